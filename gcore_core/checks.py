@@ -1,0 +1,100 @@
+"""What must hold between the values of a resolved configuration; all problems are printed together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gcore_core import schema, sources
+from gcore_core.errors import ConfigError
+from gcore_core.plugins import Plugins, Provided
+
+#: What any trainer can supply to an objective or advantage that requires it.
+FROM_TRAINER = frozenset({"old_logp", "ref_logp", "entropy", "rollout_logp", "kl_k1", "kl_k2", "kl_k3"})
+#: What a critic supplies.
+FROM_CRITIC = frozenset({"values", "returns"})
+
+
+def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> None:
+    """Raises where a plugin's mandatory setting was not given."""
+    missing = sorted(key for key, value in sources.flat(config).items() if value == schema.MISSING)
+    if not missing:
+        return
+    owners = sorted(
+        f"{item.reference} ({item.owner})"
+        for path, item in provided.items()
+        if any(key.startswith(f"{path}.config.") for key in missing)
+    )
+    raise ConfigError(
+        "a value is missing." if len(missing) == 1 else f"missing too: {', '.join(missing[1:])}.",
+        where=missing[0],
+        why=f"asked for by {', '.join(owners)}" if owners else "",
+        missing=missing,
+    )
+
+
+def run(config: Mapping[str, Any], objects: Mapping[str, Any], plugins: Plugins, file: Path) -> None:
+    """Raises one ConfigError with every problem; ``objects`` are the providers' config objects by path."""
+    problems = [*_ranges(config), *_follows(config), *_cluster(config)]
+    for path in ("advantage", "objective"):
+        problems += _requirements(path, objects.get(path), config)
+    problems += plugins.check(config)
+    if len(problems) == 1:
+        raise ConfigError(problems[0], problems=problems)
+    if problems:
+        shown = problems if len(problems) <= 5 else [*problems[:4], f"and {len(problems) - 4} more: g-core check {file}"]
+        raise ConfigError(
+            f"the configuration has {len(problems)} problems.",
+            where=str(file),
+            why="\n".join(shown),
+            problems=problems,
+        )
+
+
+def _ranges(config: Mapping[str, Any]) -> Iterator[str]:
+    for pattern, least in schema.AT_LEAST.items():
+        for path, value in _matching(config, pattern):
+            if value < least:
+                yield f"{path}: must be at least {least}, not {value}."
+    for pattern in schema.POSITIVE:
+        for path, value in _matching(config, pattern):
+            if not value > 0:
+                yield f"{path}: must be greater than 0, not {value}."
+
+
+def _matching(tree: Any, pattern: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of every value that a pattern with ``*`` names."""
+    head, _, rest = pattern.partition(".")
+    for key in tree if head == "*" else [head]:
+        if rest:
+            yield from _matching(tree[key], rest, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", tree[key]
+
+
+def _cluster(config: Mapping[str, Any]) -> Iterator[str]:
+    devices = config["cluster"]["devices"]
+    if devices != "auto" and not (isinstance(devices, int) and devices >= 1):
+        yield f"cluster.devices: must be 'auto' or a number of devices, not {devices!r}."
+
+
+def _follows(config: Mapping[str, Any]) -> Iterator[str]:
+    for name, role in config["roles"].items():
+        followed = role["follows"]
+        if followed is not None and (followed not in config["roles"] or followed == name):
+            others = ", ".join(other for other in config["roles"] if other != name)
+            yield f"roles.{name}.follows: {followed!r} is no other role of this run ({others})."
+
+
+def _requirements(path: str, settings: Any, config: Mapping[str, Any]) -> Iterator[str]:
+    """The columns and scalars that the settings' ``requires()`` names must come from somewhere."""
+    requires = getattr(settings, "requires", None)
+    if not callable(requires):
+        return
+    for name in sorted(requires()):
+        if name in FROM_CRITIC and "critic" not in config["roles"]:
+            yield f"{path}: requires {name!r}, which needs a role 'critic'; add roles.critic."
+        elif name not in FROM_TRAINER | FROM_CRITIC:
+            known = ", ".join(sorted(FROM_TRAINER | FROM_CRITIC))
+            yield f"{path}: requires {name!r}, which nothing supplies (known: {known})."

@@ -1,0 +1,94 @@
+"""The command ``g-core``: one module per verb, imported when the verb is used.
+
+A verb module has ``configure(parser)`` and ``run(args) -> int`` (exit code). This module imports the standard library
+only, so that ``g-core --help`` is immediate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+VERBS = {
+    "run": "train as a YAML file says",
+    "check": "resolve and check a YAML file without starting anything",
+    "config": "print the resolved configuration, or why a key has its value",
+    "plugins": "list installed plugins, or show what one offers",
+    "export": "copy a run's final weights out",
+}
+
+_EXAMPLES = """\
+examples:
+  g-core run recipes/quickstart.yaml
+  g-core run job.yaml run.steps=10 roles.rollout.slots=2
+  g-core config job.yaml --why roles.rollout.config.dtype
+  g-core plugins
+  g-core <plugin> <command>      commands that a plugin brings
+
+Exit codes: 0 well, 2 configuration, 3 plugin, 4 data, 5 worker, 6 training, 7 address.
+G_CORE_PLUGINS=off leaves only the built-in plugin; G_CORE_TRACEBACK=1 shows tracebacks.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `g-core plugins | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        from gcore_core.errors import GcoreError
+
+        if not isinstance(error, GcoreError) or os.environ.get("G_CORE_TRACEBACK") == "1":
+            raise
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def _dispatch(words: list[str]) -> int:
+    parser = _parser()
+    if not words:
+        parser.print_help()
+        return 2
+    verb, rest = words[0], words[1:]
+    if verb.startswith("-"):
+        parser.parse_args(words)
+        return 0
+    import importlib
+
+    if verb not in VERBS:
+        command = importlib.import_module("gcore_core.cli.command")
+        return int(command.run(verb, rest))
+    module = importlib.import_module(f"gcore_core.cli.{verb}")
+    own = argparse.ArgumentParser(
+        prog=f"g-core {verb}",
+        description=f"{VERBS[verb].capitalize()}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.configure(own)
+    # Intermixed: options may stand between the file and the overrides.
+    return int(module.run(own.parse_intermixed_args(rest)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    from gcore_core import __version__
+
+    verbs = "\n".join(f"  {name:<9} {summary}" for name, summary in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="g-core",
+        usage="g-core VERB ...",
+        description="Reinforcement learning of language, image-text and diffusion policies.\n\n"
+        f"verbs (each has its own --help):\n{verbs}",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"g-core {__version__}")
+    return parser

@@ -1,0 +1,34 @@
+"""``g-core check FILE``: resolves and checks a configuration without starting anything."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that win over the file")
+    parser.epilog = "example:\n  g-core check job.yaml roles.rollout.use=vllm"
+
+
+def run(args: argparse.Namespace) -> int:
+    from gcore_core import config
+    from gcore_core.cli.table import print_table
+    from gcore_core.errors import ConfigError
+
+    try:
+        plan = config.load(args.file, args.overrides)
+    except ConfigError as error:
+        problems = error.facts.get("problems", ())
+        if len(problems) < 2:
+            raise
+        # All of them, where an error message has room for a few.
+        print(f"{args.file}: {len(problems)} problems", file=sys.stderr)
+        print("\n".join(f"  {problem}" for problem in problems), file=sys.stderr)
+        return error.exit_code
+    rows = [[path, item.spec.name, item.plugin, item.owner] for path, item in plan.provided.items()]
+    print_table(["at", "provider", "plugin", "distribution"], rows)
+    print(f"{args.file}: nothing wrong found")
+    return 0

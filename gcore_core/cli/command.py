@@ -1,0 +1,37 @@
+"""``g-core <plugin> <command> ...``: commands that a plugin brings."""
+
+from __future__ import annotations
+
+from gcore_core import catalog
+from gcore_core.cli import VERBS
+from gcore_core.errors import ConfigError, PluginNotFound, did_you_mean
+from gcore_core.factories import import_attribute
+
+
+def run(name: str, words: list[str]) -> int:
+    """Loads the plugin ``name`` alone and runs its command ``words[0]`` with the remaining words."""
+    installed = catalog.scan()
+    if name not in installed.names():
+        choices = [*VERBS, *installed.names()]
+        raise PluginNotFound(
+            f"g-core: {name!r} is neither a verb nor an installed plugin{did_you_mean(name, choices)}.",
+            why=f"verbs: {', '.join(VERBS)}",
+            todo="g-core --help      list of plugins: g-core plugins",
+            choices=choices,
+        )
+    from gcore_core.plugins import Plugins
+
+    plugins = Plugins()
+    plugins.load(installed.get(name, where=""))
+    commands = {item.spec.name: item.spec for item in plugins.providers("command")}
+    if words and words[0] in commands:
+        return int(import_attribute(commands[words[0]].factory)(words[1:]) or 0)
+    if words and words[0] in ("-h", "--help") and commands:
+        for spec in commands.values():
+            print(f"g-core {name} {spec.name:<12} {spec.summary}")
+        return 0
+    offered = "\n".join(f"g-core {name} {spec.name}: {spec.summary}" for spec in commands.values())
+    what = f"has no command {words[0]!r}{did_you_mean(words[0], list(commands))}" if words else "needs a command"
+    if not commands:
+        what = "brings no commands"
+    raise ConfigError(f"plugin {name!r} {what}.", why=offered, choices=list(commands))

@@ -1,0 +1,1 @@
+"""The step programs. They know no backend and no algorithm; they hold headers and forward references."""

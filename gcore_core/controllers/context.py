@@ -1,0 +1,70 @@
+"""What a controller is given: facts of the job, peers, agreements, the small objects that algorithms plug in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gcore_core.factories import FactorySpec, build
+from gcore_core.processes.agreements import Agreements
+from gcore_core.processes.insist import insist
+from gcore_core.processes.service import Network, Peer
+from gcore_core.protocols import Advantage, Balancer, Filter
+
+
+class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Plain facts of the job, the same for every shard but ``shard``.
+
+    replicas, ranks: peer names of generator replicas and data-parallel trainer ranks. scorers: peer name -> the rewards
+    it hosts. rows: size of the datasets "train" and "evaluation".
+    """
+
+    shard: int
+    shards: int
+    steps: int
+    seed: int
+    rows: dict[str, int]
+    replicas: list[str]
+    ranks: list[str]
+    scorers: dict[str, list[str]]
+    weights: dict[str, float]
+    evaluate_every: int = 0
+    evaluate_prompts: int = 0
+    show: int = 0
+    output: str = ""
+    next_ordinal: int = 0
+    start_step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerContext:
+    facts: JobFacts
+    agree: Agreements
+    supervisor: Peer
+    replicas: list[Peer]
+    ranks: list[Peer]
+    scorers: list[tuple[Peer, list[str]]]
+    advantage: Advantage
+    filter: Filter
+    balancer: Balancer
+
+
+def make_context(
+    settings: Mapping[str, Any], factories: Mapping[str, FactorySpec], network: Network
+) -> ControllerContext:
+    facts = msgspec.convert(dict(settings), JobFacts)
+    supervisor = network.peer("supervisor")
+    return ControllerContext(
+        facts=facts,
+        agree=Agreements(supervisor, facts.shard, facts.shards, insist),
+        supervisor=supervisor,
+        replicas=[network.peer(name) for name in facts.replicas],
+        ranks=[network.peer(name) for name in facts.ranks],
+        scorers=[(network.peer(name), rewards) for name, rewards in facts.scorers.items()],
+        advantage=build(factories["advantage"]),
+        filter=build(factories["filter"]),
+        balancer=build(factories["balance"]),
+    )

@@ -1,0 +1,94 @@
+"""A step in numbers: each shard sums its own records, the lead merges and tells the supervisor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.evaluation import Evaluated, Sums
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import Nothing, StepEnd
+from gcore_core.records import TRUNCATED, Header, StepReport
+
+
+class ShardReport(msgspec.Struct, array_like=True):
+    """What one shard adds to the report. ``sums``: name -> (sum, weight); ``counts`` are simply added."""
+
+    sums: dict[str, tuple[float, float]]
+    counts: dict[str, float]
+    evaluation: dict[str, tuple[float, float]]
+    samples: list[Header]
+
+
+class Reporting:
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
+
+    def summary(
+        self,
+        groups: list[list[Header]],
+        counts: Counter[str],
+        verdicts: Mapping[int, tuple[str, str]],
+        evaluated: Evaluated | None,
+    ) -> ShardReport:
+        """This shard's sums over the records it trained on."""
+        records = [header for group in groups for header in group]
+        weights, n = self._context.facts.weights, float(len(records))
+        sums: Sums = {
+            "length": (float(sum(h.n_actions for h in records)), n),
+            "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),
+            "reward": (sum(weights[name] * v for h in records for name, v in h.rewards.items()), n),
+        }
+        for name in weights:
+            values = [h.rewards[name] for h in records if name in h.rewards]
+            sums[f"reward/{name}"] = sum(values), float(len(values))
+        told = {f"groups/{name}": float(value) for name, value in counts.items()}
+        told |= Counter(f"groups/{verdict}" for verdict, _ in verdicts.values())
+        return ShardReport(sums, told | {"actions": sums["length"][0]}, *_of(evaluated))
+
+    async def begin(self, version: int, evaluated: Evaluated | None) -> None:
+        """The report of the state before the first step: an evaluation, if one was due."""
+        await self.end(version, ShardReport({}, {}, *_of(evaluated)), {}, {})
+
+    async def end(
+        self, version: int, mine: ShardReport, metrics: Mapping[str, float], ledger: Mapping[str, Any]
+    ) -> None:
+        """Merges the shards' parts; ``metrics`` (trainer, stages) are the lead's, taken as they are."""
+        agree = self._context.agree
+        parts = await agree.collect("report", msgspec.msgpack.encode(mine))
+        if not agree.lead:
+            return
+        shards = [msgspec.msgpack.decode(part, type=ShardReport) for part in parts]
+        merged = _means(shard.sums for shard in shards)
+        counts: Counter[str] = Counter()
+        for shard in shards:
+            counts.update(shard.counts)
+        told = {**merged, **counts, **metrics}
+        if told.get("seconds/step"):
+            told["actions_per_s"] = told["actions"] / told["seconds/step"]
+        samples = sorted((h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal)
+        report = StepReport(
+            step=version,
+            version=version,
+            metrics={name: float(value) for name, value in sorted(told.items())},
+            evaluation=_means(shard.evaluation for shard in shards),
+            samples=samples,
+        )
+        await insist(self._context.supervisor, "step_end", StepEnd(report, dict(ledger)), Nothing, 120.0)
+
+
+def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:
+    return (evaluated.sums, evaluated.samples) if evaluated else ({}, [])
+
+
+def _means(parts: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+    totals: dict[str, tuple[float, float]] = {}
+    for sums in parts:
+        for name, (total, weight) in sums.items():
+            before = totals.get(name, (0.0, 0.0))
+            totals[name] = before[0] + total, before[1] + weight
+    return {name: total / weight for name, (total, weight) in totals.items() if weight}

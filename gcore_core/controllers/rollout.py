@@ -1,0 +1,145 @@
+"""Generation and rewarding, streamed: a record goes to rewarding the moment it is finished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Iterable
+
+import numpy as np
+
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.training import group_scalars
+from gcore_core.errors import DataError, DeadlineExceeded, TrainingError, WorkerDied
+from gcore_core.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
+from gcore_core.processes.insist import TRIES, backoff_s, insist
+from gcore_core.processes.messages import TRAIN, GenerateRequest, ScoreReply, ScoreRequest
+from gcore_core.processes.service import Peer
+from gcore_core.records import FAILED, OK, Header, Lease
+
+GENERATE_DEADLINE_S = 600.0
+SCORE_DEADLINE_S = 600.0
+
+
+class Rollout:
+    """One shard's part of the rollout phase."""
+
+    def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
+        self._context, self._config = context, config
+        self._names = {name for _, rewards in context.scorers for name in rewards}
+
+    async def groups(self, ledger: Ledger, step: int) -> tuple[list[list[Header]], Counter[str]]:
+        """Draws until the shards together hold enough groups that teach, or ``max_rounds`` are over.
+
+        A round leases exactly as many ordinals as are missing and waits for all of them, so a step takes the lowest
+        ordinals that pass, never the first to finish. Returns this shard's groups by ordinal, and counts.
+        """
+        kept: list[list[Header]] = []
+        counts: Counter[str] = Counter()
+        missing = self._config.prompts
+        for turn in range(self._config.max_rounds):
+            leases = ledger.lease(missing)
+            counts["issued"] += len(leases)
+            await self.draw(ledger, step, turn, TRAIN, leases)
+            found = self._settle(ledger, counts)
+            kept += found
+            missing -= round(float((await self._context.agree.sum("kept", np.array([len(found)])))[0]))
+            if missing == 0:
+                break
+        counts["kept"] = len(kept)
+        return kept, counts
+
+    async def draw(self, ledger: Ledger, step: int, turn: int, purpose: str, leases: list[Lease]) -> None:
+        """Has the leases drawn and scored; returns when every record is finished and scored."""
+        replicas = self._context.replicas
+        parts: list[list[Lease]] = [[] for _ in replicas]
+        for lease in leases:
+            parts[lease.ordinal % len(replicas)].append(lease)  # whatever the number of shards
+        await _all(
+            self._replica(ledger, replica, GenerateRequest(step, turn, self._context.facts.shard, purpose, part, step))
+            for replica, part in zip(replicas, parts, strict=True)
+        )
+
+    async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest) -> None:
+        ordinals = {lease.ordinal for lease in request.leases}
+        scoring: list[asyncio.Task[None]] = []
+        for attempt in range(TRIES):
+            try:
+                stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
+                async for headers in stream:
+                    fresh = [header for header in headers if ledger.finished(header)]
+                    if ready := [header for header in fresh if header.status != FAILED]:
+                        scoring.append(asyncio.ensure_future(self._score(ledger, request.purpose, ready)))
+                break
+            except (WorkerDied, DeadlineExceeded):
+                if attempt == TRIES - 1:
+                    raise
+                await asyncio.sleep(backoff_s(attempt))
+                leases = ledger.lost(ordinals)
+                request = GenerateRequest(
+                    request.step, request.round, request.shard, request.purpose, leases, request.release_before
+                )
+        await _all(scoring)
+
+    async def _score(self, ledger: Ledger, purpose: str, headers: list[Header]) -> None:
+        async def ask(peer: Peer) -> None:
+            reply = await insist(peer, "score", ScoreRequest(purpose, headers), ScoreReply, SCORE_DEADLINE_S)
+            for score in reply.scores:
+                ledger.scored(score, self._names)
+
+        await _all(ask(peer) for peer, _ in self._context.scorers)
+
+    def _settle(self, ledger: Ledger, counts: Counter[str]) -> list[list[Header]]:
+        """Gives every complete group its verdict and returns those that teach."""
+        kept, failures = [], []
+        complete = ledger.complete()
+        for group in complete:
+            ordinal = group[0].ordinal
+            if reason := self._unusable(group):
+                failures.append(group)
+                counts[f"dropped/{reason}"] += 1
+                ledger.settle(ordinal, QUARANTINED, reason)
+                continue
+            keep, reason = self._context.filter.keep(group_scalars(group, self._context.facts.weights))
+            if not keep:
+                counts[f"dropped/{reason}"] += 1
+            ledger.settle(ordinal, TRAINED if keep else FILTERED, reason)
+            kept += [group] if keep else []
+        if failures and len(failures) > self._config.failure_limit * len(complete):
+            raise _too_many_failures(failures, len(complete))
+        return kept
+
+    def _unusable(self, group: list[Header]) -> str:
+        for header in group:
+            if header.status == FAILED:
+                if header.reason == "prompt_too_long" and self._config.too_long == "error":
+                    raise DataError(
+                        "the prompt is longer than the context allows",
+                        where=f"row {header.row} of the dataset",
+                        todo="shorten it, raise the context length, or set controller.config.too_long: drop",
+                    )
+                return header.reason or "failed"
+            if any(status != OK for status in header.reward_status.values()):
+                return "reward_failed"
+        return ""
+
+
+def _too_many_failures(failures: list[list[Header]], total: int) -> TrainingError:
+    reasons = [header.reason for group in failures for header in group if header.reason]
+    return TrainingError(
+        f"{len(failures)} of {total} groups could not be used",
+        where="rewarding",
+        why="\n".join(dict.fromkeys(reasons[:64])) or "no reason was given",
+        todo="mend the reward or the data; controller.config.failure_limit says how many may fail",
+    )
+
+
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """Waits for all; the first failure cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,84 @@
+"""``core/sync``: generation, rewarding, preparation, training, push; then the next step.
+
+Every shard runs this same program over its own groups. ``step`` is the whole of it; the rest is in its three parts:
+``Rollout`` (generation and rewarding), ``Training`` (balance, preparation, training) and ``Publishing`` (the push).
+"""
+
+from __future__ import annotations
+
+import time
+
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.evaluation import Evaluation
+from gcore_core.controllers.publishing import Publishing
+from gcore_core.controllers.reporting import Reporting
+from gcore_core.controllers.rollout import Rollout
+from gcore_core.controllers.training import Training
+from gcore_core.ledger import Ledger
+
+
+class SynchronousController:
+    def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
+        facts = context.facts
+        self._context, self._config = context, config
+        self._ledger = Ledger(
+            shard=facts.shard,
+            shards=facts.shards,
+            rows=facts.rows["train"],
+            seed=facts.seed,
+            samples=context.advantage.group_size,
+            next_ordinal=facts.next_ordinal,
+        )
+        self._rollout = Rollout(context, config)
+        self._training = Training(context, config)
+        self._publishing = Publishing(context, config)
+        self._reporting = Reporting(context)
+        self._evaluation = Evaluation(context, self._rollout)
+
+    async def run(self) -> None:
+        facts = self._context.facts
+        await self._publishing.publish(facts.start_step)
+        await self._reporting.begin(facts.start_step, await self._evaluation.at(facts.start_step))
+        for step in range(facts.start_step, facts.steps):
+            if await self.step(step):
+                break
+        await self._publishing.save()
+
+    async def step(self, step: int) -> bool:
+        """One pass of the four stages and one push. True when the run is asked to stop."""
+        watch = Stopwatch()
+        groups, counts = await self._rollout.groups(self._ledger, step)
+        watch.lap("rollout")
+        plan = await self._training.balance(step, groups)
+        scalars = await self._training.prepare(step, groups, plan)
+        advantages = await self._training.advantages(groups, scalars)
+        watch.lap("prepare")
+        trained = await self._training.train(step, advantages)
+        watch.lap("train")
+        stop = await self._publishing.publish(step + 1)
+        watch.lap("push")
+        verdicts = self._ledger.commit()
+        evaluated = await self._evaluation.at(step + 1)
+        watch.lap("evaluation")
+        mine = self._reporting.summary(groups, counts, verdicts, evaluated)
+        await self._reporting.end(step + 1, mine, trained | watch.metrics(), self._ledger.state())
+        return stop
+
+
+class Stopwatch:
+    """Seconds of each stage of a step, by the controller's clock."""
+
+    def __init__(self) -> None:
+        self.laps_s: dict[str, float] = {}
+        self._last_s = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now_s = time.perf_counter()
+        self.laps_s[name], self._last_s = now_s - self._last_s, now_s
+
+    def metrics(self) -> dict[str, float]:
+        stages = {name: value for name, value in self.laps_s.items() if name != "evaluation"}
+        return {f"seconds/{name}": value for name, value in self.laps_s.items()} | {
+            "seconds/step": sum(stages.values())
+        }

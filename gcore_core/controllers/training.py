@@ -1,0 +1,170 @@
+"""Balance, preparation, advantages, training: the part of a step in which every device serves the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.errors import TrainingError, WeightMismatch
+from gcore_core.order import step_seed
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import (
+    PrepareReply,
+    PrepareRequest,
+    TrainItem,
+    TrainReply,
+    TrainRequest,
+)
+from gcore_core.protocols import Balancer, GroupScalars
+from gcore_core.records import Assignment, Facts, Header, Ref
+
+TRAIN_DEADLINE_S = 1800.0
+Key = tuple[int, int]
+Plan = dict[Key, Assignment]
+
+
+class Training:
+    """One shard's part. The plan of a step says on which data-parallel rank and in which minibatch a record trains."""
+
+    def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
+        self._context, self._config = context, config
+        self._ranks_of: Plan = {}
+
+    async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
+        """Facts to the lead, a plan back. Only the lead sees all facts; each shard gets the part of its records."""
+        agree = self._context.agree
+        facts = [
+            Facts(h.ordinal, h.sample, h.n_prompt, h.n_actions, h.cost or float(h.n_prompt + h.n_actions))
+            for group in groups
+            for h in group
+        ]
+        told = await agree.collect("facts", msgspec.msgpack.encode(facts))
+        parts: list[bytes] = []
+        if agree.lead:
+            by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in told]
+            plan = draw_plan(
+                [fact for part in by_shard for fact in part],
+                len(self._context.ranks),
+                self._config.minibatches,
+                step_seed(self._context.facts.seed, step),
+                self._context.balancer,
+            )
+            parts = [msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part]) for part in by_shard]
+        mine = msgspec.msgpack.decode(await agree.deal("plan", parts), type=list[Assignment])
+        self._ranks_of = {(a.ordinal, a.sample): a for a in mine}
+        return self._ranks_of
+
+    async def prepare(self, step: int, groups: list[list[Header]], plan: Plan) -> dict[Key, list[float]]:
+        """Sends every rank the references of its records; gets back the scalars that the advantage requires."""
+        names = sorted(self._context.advantage.requires)
+        ranks = self._context.ranks
+        items: list[list[TrainItem]] = [[] for _ in ranks]
+        for header in (header for group in groups for header in group):
+            place = plan[header.key]
+            ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
+            items[place.rank].append(TrainItem(*header.key, place.minibatch, ref, header.slot))
+        shard = self._context.facts.shard
+        replies = await asyncio.gather(
+            *(
+                insist(rank, "prepare", PrepareRequest(step, shard, part, names), PrepareReply, TRAIN_DEADLINE_S)
+                for rank, part in zip(ranks, items, strict=True)
+            )
+        )
+        return {
+            (item.ordinal, item.sample): row
+            for part, reply in zip(items, replies, strict=True)
+            for item, row in zip(part, reply.scalars, strict=True)
+        }
+
+    async def advantages(self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]) -> dict[Key, float]:
+        """One number per record, from this shard's groups and statistics summed over all shards."""
+        advantage = self._context.advantage
+        names = sorted(advantage.requires)
+        told = [self._scalars(group, names, scalars) for group in groups]
+        statistics = np.asarray(advantage.statistics(told), np.float64)
+        if statistics.size:
+            statistics = await self._context.agree.sum("statistics", statistics)
+        values = advantage.of(told, statistics)
+        return {
+            header.key: float(value)
+            for group, row in zip(groups, values, strict=True)
+            for header, value in zip(group, row, strict=True)
+        }
+
+    def _scalars(self, group: list[Header], names: list[str], scalars: Mapping[Key, list[float]]) -> GroupScalars:
+        weights = self._context.facts.weights
+        bare = group_scalars(group, weights)
+        rows = np.array([scalars[header.key] for header in group], np.float64).reshape(len(group), len(names))
+        return replace(bare, scalars={name: rows[:, i] for i, name in enumerate(names)})
+
+    async def train(self, step: int, advantages: Mapping[Key, float]) -> dict[str, float]:
+        """All updates of the step, on all ranks; metrics as the ranks agreed on them."""
+        shard = self._context.facts.shard
+        parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
+        for (ordinal, sample), value in advantages.items():
+            parts[self._ranks_of[ordinal, sample].rank].append((ordinal, sample, value))
+        config = self._config
+        replies = await asyncio.gather(
+            *(
+                insist(
+                    rank,
+                    "train",
+                    TrainRequest(step, shard, part, config.minibatches, config.epochs),
+                    TrainReply,
+                    TRAIN_DEADLINE_S,
+                )
+                for rank, part in zip(self._context.ranks, parts, strict=True)
+            )
+        )
+        metrics = replies[0].metrics
+        check_logprobs(step, metrics, config.logprob_band)
+        return dict(metrics)
+
+
+def group_scalars(group: list[Header], weights: Mapping[str, float]) -> GroupScalars:
+    """A group in numbers: its weighted rewards and its lengths."""
+    rewards = [sum(weights[name] * value for name, value in header.rewards.items()) for header in group]
+    return GroupScalars(
+        rewards=np.array(rewards, np.float64), lengths=np.array([header.n_actions for header in group], np.int64)
+    )
+
+
+def draw_plan(facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer) -> Plan:
+    """Minibatches by seed over whole groups, so that a prompt is encoded once; inside each, ranks by cost.
+
+    Never by length: a length that decides the update in which a record takes part would bias the gradient.
+    """
+    if not facts:
+        raise TrainingError(
+            "no group was left to train on", where="balance", todo="look at the counts of dropped groups"
+        )
+    facts = sorted(facts, key=lambda fact: (fact.ordinal, fact.sample))
+    ordinals = np.unique([fact.ordinal for fact in facts])
+    drawn = np.random.default_rng(seed).permutation(ordinals)
+    minibatch_of = {int(o): i for i, part in enumerate(np.array_split(drawn, minibatches)) for o in part}
+    plan: Plan = {}
+    for minibatch in range(minibatches):
+        mine = [fact for fact in facts if minibatch_of[fact.ordinal] == minibatch]
+        bins = balancer.split(np.array([fact.cost for fact in mine], np.float64), ranks)
+        for rank, indexes in enumerate(bins):
+            for fact in (mine[i] for i in indexes):
+                plan[fact.ordinal, fact.sample] = Assignment(fact.ordinal, fact.sample, rank, minibatch)
+    return plan
+
+
+def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None:
+    """The first forward of a step runs under the weights that sampled it: log-probs must agree within the band."""
+    gap = metrics.get("logprob_gap_max", 0.0)
+    if not gap <= band:
+        raise WeightMismatch(
+            f"generator and trainer disagree by {gap:.3g} in the log-prob of an action, the band is {band:g}",
+            where=f"step {step}",
+            why="the generator does not compute what the trainer computes: wrong weights, cache, dtype or temperature",
+            todo="check the pair in float32; a wider band for a low-precision pair is controller.config.logprob_band",
+        )

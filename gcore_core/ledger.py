@@ -1,0 +1,115 @@
+"""Who owns which prompts, what is in flight, what has a verdict: pure, without clock or I/O.
+
+Every shard holds a ledger and leases the same global slices in the same order; a slice's ordinals belong to the shards
+in turn. So the union that a step consumes is the same for any number of shards, and no message is needed to agree on
+who owns what. Work may be done twice, but a record is taken once and an ordinal gets one verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gcore_core.errors import ContractError
+from gcore_core.order import row_of
+from gcore_core.records import FAILED, Header, Lease, RecordScore
+
+TRAINED, FILTERED, QUARANTINED = "trained", "filtered", "quarantined"
+
+
+@dataclass
+class _Group:
+    row: int
+    turn: int
+    attempt: int = 0
+    records: dict[int, Header] = field(default_factory=dict)
+    scored: set[int] = field(default_factory=set)
+
+
+class Ledger:
+    """One shard's book. ``rows``: size of the dataset; ``samples``: records a group has."""
+
+    def __init__(self, *, shard: int, shards: int, rows: int, seed: int, samples: int, next_ordinal: int = 0) -> None:
+        self.shard, self.shards = shard, shards
+        self.next_ordinal = next_ordinal  # of the whole run: every shard moves it alike
+        self._rows, self._seed, self._samples = rows, seed, samples
+        self._open: dict[int, _Group] = {}
+        self._verdicts: dict[int, tuple[str, str]] = {}  # of the step that is not committed yet
+
+    def lease(self, count: int) -> list[Lease]:
+        """Takes the next ``count`` ordinals of the run; returns this shard's part, to be drawn."""
+        slice_ = range(self.next_ordinal, self.next_ordinal + count)
+        self.next_ordinal += count
+        for ordinal in slice_:
+            if ordinal % self.shards == self.shard:
+                turn, row = row_of(ordinal, self._rows, self._seed)
+                self._open[ordinal] = _Group(row, turn)
+        return self.unfinished(slice_)
+
+    def adopt(self, leases: list[Lease]) -> None:
+        """Opens ordinals that are not of the run's order: an evaluation's, below zero."""
+        for lease in leases:
+            self._open[lease.ordinal] = _Group(lease.row, lease.turn)
+
+    def unfinished(self, among: range | set[int]) -> list[Lease]:
+        """What is still to be drawn of these ordinals."""
+        leases = []
+        for ordinal, group in sorted(self._open.items()):
+            missing = tuple(s for s in range(self._samples) if s not in group.records)
+            if ordinal in among and missing:
+                leases.append(Lease(ordinal, group.row, group.turn, missing, group.attempt))
+        return leases
+
+    def lost(self, ordinals: set[int]) -> list[Lease]:
+        """The replica that drew these is gone: what it had not finished is to be drawn again, with the same seeds."""
+        for ordinal in ordinals & self._open.keys():
+            self._open[ordinal].attempt += 1
+        return self.unfinished(ordinals)
+
+    def finished(self, header: Header) -> bool:
+        """Takes a finished record; False when it is not awaited (a duplicate, or a late one of a settled group)."""
+        group = self._open.get(header.ordinal)
+        if group is None or not 0 <= header.sample < self._samples or header.sample in group.records:
+            return False
+        group.records[header.sample] = header
+        if header.status == FAILED:
+            group.scored.add(header.sample)  # nothing to score
+        return True
+
+    def scored(self, score: RecordScore, names: set[str]) -> None:
+        """Takes the named rewards of a record; it counts as scored when all ``names`` have a status."""
+        group = self._open.get(score.ordinal)
+        if group is None or score.sample not in group.records:
+            return
+        header = group.records[score.sample]
+        header.rewards = {**header.rewards, **score.values}
+        header.reward_status = {**header.reward_status, **score.statuses}
+        header.reason = header.reason or score.reason
+        if names <= header.reward_status.keys():
+            group.scored.add(score.sample)
+
+    def complete(self) -> list[list[Header]]:
+        """Groups without a verdict whose records are all finished and scored, by ordinal; records by sample."""
+        return [
+            [group.records[sample] for sample in range(self._samples)]
+            for ordinal, group in sorted(self._open.items())
+            if len(group.scored) == self._samples
+        ]
+
+    def settle(self, ordinal: int, verdict: str, reason: str = "") -> None:
+        """Gives an open ordinal its verdict. Raises ContractError for one that is not open here."""
+        if ordinal not in self._open:
+            raise ContractError("settled an ordinal that is not open here", where=f"ordinal {ordinal}")
+        del self._open[ordinal]
+        self._verdicts[ordinal] = verdict, reason
+
+    def commit(self) -> dict[int, tuple[str, str]]:
+        """Ends the step: its verdicts. Raises ContractError while a leased ordinal has none."""
+        if self._open:
+            raise ContractError("a step cannot end with open groups", where=f"ordinals {sorted(self._open)[:8]}")
+        verdicts, self._verdicts = self._verdicts, {}
+        return verdicts
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs; plain values."""
+        return {"next_ordinal": self.next_ordinal, "rows": self._rows, "seed": self._seed, "samples": self._samples}

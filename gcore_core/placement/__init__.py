@@ -1,0 +1,1 @@
+"""Devices, cells, partitions: pure data, and the policies that decide over them."""

@@ -1,0 +1,205 @@
+"""The node agent: spawns and watches the workers of one node, owns its slabs. ``python -m gcore_core.processes.agent``.
+
+It ends, with all its workers, when told to or when the pipe from its launcher ends; the slabs go with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from gcore_core.processes.messages import (
+    Nothing,
+    SlabReply,
+    SlabRequest,
+    SpawnRequest,
+    StopRequest,
+    UsageReply,
+    WorkerExit,
+    WorkerSpec,
+)
+from gcore_core.processes.service import Call, Service
+
+log = logging.getLogger(__name__)
+GRACE_S = 5.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher tells an agent, through a file descriptor."""
+
+    name: str
+    address: str
+    addresses: dict[str, str]
+    secret: bytes
+    store: str
+
+
+class SlabService:
+    """Makes slabs: files in the run's private directory in shared memory."""
+
+    def __init__(self, store: Path) -> None:
+        self._store, self._count = store, 0
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def register(self, service: Service) -> None:
+        service.add("slab", SlabRequest, self.slab)
+
+    async def slab(self, request: SlabRequest, call: Call) -> SlabReply:
+        self._count += 1
+        name = f"{request.owner}-{self._count}"
+        handle = os.open(self._store / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(handle, request.nbytes)
+        finally:
+            os.close(handle)
+        return SlabReply(name, str(self._store / name))
+
+    def close(self) -> None:
+        shutil.rmtree(self._store, ignore_errors=True)
+
+
+class Agent:
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        self.slabs = SlabService(Path(spec.store))
+        self.stopped = asyncio.Event()
+        self._workers: dict[str, asyncio.subprocess.Process] = {}
+        self._lifelines: dict[str, int] = {}
+        self._watching: set[asyncio.Task[None]] = set()
+        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+        self._stopping = False
+
+    def register(self, service: Service) -> None:
+        self.slabs.register(service)
+        service.add("spawn", SpawnRequest, self.spawn)
+        service.add("exits", Nothing, self.exits)
+        service.add("usage", Nothing, self.usage)
+        service.add("stop", StopRequest, self.stop)
+
+    async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
+        for spec in request.workers:
+            task = asyncio.ensure_future(self._watch(spec, await self._start(spec)))
+            self._watching.add(task)
+            task.add_done_callback(self._watching.discard)
+        return Nothing()
+
+    async def _start(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
+        """Starts one worker in a process group of its own; its spec travels in an unlinked file."""
+        with tempfile.TemporaryFile() as told, open(spec.log, "ab") as output:
+            told.write(msgspec.msgpack.encode(spec))
+            told.seek(0)
+            reading, self._lifelines[spec.name] = os.pipe()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(spec.python or sys.executable, "-m", "gcore_core.processes.worker"),
+                    *("--fd", str(told.fileno()), "--lifeline", str(reading)),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(told.fileno(), reading),
+                    start_new_session=True,
+                    env={**os.environ, **spec.environment},
+                )
+            finally:
+                os.close(reading)
+        self._workers[spec.name] = process
+        return process
+
+    async def _watch(self, spec: WorkerSpec, process: asyncio.subprocess.Process) -> None:
+        for start in range(spec.restarts + 1):
+            code = await process.wait()
+            os.close(self._lifelines.pop(spec.name))
+            del self._workers[spec.name]
+            again = start < spec.restarts and code != 0 and not self._stopping
+            log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
+            self._exits.put_nowait(WorkerExit(spec.name, process.pid, code, again, _tail(spec.log)))
+            if not again:
+                return
+            process = await self._start(spec)
+
+    async def exits(self, request: Nothing, call: Call) -> AsyncIterator[WorkerExit]:
+        """Tells of every worker that ended, as it happens."""
+        while True:
+            yield await self._exits.get()
+
+    async def usage(self, request: Nothing, call: Call) -> UsageReply:
+        pids = {name: process.pid for name, process in self._workers.items()} | {self._spec.name: os.getpid()}
+        cpu_s, memory_mib = {}, {}
+        for name, pid in pids.items():
+            with contextlib.suppress(OSError, ValueError):
+                cpu_s[name], memory_mib[name] = process_usage(pid)
+        return UsageReply(cpu_s, memory_mib)
+
+    async def stop(self, request: StopRequest, call: Call) -> Nothing:
+        """Ends all workers: asks, waits, kills."""
+        self._stopping = True
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            for process in self._workers.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, sign)
+            if self._watching:
+                await asyncio.wait(set(self._watching), timeout=request.grace_s)
+        self.stopped.set()
+        return Nothing()
+
+
+def process_usage(pid: int) -> tuple[float, float]:
+    """(user and system seconds of the process and its ended children, peak resident MiB)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    peak = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S, int(peak.split()[1]) / 1024
+
+
+def _tail(path: str, lines: int = 20) -> str:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - 8192))
+        return b"\n".join(deque(file.read().splitlines(), lines)).decode("utf-8", "replace")
+
+
+async def _main(spec: AgentSpec, lifeline: int) -> None:
+    from gcore_core.processes.rpc import RpcNetwork
+
+    loop = asyncio.get_running_loop()
+    agent, service = Agent(spec), Service(spec.name)
+    agent.register(service)
+    network = RpcNetwork(spec.addresses, spec.secret)
+    loop.add_reader(lifeline, agent.stopped.set)  # readable means ended: the launcher is gone
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, agent.stopped.set)
+    try:
+        await network.serve(spec.name, service)
+        await agent.stopped.wait()
+        await asyncio.sleep(0.05)  # the reply to "stop" leaves first
+    finally:
+        loop.remove_reader(lifeline)
+        await agent.stop(StopRequest(GRACE_S), Call(lambda: None))
+        await network.close()
+        agent.slabs.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="a node agent; started by a launcher only")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
+    parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with the launcher")
+    args = parser.parse_args()
+    with os.fdopen(args.fd, "rb") as file:
+        spec = msgspec.msgpack.decode(file.read(), type=AgentSpec)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    asyncio.run(_main(spec, args.lifeline))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What shards agree on: sums, small gathers to the lead, deals from the lead. A star through the supervisor.
+
+Every agreement has a key made of the step and a name, so asking twice is harmless, and an epoch: a shard of an older
+epoch (one that was replaced) is refused. Nothing here returns records.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from gcore_core.errors import ContractError
+from gcore_core.processes.gathering import Gathering
+from gcore_core.processes.messages import (
+    CollectReply,
+    CollectRequest,
+    DealReply,
+    DealRequest,
+    SumReply,
+    SumRequest,
+)
+from gcore_core.processes.service import Call, Peer, Service
+
+DEADLINE_S = 3600.0
+_PAYLOAD_LIMIT_BYTES = 16 << 20
+
+
+class AgreementService:
+    """The middle of the star, in the supervisor."""
+
+    def __init__(self, shards: int, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self._shards = shards
+        self._gathering = Gathering(shards, keep=64)
+
+    def register(self, service: Service) -> None:
+        service.add("agree.sum", SumRequest, self.sum)
+        service.add("agree.collect", CollectRequest, self.collect)
+        service.add("agree.deal", DealRequest, self.deal)
+
+    def _admit(self, request: SumRequest | CollectRequest | DealRequest) -> None:
+        if request.epoch != self.epoch:
+            raise ContractError(f"epoch {request.epoch} is over, this is {self.epoch}", where=f"shard {request.shard}")
+
+    async def sum(self, request: SumRequest, call: Call) -> SumReply:
+        async def act(parts: list[list[float]]) -> list[float]:
+            return [float(value) for value in np.sum(np.array(parts, np.float64), axis=0)]  # in shard order
+
+        self._admit(request)
+        return SumReply(await self._gathering.join(("sum", request.key), request.shard, request.values, act))
+
+    async def collect(self, request: CollectRequest, call: Call) -> CollectReply:
+        async def act(parts: list[bytes]) -> list[bytes]:
+            return parts
+
+        self._admit(request)
+        if len(request.payload) * self._shards > _PAYLOAD_LIMIT_BYTES:
+            raise ContractError(f"{len(request.payload)} bytes are too many to agree on", where=request.key)
+        parts = await self._gathering.join(("collect", request.key), request.shard, request.payload, act)
+        return CollectReply(parts if request.shard == 0 else [])
+
+    async def deal(self, request: DealRequest, call: Call) -> DealReply:
+        async def act(parts: list[list[bytes]]) -> list[bytes]:
+            return parts[0]
+
+        self._admit(request)
+        parts = await self._gathering.join(("deal", request.key), request.shard, request.parts, act)
+        return DealReply(parts[request.shard])
+
+
+class Agreements:
+    """One shard's end. All shards call the same agreements in the same order; shard 0 is the lead."""
+
+    def __init__(self, peer: Peer, shard: int, shards: int, insist: Any, epoch: int = 0) -> None:
+        self.shard, self.shards, self.lead = shard, shards, shard == 0
+        self._peer, self._epoch, self._insist = peer, epoch, insist
+        self._count = itertools.count()
+
+    def _key(self, name: str) -> str:
+        return f"{next(self._count)}/{name}"
+
+    async def sum(self, name: str, values: np.ndarray) -> np.ndarray:
+        """float64[K] summed over shards, in shard order, so that all get the same bits."""
+        flat = [float(value) for value in np.asarray(values, np.float64).ravel()]
+        request = SumRequest(self._key(name), self.shard, self._epoch, flat)
+        reply = await self._insist(self._peer, "agree.sum", request, SumReply, DEADLINE_S)
+        return np.array(reply.values, np.float64)
+
+    async def collect(self, name: str, payload: bytes) -> list[bytes]:
+        """Every shard's payload for the lead, an empty list for the others."""
+        request = CollectRequest(self._key(name), self.shard, self._epoch, payload)
+        reply = await self._insist(self._peer, "agree.collect", request, CollectReply, DEADLINE_S)
+        return list(reply.payloads)
+
+    async def deal(self, name: str, parts: list[bytes]) -> bytes:
+        """The lead's part for this shard; only the lead gives ``parts``, one per shard."""
+        request = DealRequest(self._key(name), self.shard, self._epoch, parts)
+        reply = await self._insist(self._peer, "agree.deal", request, DealReply, DEADLINE_S)
+        return bytes(reply.part)
+
+    async def barrier(self, name: str) -> None:
+        await self.sum(name, np.zeros(0))

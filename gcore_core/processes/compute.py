@@ -1,0 +1,32 @@
+"""Where a backend's blocking calls run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Compute(Protocol):
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T: ...
+
+
+class ThreadCompute:
+    """One thread of its own, so that the worker answers while it computes; backends need not be thread-safe."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="backend")
+
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+class DirectCompute:
+    """In the event loop itself: for the inline launcher and its debugger."""
+
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T:
+        await asyncio.sleep(0)
+        return work(*args)

@@ -1,0 +1,241 @@
+"""Where a run's processes live: ``core/local`` on this machine, ``core/inline`` inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from gcore_core.errors import AddressError, ConfigError, WorkerError
+from gcore_core.processes.agent import AgentSpec, SlabService, process_usage
+from gcore_core.processes.compute import DirectCompute
+from gcore_core.processes.inline import InlineNetwork
+from gcore_core.processes.messages import (
+    Nothing,
+    SpawnRequest,
+    StopRequest,
+    UsageReply,
+    WorkerExit,
+    WorkerSpec,
+)
+from gcore_core.processes.service import Call, Network, Peer, Service
+
+AGENT = "agent.0"
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """Settings of ``core/local``.
+
+    socket_dir: where the run's private directory of sockets is made; its path must be short. Default: the system's.
+    port: first of a row of loopback ports to use instead of unix sockets.
+    """
+
+    socket_dir: str | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A place that is ready for workers. ``network`` is the supervisor's view of it."""
+
+    network: Network
+    agent: Peer
+    addresses: dict[str, str]
+    secret: bytes
+    store: Path
+    meeting: Path  # a private directory in which ranks may meet
+    inline: bool = False
+
+
+class Launcher(Protocol):
+    def site(self, names: list[str], supervisor: Service, logs: Path) -> contextlib.AbstractAsyncContextManager[Site]:
+        """Opens a site for processes of these names, serves the supervisor there; closing it leaves nothing behind."""
+
+
+class LocalLauncher:
+    """One node agent on this machine, started as a process; unix sockets in a private directory."""
+
+    def __init__(self, config: LocalConfig | None = None) -> None:
+        self._config = config or LocalConfig()
+
+    @contextlib.asynccontextmanager
+    async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        from gcore_core.processes.rpc import RpcNetwork
+
+        with _private_directory(self._config.socket_dir) as directory:
+            addresses = self._addresses([supervisor.name, AGENT, *names], directory)
+            secret = secrets.token_bytes(32)
+            store = (_MEMORY if _MEMORY.is_dir() else directory) / directory.name
+            network = RpcNetwork(addresses, secret)
+            spec = AgentSpec(name=AGENT, address=addresses[AGENT], addresses=addresses, secret=secret, store=str(store))
+            agent, lifeline = None, -1
+            try:
+                await network.serve(supervisor.name, supervisor)
+                agent, lifeline = await _start_agent(spec, logs / f"{AGENT}.log")
+                yield Site(
+                    network=network,
+                    agent=network.peer(AGENT),
+                    addresses=addresses,
+                    secret=secret,
+                    store=store,
+                    meeting=directory,
+                )
+            finally:
+                await network.close()
+                if agent is not None:
+                    os.close(lifeline)  # the agent ends its workers and itself
+                    await _ended(agent)
+                shutil.rmtree(store, ignore_errors=True)
+
+    def _addresses(self, names: list[str], directory: Path) -> dict[str, str]:
+        if self._config.port is None:
+            return {name: f"unix:{directory / name}" for name in names}
+        return {name: f"tcp:127.0.0.1:{self._config.port + i}" for i, name in enumerate(names)}
+
+
+@contextlib.contextmanager
+def _private_directory(parent: str | None):  # type: ignore[no-untyped-def]
+    try:
+        directory = Path(tempfile.mkdtemp(prefix="g-core-", dir=parent))
+    except OSError as error:
+        raise AddressError(
+            f"no directory for the run's sockets can be made: {error.strerror}",
+            where=f"launcher.config.socket_dir: {parent}",
+            todo="name a directory that exists and that you may write to",
+        ) from error
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _start_agent(spec: AgentSpec, log: Path) -> tuple[asyncio.subprocess.Process, int]:
+    with tempfile.TemporaryFile() as told, open(log, "ab") as output:
+        told.write(msgspec.msgpack.encode(spec))
+        told.seek(0)
+        reading, lifeline = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gcore_core.processes.agent"),
+            *("--fd", str(told.fileno()), "--lifeline", str(reading)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(told.fileno(), reading),
+            start_new_session=True,
+        )
+        os.close(reading)
+    return process, lifeline
+
+
+async def _ended(agent: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(15):
+            await agent.wait()
+    except TimeoutError:
+        agent.kill()  # its workers end by their own lifelines
+        await agent.wait()
+
+
+class InlineLauncher:
+    """Everything in this process and one event loop, for a debugger. Messages are encoded all the same."""
+
+    def __init__(self, config: None = None) -> None:
+        pass
+
+    @contextlib.asynccontextmanager
+    async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        with _private_directory(None) as directory:
+            network = InlineNetwork()
+            secret = secrets.token_bytes(32)
+            agent, service = InlineAgent(network, (_MEMORY if _MEMORY.is_dir() else directory) / directory.name), None
+            service = Service(AGENT)
+            agent.register(service)
+            view = network.view(supervisor.name)
+            await network.view(AGENT).serve(AGENT, service)
+            await view.serve(supervisor.name, supervisor)
+            try:
+                yield Site(
+                    network=view,
+                    agent=view.peer(AGENT),
+                    addresses={name: f"inline:{name}" for name in names},
+                    secret=secret,
+                    store=agent.store,
+                    meeting=directory,
+                    inline=True,
+                )
+            finally:
+                await agent.stop(StopRequest(1.0), Call(lambda: None))
+                agent.slabs.close()
+
+
+class InlineAgent:
+    """The agent's part when workers are tasks."""
+
+    def __init__(self, network: InlineNetwork, store: Path) -> None:
+        self.store, self.slabs = store, SlabService(store)
+        self._network = network
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+
+    def register(self, service: Service) -> None:
+        self.slabs.register(service)
+        service.add("spawn", SpawnRequest, self.spawn)
+        service.add("exits", Nothing, self.exits)
+        service.add("usage", Nothing, self.usage)
+        service.add("stop", StopRequest, self.stop)
+
+    async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
+        for spec in request.workers:
+            if spec.ranks > 1 and spec.kind == "trainer":
+                raise ConfigError(
+                    "a policy on several ranks needs a process for each",
+                    where=f"roles.{spec.role}.slots",
+                    todo="set it to 1, or use launcher: {use: core/local}",
+                )
+            self._tasks[spec.name] = asyncio.ensure_future(self._run(spec))
+        return Nothing()
+
+    async def _run(self, spec: WorkerSpec) -> None:
+        from gcore_core.processes.worker import Worker
+
+        worker = Worker(spec, self._network.view(spec.name), DirectCompute(), _cannot_give_up)
+        code = 1
+        try:
+            await worker.run()
+            code = 0
+        finally:
+            self._exits.put_nowait(WorkerExit(spec.name, os.getpid(), code, False, ""))
+
+    async def exits(self, request: Nothing, call: Call) -> AsyncIterator[WorkerExit]:
+        while True:
+            yield await self._exits.get()
+
+    async def usage(self, request: Nothing, call: Call) -> UsageReply:
+        cpu_s, memory_mib = process_usage(os.getpid())
+        return UsageReply({"inline": cpu_s}, {"inline": memory_mib})
+
+    async def stop(self, request: StopRequest, call: Call) -> Nothing:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        return Nothing()
+
+
+def _cannot_give_up(code: int) -> None:
+    raise WorkerError(
+        "a reward did not answer in time and cannot be ended inside this process",
+        where="core/inline",
+        todo="use launcher: {use: core/local}",
+    )

@@ -1,0 +1,254 @@
+"""Every message between processes, as msgspec arrays; ``shard`` and ``epoch`` say which controller asks.
+
+A request that changes something carries a key (step, round, ...) under which its receiver runs it once: a repeated
+request gets the reply of the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gcore_core.factories import FactorySpec
+from gcore_core.records import Header, Lease, RecordScore, Ref, StepReport, TensorSpec
+
+TRAIN, GREEDY, SAMPLED = "train", "greedy", "sampled"  # why records are drawn; the last two are evaluation
+
+
+class Message(msgspec.Struct, array_like=True):
+    pass
+
+
+class Nothing(Message):
+    pass
+
+
+# -- generation and rewarding -----------------------------------------------------------------------------------------
+
+
+class GenerateRequest(Message):
+    step: int
+    round: int
+    shard: int
+    purpose: str
+    leases: list[Lease]
+    release_before: int = 0  # records of earlier steps are no longer needed
+
+
+class ScoreRequest(Message):
+    purpose: str
+    headers: list[Header]
+
+
+class ScoreReply(Message):
+    scores: list[RecordScore]
+
+
+# -- preparation and training -----------------------------------------------------------------------------------------
+
+
+class TrainItem(Message):
+    ordinal: int
+    sample: int
+    minibatch: int
+    columns: Ref
+    slot: int
+
+
+class PrepareRequest(Message):
+    step: int
+    shard: int
+    items: list[TrainItem]
+    scalars: list[str]
+
+
+class PrepareReply(Message):
+    scalars: list[list[float]]  # one row per item, in the order of the names asked for
+
+
+class TrainRequest(Message):
+    step: int
+    shard: int
+    advantages: list[tuple[int, int, float]]  # (ordinal, sample, advantage)
+    minibatches: int
+    epochs: int
+
+
+class TrainReply(Message):
+    metrics: dict[str, float]
+    version: int
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+class OpenPush(Message):
+    version: int
+    bucket_bytes: int
+    receivers: int
+
+
+class PullWeights(Message):
+    version: int
+    receiver: int
+    source: str  # peer name of trainer rank 0
+
+
+class PlanRequest(Message):
+    version: int
+
+
+class BucketRequest(Message):
+    """Asking for bucket ``index`` confirms the ones before it."""
+
+    version: int
+    receiver: int
+    index: int
+
+
+class Bucket(Message):
+    """Some whole tensors, one after the other, at ``path`` in shared memory. ``last`` commits the version."""
+
+    version: int
+    index: int
+    path: str
+    nbytes: int
+    digest: int
+    tensors: list[TensorSpec]
+    digests: list[int]  # xxh3-64 of each tensor
+    last: bool
+
+
+class PushConfirmed(Message):
+    version: int
+    nbytes: int
+    verified: bool  # the receiver hashed the weights it now holds and they are the sender's
+
+
+class SaveWeights(Message):
+    directory: str
+
+
+# -- agreements -------------------------------------------------------------------------------------------------------
+
+
+class SumRequest(Message):
+    key: str
+    shard: int
+    epoch: int
+    values: list[float]
+
+
+class SumReply(Message):
+    values: list[float]
+
+
+class CollectRequest(Message):
+    key: str
+    shard: int
+    epoch: int
+    payload: bytes
+
+
+class CollectReply(Message):
+    payloads: list[bytes]  # in shard order for the lead, empty for the others
+
+
+class DealRequest(Message):
+    key: str
+    shard: int
+    epoch: int
+    parts: list[bytes]  # one per shard from the lead, empty from the others
+
+
+class DealReply(Message):
+    part: bytes
+
+
+# -- supervision ------------------------------------------------------------------------------------------------------
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker process is told; it comes through a file descriptor, never through argv or the environment.
+
+    kind: "trainer", "generator", "scorer" or "controller". factories: name -> what to build ("backend", "objective",
+    "reward/exact", "dataset/train", ...). peers: name -> address of everybody this worker may talk to.
+    """
+
+    kind: str
+    role: str
+    rank: int
+    ranks: int
+    address: str
+    peers: dict[str, str]
+    factories: dict[str, FactorySpec]
+    secret: bytes
+    run_id: str
+    settings: dict[str, Any]
+    python: str = ""
+    log: str = ""
+    environment: dict[str, str] = {}
+    restarts: int = 0  # how often the agent may start it again after it ended
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}.{self.rank}"
+
+
+class Hello(Message):
+    name: str
+    pid: int
+    core_version: str
+    python: str
+
+
+class Failed(Message):
+    """A worker's own word about why it ends."""
+
+    name: str
+    error: dict[str, Any]
+
+
+class StepEnd(Message):
+    report: StepReport
+    ledger: dict[str, Any]
+
+
+class Published(Message):
+    version: int
+
+
+class PublishedReply(Message):
+    stop: bool  # the run was asked to end after this step
+
+
+class SpawnRequest(Message):
+    workers: list[WorkerSpec]
+
+
+class WorkerExit(Message):
+    name: str
+    pid: int
+    code: int
+    restarted: bool
+    tail: str  # last lines of its log
+
+
+class StopRequest(Message):
+    grace_s: float
+
+
+class SlabRequest(Message):
+    owner: str
+    nbytes: int
+
+
+class SlabReply(Message):
+    name: str
+    path: str
+
+
+class UsageReply(Message):
+    cpu_s: dict[str, float]  # process name -> user and system seconds so far
+    memory_mib: dict[str, float]  # peak resident

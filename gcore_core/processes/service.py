@@ -1,0 +1,121 @@
+"""What a process offers and how it is asked, whatever carries the bytes: handlers, calls, peers, errors on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from gcore_core.errors import ContractError, GcoreError, WorkerError, error_types
+
+T = TypeVar("T")
+MESSAGE_LIMIT_BYTES = 64 << 20
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Call:
+    """A running request, as its handler sees it. ``progress`` extends the deadline; any thread may call it."""
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report, self._loop, self._last_s = report, asyncio.get_running_loop(), 0.0
+
+    def progress(self) -> None:
+        now = self._loop.time()
+        if now - self._last_s >= 1.0:
+            self._last_s = now
+            self._loop.call_soon_threadsafe(self._report)
+
+
+Handler = Callable[[Any, Call], Any]
+
+
+class Service:
+    """The named handlers of one process.
+
+    A handler is ``async def handler(request, call) -> reply``, or an async generator of items. Requests are decoded
+    against their type before the handler sees them, so a malformed one is refused with its path.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._handlers: dict[str, tuple[msgspec.msgpack.Decoder[Any], Handler]] = {}
+
+    def add(self, method: str, request: type, handler: Handler) -> None:
+        self._handlers[method] = msgspec.msgpack.Decoder(request), handler
+
+    async def handle(
+        self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Callable[[bytes], Awaitable[None]]
+    ) -> bytes:
+        """Runs one request. Items go to ``emit`` encoded; the encoded reply is returned (an empty one for a stream)."""
+        try:
+            decoder, handler = self._handlers[method]
+        except KeyError:
+            raise ContractError(f"no method {method!r}", where=self.name) from None
+        try:
+            request = decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ContractError(f"malformed request {method!r}: {error}", where=self.name) from None
+        outcome = handler(request, call)
+        if inspect.isasyncgen(outcome):
+            async for item in outcome:
+                await emit(encode(item))
+            return encode(None)
+        return encode(await outcome)
+
+
+class Peer(Protocol):
+    """The other end of a connection. ``deadline_s`` counts from the last sign of progress, not from the start."""
+
+    name: str
+
+    async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
+        """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is gone."""
+
+    def stream(self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0) -> AsyncIterator[T]:
+        """Items in the order they were sent; closing it early cancels the request."""
+
+    async def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """How a process reaches the others and is reached."""
+
+    def peer(self, name: str) -> Peer: ...
+
+    async def serve(self, name: str, service: Service) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):
+    """An error on the wire: names and text only."""
+
+    kind: str
+    what: str
+    where: str = ""
+    why: str = ""
+    todo: str = ""
+    facts: dict[str, Any] = {}
+
+
+def to_wire(error: BaseException, process: str) -> RemoteFailure:
+    trace = "".join(traceback.format_exception(error))[-4000:]
+    if isinstance(error, GcoreError):
+        facts = {k: v for k, v in error.facts.items() if isinstance(v, (str, int, float, bool, list, dict))}
+        facts.setdefault("process", process)
+        facts.setdefault("traceback", trace)
+        return RemoteFailure(type(error).__name__, error.what, error.where, error.why, error.todo, facts)
+    last = traceback.extract_tb(error.__traceback__)[-1:] or None
+    place = f"{last[0].filename}:{last[0].lineno}" if last else ""
+    what = f"{type(error).__name__}: {error}"
+    return RemoteFailure("WorkerError", what, process, f"at {place}", "", {"process": process, "traceback": trace})
+
+
+def from_wire(failure: RemoteFailure) -> GcoreError:
+    kind = error_types().get(failure.kind, WorkerError)
+    return kind(failure.what, where=failure.where, why=failure.why, todo=failure.todo, **failure.facts)

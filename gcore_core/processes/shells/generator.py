@@ -1,0 +1,199 @@
+"""The shell of a generator: leases in, finished headers out, columns into the store, weights from the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from gcore_core.order import sample_seed
+from gcore_core.processes.compute import Compute
+from gcore_core.processes.messages import GREEDY, TRAIN, GenerateRequest, PullWeights, PushConfirmed
+from gcore_core.processes.push import pull_weights
+from gcore_core.processes.service import Call, Network, Service
+from gcore_core.processes.store import StoreWriter
+from gcore_core.protocols import Dataset, Finished, Generator, ReceivesWeights, SampleRequest
+from gcore_core.records import FAILED, Header, Lease, Prompt
+
+Key = tuple[int, int]  # ordinal, sample; evaluation uses ordinals below zero, so that no two purposes share a key
+
+
+@dataclass
+class _Listener:
+    """One open ``generate`` request: what it still waits for, and where finished headers go."""
+
+    waiting: set[Key]
+    call: Call
+    inbox: asyncio.Queue[list[Header]] = field(default_factory=asyncio.Queue)
+
+
+@dataclass
+class _Round:
+    """The shards' parts of one round, until all have come."""
+
+    parts: dict[int, list[Lease]] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    submitted: bool = False
+
+
+class GeneratorShell:
+    """Settings: seed, shards, deterministic, gather_s (how long to wait for the other shards' part of a round)."""
+
+    def __init__(
+        self,
+        backend: Generator,
+        datasets: Mapping[str, Dataset],
+        store: StoreWriter,
+        compute: Compute,
+        network: Network,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._backend, self._datasets, self._store = backend, datasets, store
+        self._compute, self._network = compute, network
+        self._seed, self._shards = settings["seed"], settings["shards"]
+        self._gather_s: float | None = None if settings["deterministic"] else settings.get("gather_s", 0.02)
+        self._rounds: dict[tuple[int, int, str], _Round] = {}
+        self._listeners: list[_Listener] = []
+        self._running: dict[Key, int] = {}  # -> step
+        self._finished: dict[Key, tuple[int, Header]] = {}
+        self._engine = asyncio.Lock()
+        self._driver: asyncio.Task[None] | None = None
+        self._pulled: PushConfirmed | None = None
+
+    def register(self, service: Service) -> None:
+        service.add("generate", GenerateRequest, self.generate)
+        service.add("pull", PullWeights, self.pull)
+
+    async def generate(self, request: GenerateRequest, call: Call) -> AsyncIterator[list[Header]]:
+        """Streams headers as records finish. Asking again for a sample gives the record it already made."""
+        self._release_before(request.release_before)
+        keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
+        listener = _Listener(set(keys), call)
+        self._listeners.append(listener)
+        try:
+            if known := [self._finished[key][1] for key in keys if key in self._finished]:
+                listener.inbox.put_nowait(known)
+            await self._gather(request)
+            while listener.waiting:
+                headers = await listener.inbox.get()
+                if not headers and self._driver is not None:
+                    await self._driver  # it failed: raises what the engine raised
+                if wanted := [header for header in headers if header.key in listener.waiting]:
+                    listener.waiting.difference_update(header.key for header in wanted)
+                    yield wanted
+        finally:
+            self._listeners.remove(listener)
+
+    async def _gather(self, request: GenerateRequest) -> None:
+        """Submits a round when all shards' parts are here, so that the engine sees one batch whatever C is."""
+        group = self._rounds.setdefault((request.step, request.round, request.purpose), _Round())
+        group.parts[request.shard] = request.leases
+        if len(group.parts) == self._shards:
+            group.complete.set()
+        elif not group.submitted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._gather_s):
+                    await group.complete.wait()
+        if group.submitted:
+            leases = request.leases  # late, or asked again: what is running or finished is not submitted twice
+        else:
+            group.submitted = True
+            leases = [lease for part in group.parts.values() for lease in part]
+        await self._submit(request, sorted(leases, key=lambda lease: lease.ordinal))
+
+    async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> None:
+        dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
+        wanted = []
+        for lease in leases:
+            keys = [(lease.ordinal, sample) for sample in lease.samples]
+            fresh = [key[1] for key in keys if key not in self._running and key not in self._finished]
+            prompt = dataset[lease.row] if fresh else None
+            for sample in fresh:
+                self._running[lease.ordinal, sample] = request.step
+                wanted.append(
+                    SampleRequest(
+                        ordinal=lease.ordinal,
+                        sample=sample,
+                        seed=sample_seed(self._seed, lease.ordinal, lease.turn, sample),
+                        prompt=cast(Prompt, prompt),
+                        greedy=request.purpose == GREEDY,
+                        attempt=lease.attempt,
+                    )
+                )
+        if wanted:
+            async with self._engine:
+                await self._compute(self._backend.submit, wanted)
+            if self._driver is None or self._driver.done():
+                self._driver = asyncio.ensure_future(self._drive())
+
+    async def _drive(self) -> None:
+        try:
+            while self._running:
+                async with self._engine:
+                    finished = await self._compute(self._advance)
+                for listener in self._listeners:
+                    listener.call.progress()
+                if finished:
+                    await self._emit(finished)
+        except Exception:  # isolation point: every open request raises it
+            for listener in self._listeners:
+                listener.inbox.put_nowait([])
+            raise
+
+    def _advance(self) -> list[Finished]:
+        """Steps until something ends, at most 64 times, so that messages are few and the loop stays responsive."""
+        for _ in range(64):
+            if finished := self._backend.step():
+                return finished
+        return []
+
+    async def _emit(self, finished: list[Finished]) -> None:
+        known = [record for record in finished if _key(record) in self._running]
+        whole = [record for record in known if record.status != FAILED]
+        step = max((self._running[_key(record)] for record in known), default=0)
+        ref = await self._store.put(step, [record.columns for record in whole]) if whole else None
+        slots = {_key(record): slot for slot, record in enumerate(whole)}
+        headers = [_header(record) for record in known]
+        for header in headers:
+            if header.key in slots:
+                header.columns, header.slot = ref, slots[header.key]
+            self._finished[header.key] = self._running.pop(header.key), header
+        for listener in self._listeners:
+            if mine := [header for header in headers if header.key in listener.waiting]:
+                listener.inbox.put_nowait(mine)
+
+    def _release_before(self, step: int) -> None:
+        self._finished = {key: found for key, found in self._finished.items() if found[0] >= step}
+        self._rounds = {key: group for key, group in self._rounds.items() if key[0] >= step}
+        self._store.release_before(step)
+
+    async def pull(self, request: PullWeights, call: Call) -> PushConfirmed:
+        """Takes a push from the trainer; no step of the engine runs meanwhile."""
+        if self._pulled is None or self._pulled.version != request.version:
+            async with self._engine:
+                receiver = cast(ReceivesWeights, self._backend)
+                source = self._network.peer(request.source)
+                self._pulled = await pull_weights(receiver, source, request, self._compute, call)
+        return self._pulled
+
+
+def _key(record: Finished) -> Key:
+    return record.request.ordinal, record.request.sample
+
+
+def _header(record: Finished) -> Header:
+    request, columns = record.request, record.columns
+    return Header(
+        ordinal=request.ordinal,
+        sample=request.sample,
+        row=request.prompt.row,
+        seed=request.seed,
+        attempt=request.attempt,
+        versions=record.versions,
+        n_prompt=columns["prompt_ids"].size if "prompt_ids" in columns else 0,
+        n_actions=columns["action_mask"].size if "action_mask" in columns else 0,
+        status=record.status,
+        reason=record.reason,
+    )

@@ -1,0 +1,132 @@
+"""The shell of a trainer rank: waits for all shards, runs the backend once, answers all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcore_core.errors import ContractError
+from gcore_core.processes.compute import Compute
+from gcore_core.processes.gathering import Gathering
+from gcore_core.processes.messages import (
+    Bucket,
+    BucketRequest,
+    Nothing,
+    OpenPush,
+    PlanRequest,
+    PrepareReply,
+    PrepareRequest,
+    SaveWeights,
+    TrainItem,
+    TrainReply,
+    TrainRequest,
+)
+from gcore_core.processes.push import PushSource
+from gcore_core.processes.service import Call, Service
+from gcore_core.processes.store import StoreReader
+from gcore_core.protocols import Trainer, TrainRecord
+from gcore_core.records import WeightPlan
+
+
+class TrainerShell:
+    """Settings: shards, rank."""
+
+    def __init__(
+        self, backend: Trainer, store: StoreReader, compute: Compute, push_path: Path, settings: Mapping[str, Any]
+    ) -> None:
+        self._backend, self._store, self._compute = backend, store, compute
+        self._push_path, self._rank = push_path, settings["rank"]
+        self._gathering = Gathering(settings["shards"])
+        self._keys: list[tuple[int, int]] = []
+        self._push: PushSource | None = None
+        self._exports = Gathering(1)
+
+    def register(self, service: Service) -> None:
+        service.add("prepare", PrepareRequest, self.prepare)
+        service.add("train", TrainRequest, self.train)
+        service.add("open_push", OpenPush, self.open_push)
+        service.add("plan", PlanRequest, self.plan)
+        service.add("bucket", BucketRequest, self.bucket)
+        service.add("save_pretrained", SaveWeights, self.save_pretrained)
+
+    async def prepare(self, request: PrepareRequest, call: Call) -> PrepareReply:
+        async def act(parts: list[PrepareRequest]) -> dict[tuple[int, int], list[float]]:
+            return await self._compute(self._prepare, parts)
+
+        found = await self._gathering.join(("prepare", request.step), request.shard, request, act)
+        return PrepareReply([found[item.ordinal, item.sample] for item in request.items])
+
+    def _prepare(self, parts: list[PrepareRequest]) -> dict[tuple[int, int], list[float]]:
+        names = parts[0].scalars
+        items = sorted((item for part in parts for item in part.items), key=lambda item: (item.ordinal, item.sample))
+        self._keys = [(item.ordinal, item.sample) for item in items]
+        if len(set(self._keys)) != len(self._keys):
+            raise ContractError("two shards sent the same record", where=f"step {parts[0].step}")
+        rows = self._backend.prepare(self._open(items), frozenset(names))
+        return {key: [row[name] for name in names] for key, row in zip(self._keys, rows, strict=True)}
+
+    def _open(self, items: Iterable[TrainItem]) -> list[TrainRecord]:
+        chunks: dict[tuple[str, int], list[dict[str, np.ndarray]]] = {}
+        records = []
+        for item in items:
+            place = item.columns.slab, item.columns.offset
+            if place not in chunks:
+                chunks[place] = self._store.open(item.columns)
+            columns = chunks[place][item.slot]
+            records.append(
+                TrainRecord(ordinal=item.ordinal, sample=item.sample, minibatch=item.minibatch, columns=columns)
+            )
+        return records
+
+    async def train(self, request: TrainRequest, call: Call) -> TrainReply:
+        async def act(parts: list[TrainRequest]) -> TrainReply:
+            metrics = await self._compute(self._train, parts)
+            return TrainReply(metrics, self._backend.version)
+
+        reply: TrainReply = await self._gathering.join(("train", request.step), request.shard, request, act)
+        return reply
+
+    def _train(self, parts: list[TrainRequest]) -> dict[str, float]:
+        told = {(ordinal, sample): value for part in parts for ordinal, sample, value in part.advantages}
+        if told.keys() != set(self._keys):
+            raise ContractError("advantages and prepared records differ", where=f"step {parts[0].step}")
+        advantages = np.array([told[key] for key in self._keys], np.float64)
+        return self._backend.train(parts[0].step, advantages, parts[0].minibatches, parts[0].epochs)
+
+    async def open_push(self, request: OpenPush, call: Call) -> Nothing:
+        """Begins the push of ``version``. Ranks other than 0 run through the export, since it may use collectives."""
+        if self._backend.version != request.version:
+            raise ContractError(
+                f"asked to push version {request.version}, the trainer holds {self._backend.version}", where="push"
+            )
+        if self._rank:
+            await self._exports.join(request.version, 0, None, self._follow)
+        elif self._push is None or self._push.version != request.version:
+            self._push = PushSource(self._backend, self._push_path, self._compute, request)
+        return Nothing()
+
+    async def _follow(self, _: list[None]) -> None:
+        await self._compute(_exhaust, self._backend)
+
+    def _source(self, version: int) -> PushSource:
+        if self._push is None or self._push.version != version:
+            raise ContractError(f"no push of version {version} is open", where="push")
+        return self._push
+
+    async def plan(self, request: PlanRequest, call: Call) -> WeightPlan:
+        return self._source(request.version).plan
+
+    async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
+        return await self._source(request.version).bucket(request)
+
+    async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
+        await self._compute(self._backend.save_pretrained, Path(request.directory))
+        return Nothing()
+
+
+def _exhaust(backend: Trainer) -> None:
+    for _ in backend.export_weights():
+        pass

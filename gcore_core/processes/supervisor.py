@@ -1,0 +1,298 @@
+"""The supervisor: checks the job, opens the site, starts the workers, watches them, and ends them all.
+
+It is the process of ``g-core run``. It sees reports and exits, the middle of the agreements, and a few records to show;
+it holds no batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from gcore_core import __version__, config
+from gcore_core.errors import GcoreError, WorkerDied
+from gcore_core.factories import build
+from gcore_core.processes.agreements import AgreementService
+from gcore_core.processes.jobs import Job, place, worker_specs
+from gcore_core.processes.launchers import Launcher, Site
+from gcore_core.processes.messages import (
+    Failed,
+    Hello,
+    Nothing,
+    Published,
+    PublishedReply,
+    SpawnRequest,
+    StepEnd,
+    UsageReply,
+    WorkerExit,
+)
+from gcore_core.processes.service import Call, RemoteFailure, Service, from_wire
+from gcore_core.processes.store import StoreReader
+from gcore_core.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.run import directory as run_directory
+from gcore_core.run import summary
+from gcore_core.run.display import Display, open_display
+from gcore_core.run.making import make_model
+from gcore_core.run.samples import shown_rows
+
+log = logging.getLogger(__name__)
+SETTLE_S = 1.0  # after a first failure: time for the worker that caused it to tell
+
+
+class Supervisor:
+    def __init__(self, job: Job, display: Display) -> None:
+        self._job, self._display = job, display
+        self._run = RunFacts(
+            name=job.plan.config["run"]["name"],
+            directory=str(job.directory),
+            steps=job.plan.config["run"]["steps"],
+            config=job.plan.config,
+        )
+        self._observers = job.plan.plugins.observers(self._observer_failed)
+        self._metrics = run_directory.MetricsFile(job.directory, alarm=display.note)
+        self._waiting = set(job.names())
+        self._ready = asyncio.Event()
+        self._controllers = {f"controller.{shard}" for shard in range(job.shards)}
+        self._errors: list[GcoreError] = []
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._site: Site | None = None
+        self._datasets = {name: build(spec) for name, spec in _dataset_specs(job).items()}
+        self._started_s = time.monotonic()
+        self.usage = UsageReply({}, {})
+
+    def _service(self) -> Service:
+        service = Service("supervisor")
+        service.add("hello", Hello, self.hello)
+        service.add("failed", Failed, self.failed)
+        service.add("step_end", StepEnd, self.step_end)
+        service.add("published", Published, self.published)
+        AgreementService(self._job.shards).register(service)
+        return service
+
+    async def run(self) -> None:
+        """Runs the job to its end. Raises the first cause when a worker fails; ends every process in any case."""
+        launcher: Launcher = build(self._job.plan.factory("launcher"))
+        error = ""
+        try:
+            async with launcher.site(self._job.names(), self._service(), self._job.directory / "logs") as site:
+                self._site = site
+                watch = asyncio.ensure_future(self._watch(site))
+                try:
+                    specs = worker_specs(self._job, site)
+                    self._display.phase(f"starting {len(specs)} processes")
+                    await site.agent.call("spawn", SpawnRequest(specs), Nothing)
+                    await self._over
+                finally:
+                    watch.cancel()
+                    await asyncio.gather(watch, return_exceptions=True)
+        except BaseException as caught:
+            error = str(caught) or type(caught).__name__
+            raise
+        finally:
+            self._observers.run_end(self._run, error)
+            self._metrics.close()
+            cpu_s = sum(self.usage.cpu_s.values())
+            summary.write(self._run, wall_s=time.monotonic() - self._started_s, cpu_s=cpu_s)
+
+    # -- what workers tell --------------------------------------------------------------------------------------------
+
+    async def hello(self, request: Hello, call: Call) -> Nothing:
+        if request.core_version != __version__:
+            raise WorkerDied(
+                f"gcore-core {request.core_version} in {request.python}, {__version__} in {sys.executable}",
+                where=request.name,
+                todo="install the same version in both environments",
+            )
+        self._waiting.discard(request.name)
+        log.info("%s is up, pid %s", request.name, request.pid)
+        if not self._waiting and not self._ready.is_set():
+            self._ready.set()
+            self._observers.run_start(self._run)
+        elif self._waiting:
+            self._display.phase(f"waiting for {', '.join(sorted(self._waiting))}")
+        if request.name in self._controllers:
+            await self._ready.wait()  # a controller begins when everybody is up
+        return Nothing()
+
+    async def failed(self, request: Failed, call: Call) -> Nothing:
+        self._errors.append(from_wire(RemoteFailure(**request.error)))
+        return Nothing()
+
+    async def published(self, request: Published, call: Call) -> PublishedReply:
+        self._observers.weights_published(self._run, request.version)
+        return PublishedReply(stop=False)
+
+    async def step_end(self, request: StepEnd, call: Call) -> Nothing:
+        """Everything a step leaves behind: metrics with what each process used, samples, the position in the data."""
+        assert self._site is not None
+        self.usage = await self._site.agent.call("usage", Nothing(), UsageReply)
+        used = {**self.usage.cpu_s, "supervisor": time.process_time()} if not self._site.inline else self.usage.cpu_s
+        self.usage = UsageReply(used, self.usage.memory_mib)
+        report = _with_usage(request.report, self.usage)
+        self._metrics.append(report)
+        if report.samples:
+            reader = StoreReader(self._site.store, "node0", self._site.secret)
+            with contextlib.closing(reader):
+                rows = shown_rows(report.samples, reader, self._datasets["evaluation"])
+            run_directory.write_samples(self._job.directory, report.step, rows)
+        if request.ledger:
+            position = {"step": report.step, **request.ledger}
+            run_directory.write_text(self._job.directory / "position.json", json.dumps(position) + "\n")
+        self._display.step(report)
+        self._observers.step_end(self._run, report)
+        return Nothing()
+
+    # -- what the agent tells -----------------------------------------------------------------------------------------
+
+    async def _watch(self, site: Site) -> None:
+        try:
+            async for gone in site.agent.stream("exits", Nothing(), WorkerExit, deadline_s=float("inf")):
+                await self._exited(gone)
+        except GcoreError as error:
+            self._end(error)
+
+    async def _exited(self, gone: WorkerExit) -> None:
+        if gone.code == 0 and gone.name in self._controllers:
+            self._controllers.discard(gone.name)
+            if not self._controllers:
+                self._end(None)
+            return
+        reason = f"ended with {_code(gone.code)}"
+        role, _, rank = gone.name.rpartition(".")
+        failure = WorkerFailure(role=role, rank=int(rank), reason=reason, fatal=not gone.restarted)
+        self._observers.worker_failed(self._run, failure)
+        if gone.restarted:
+            self._display.note(f"{gone.name} {reason}; it is started again")
+            return
+        await asyncio.sleep(0 if self._errors else SETTLE_S)
+        self._end(self._cause(gone, reason))
+
+    def _cause(self, gone: WorkerExit, reason: str) -> GcoreError:
+        """The first failure that is not itself a report of somebody's death."""
+        causes = [error for error in self._errors if not isinstance(error, WorkerDied)]
+        if causes:
+            return causes[0]
+        log_file = self._job.directory / "logs" / f"{gone.name}.log"
+        last = [line for line in gone.tail.splitlines() if line.strip()][-1:]
+        return WorkerDied(
+            reason if not self._waiting else f"{reason} while the run was starting",
+            where=gone.name,
+            why="\n".join(last),
+            todo=f"its log: {log_file}",
+            process=gone.name,
+            pid=gone.pid,
+            code=gone.code,
+        )
+
+    def _end(self, error: GcoreError | None) -> None:
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+    def _observer_failed(self, plugin: str, hook: str, error: BaseException) -> None:
+        self._display.note(f"plugin {plugin!r} failed in {hook} and is left out from here: {error}")
+
+
+def _dataset_specs(job: Job) -> dict[str, Any]:
+    where = {"train": "data", "evaluation": "evaluation.data"}
+    return {name: job.plan.factory(where[name]) for name in job.rows if name == "evaluation"}
+
+
+def _with_usage(report: StepReport, usage: UsageReply) -> StepReport:
+    report.metrics["cpu_seconds"] = sum(usage.cpu_s.values())
+    report.metrics |= {f"cpu_seconds/{name}": value for name, value in usage.cpu_s.items()}
+    report.metrics |= {f"memory_mib/{name}": value for name, value in usage.memory_mib.items()}
+    return report
+
+
+def _code(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def prepare(file: Path, overrides: Sequence[str], display_of: Any) -> tuple[Job, Display]:
+    """Everything before the first process: configuration, run directory, data, models, placement."""
+    plan = config.load(file, overrides)
+    rows = {"train": len(build(plan.factory("data")))}
+    if "evaluation.data" in plan.provided:
+        rows["evaluation"] = len(build(plan.factory("evaluation.data")))
+    partition = place(plan)
+    settings = plan.config["run"]
+    directory = run_directory.create(Path("runs"), settings["name"], settings["dir"])
+    display: Display = display_of(settings["steps"])
+    run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
+    run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
+    models = {role: _model(role, node["model"], display) for role, node in plan.config["roles"].items()}
+    for role, node in plan.config["roles"].items():
+        if node["follows"] and not models[role]:
+            models[role] = models[node["follows"]]
+    return Job(plan=plan, directory=directory, models=models, rows=rows, partition=partition), display
+
+
+def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:
+    if "make" not in model:
+        return model
+    cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
+    path = make_model(model["make"], cache, lambda share, text: display.phase(f"roles.{role}: {text}", share))
+    return {**model, "path": str(path)}
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupt() -> Iterator[dict[str, int]]:
+    """SIGTERM ends the run as Ctrl-C does, with its own exit code."""
+    codes = {"code": 130}
+
+    def interrupt(*_: Any) -> None:
+        codes["code"] = 143
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield codes
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_file(file: Path, overrides: Sequence[str] = ()) -> int:
+    """``g-core run``: 0 when the run ended well. Errors are raised; Ctrl-C gives 130, SIGTERM 143."""
+    job, display = None, None
+    with _terminated_as_interrupt() as codes:
+        try:
+            job, display = prepare(file, overrides, lambda steps: open_display(steps, sys.stdout))
+            asyncio.run(_supervise(job, display))
+        except KeyboardInterrupt:
+            if display is not None and job is not None:
+                display.finish(["stopped; every process has ended", f"the run is in {job.directory}"])
+            return codes["code"]
+        except BaseException:
+            if display is not None and job is not None:
+                display.finish([f"the run is in {job.directory}"])
+            raise
+    table = summary.table(run_directory.read_metrics(job.directory))
+    display.finish([*table.splitlines(), "", *where_things_are(job.directory)])
+    return 0
+
+
+async def _supervise(job: Job, display: Display) -> None:
+    await Supervisor(job, display).run()
+
+
+def where_things_are(directory: Path) -> list[str]:
+    named = {"summary": "summary.md", "curves": "curves.png", "weights": "weights", "metrics": "metrics.jsonl"}
+    return [f"{what:8} {directory / name}" for what, name in named.items() if (directory / name).exists()]

@@ -1,0 +1,184 @@
+"""A worker: builds what its spec names, serves it, says hello. ``python -m gcore_core.processes.worker --fd N ...``.
+
+Nothing is discovered here. The spec comes through a file descriptor; a pipe that ends when the node agent is gone ends
+the worker too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gcore_core import __version__
+from gcore_core.factories import build
+from gcore_core.processes.compute import Compute, ThreadCompute
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import (
+    Failed,
+    Hello,
+    Nothing,
+    SlabReply,
+    SlabRequest,
+    WorkerSpec,
+)
+from gcore_core.processes.service import Network, Service, to_wire
+from gcore_core.processes.store import StoreReader, StoreWriter
+from gcore_core.protocols import Dataset, WorkerContext
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One worker of a run, in a process of its own or inside the supervisor's."""
+
+    def __init__(
+        self, spec: WorkerSpec, network: Network, compute: Compute, give_up: Callable[[int], None] = os._exit
+    ) -> None:
+        self._spec, self._network, self._compute, self._give_up = spec, network, compute, give_up
+        self._closing: list[Callable[[], Any]] = []
+
+    async def run(self) -> None:
+        """Serves until cancelled; a controller instead returns when its program ends. Tells why it fails."""
+        spec = self._spec
+        try:
+            if spec.kind == "controller":
+                await self._hello()
+                await self._controller()
+                return
+            service = Service(spec.name)
+            await self._compute(self._build, service)
+            await self._network.serve(spec.name, service)
+            await self._hello()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # isolation point: the supervisor reports it
+            log.exception("%s ends", spec.name)
+            told = msgspec.to_builtins(to_wire(error, spec.name))
+            await self._network.peer("supervisor").call(
+                "failed", Failed(spec.name, dict(zip(_FAILURE_FIELDS, told, strict=True))), Nothing, deadline_s=10
+            )
+            raise
+        finally:
+            for close in self._closing:
+                close()
+
+    async def _hello(self) -> None:
+        hello = Hello(self._spec.name, os.getpid(), __version__, sys.executable)
+        await insist(self._network.peer("supervisor"), "hello", hello, Nothing, 60.0)
+
+    async def _controller(self) -> None:
+        from gcore_core.controllers.context import make_context
+
+        context = make_context(self._spec.settings, self._spec.factories, self._network)
+        await build(self._spec.factories["controller"], context).run()
+
+    def _build(self, service: Service) -> None:
+        make = {"generator": self._generator, "scorer": self._scorer, "trainer": self._trainer}
+        make[self._spec.kind](service)
+
+    def _generator(self, service: Service) -> None:
+        from gcore_core.processes.shells.generator import GeneratorShell
+
+        spec = self._spec
+        backend = build(spec.factories["backend"], self._context({}))
+        self._closing.append(backend.close)
+        store = StoreWriter(spec.settings["node"], spec.secret, self._lease)
+        shell = GeneratorShell(backend, self._datasets(), store, self._compute, self._network, spec.settings)
+        shell.register(service)
+
+    def _scorer(self, service: Service) -> None:
+        from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
+
+        timeouts: dict[str, float] = self._spec.settings["timeouts_s"]
+        scorers = [
+            NamedScorer(name=name, scorer=build(self._spec.factories[f"reward/{name}"], self._context({})), timeout_s=t)
+            for name, t in timeouts.items()
+        ]
+        ScorerShell(scorers, self._datasets(), self._reader(), self._compute, self._leave).register(service)
+
+    def _trainer(self, service: Service) -> None:
+        from gcore_core.processes.shells.trainer import TrainerShell
+
+        spec = self._spec
+        parts = {name: build(spec.factories[name]) for name in ("objective",) if name in spec.factories}
+        backend = build(spec.factories["backend"], self._context(parts))
+        self._closing.append(backend.close)
+        path = Path(spec.settings["store"]) / f"{spec.name}-push"
+        TrainerShell(backend, self._reader(), self._compute, path, spec.settings).register(service)
+
+    def _context(self, parts: dict[str, Any]) -> WorkerContext:
+        told = self._spec.settings["context"]
+        return WorkerContext(
+            role=self._spec.role,
+            rank=self._spec.rank,
+            ranks=self._spec.ranks,
+            devices=tuple(told["devices"]),
+            seed=told["seed"],
+            deterministic=told["deterministic"],
+            steps=told["steps"],
+            updates_per_step=told["updates_per_step"],
+            model=told["model"],
+            rendezvous=told["rendezvous"],
+            parts=parts,
+            engine=told["engine"],
+        )
+
+    def _datasets(self) -> dict[str, Dataset]:
+        factories = self._spec.factories
+        return {name[8:]: build(factories[name]) for name in factories if name.startswith("dataset/")}
+
+    def _reader(self) -> StoreReader:
+        reader = StoreReader(Path(self._spec.settings["store"]), self._spec.settings["node"], self._spec.secret)
+        self._closing.append(reader.close)
+        return reader
+
+    async def _lease(self, nbytes: int) -> tuple[str, str]:
+        agent = self._network.peer(self._spec.settings["agent"])
+        slab = await insist(agent, "slab", SlabRequest(self._spec.name, nbytes), SlabReply, 60.0)
+        return slab.name, slab.path
+
+    def _leave(self, code: int) -> None:
+        """Ends the process once what was answered has been sent."""
+        asyncio.get_running_loop().call_later(0.2, self._give_up, code)
+
+
+_FAILURE_FIELDS = ("kind", "what", "where", "why", "todo", "facts")
+
+
+async def _main(spec: WorkerSpec, lifeline: int) -> None:
+    from gcore_core.processes.rpc import RpcNetwork
+
+    network = RpcNetwork({**spec.peers, spec.name: spec.address}, spec.secret)
+    asyncio.get_running_loop().add_reader(lifeline, os._exit, 1)  # readable means ended: the node agent is gone
+    try:
+        await Worker(spec, network, ThreadCompute()).run()
+    finally:
+        await network.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="a worker of a run; started by the node agent only")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
+    parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with the node agent")
+    args = parser.parse_args()
+    with os.fdopen(args.fd, "rb") as file:
+        spec = msgspec.msgpack.decode(file.read(), type=WorkerSpec)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    try:
+        asyncio.run(_main(spec, args.lifeline))
+    except Exception:  # isolation point: it was reported and logged
+        sys.exit(1)
+    os._exit(0)  # library threads must not hold a finished worker
+
+
+if __name__ == "__main__":
+    main()

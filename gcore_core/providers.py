@@ -1,0 +1,154 @@
+"""Frozen descriptions that plugins return from their provider hooks.
+
+A description is data: listing, checking and configuring need nothing else, so the heavy code named by ``factory`` is
+imported only in the worker that runs it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+#: Abilities the core knows; a private one is written ``<plugin>:<word>``. A claim is a promise that the kit tests.
+CAPABILITIES = frozenset(
+    {
+        "abort",  # unfinished samples can be ended with partial results
+        "determinism",  # the same seed gives the same tokens bit for bit when `deterministic` is set
+        "images",  # accepts image inputs
+        "logprobs",  # can score given actions (ScoresLogprobs)
+        "sharding",  # a trainer that takes more than one slot
+        "sleep",  # can give its memory back and take it again (Sleeps)
+        "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
+        "weights.push",  # follows the policy's weights (ReceivesWeights)
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provider:
+    """What every provider says of itself.
+
+    name: lower case with dashes; ``default`` is what ``use: <plugin>`` means.
+    factory: ``"module:attribute"``; called in a worker as ``factory(config, context)`` unless its protocol says more.
+    config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. It may have a method
+        ``requires() -> frozenset[str]`` naming record columns or preparation scalars it cannot work without.
+    needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
+    """
+
+    name: str = "default"
+    summary: str
+    factory: str
+    config: type | None = None
+    capabilities: frozenset[str] = field(default_factory=frozenset)
+    needs: tuple[str, ...] = ()
+
+    def problems(self, plugin: str) -> list[str]:
+        """Reasons why this description is not valid; empty when it is."""
+        found = []
+        if not _NAME.fullmatch(self.name):
+            found.append(f"name {self.name!r} is not lower case words joined by dashes")
+        if not _FACTORY.fullmatch(self.factory):
+            found.append(f"factory {self.factory!r} is not 'module:attribute'")
+        if self.config is not None and not hasattr(self.config, "__dataclass_fields__"):
+            found.append(f"config {self.config!r} is not a dataclass")
+        for word in sorted(self.capabilities - CAPABILITIES):
+            if not word.startswith(f"{plugin}:"):
+                found.append(f"capability {word!r} is unknown; a private one starts with '{plugin}:'")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerProvider(Provider):
+    """How a step is orchestrated; the factory makes one shard of the control program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleProvider(Provider):
+    """A participant of the job: which kind of backend it runs and whose weights it follows."""
+
+    kind: str  # "trainer", "generator" or "reward"
+    follows: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementProvider(Provider):
+    """Decides which devices each role has in each phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorProvider(Provider):
+    """A backend that samples records from a policy or a judge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerProvider(Provider):
+    """A backend that holds, updates and exports policy weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardProvider(Provider):
+    """Something that scores finished records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageProvider(Provider):
+    """Rewards to advantages, in numpy. ``level`` "record": in controllers; "action": on trainer ranks."""
+
+    level: str = "record"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveProvider(Provider):
+    """The loss, in torch, run inside a trainer rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancerProvider(Provider):
+    """Splits records over ranks by cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterProvider(Provider):
+    """Says which groups teach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetProvider(Provider):
+    """Rows of prompts, opened where they are used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportProvider(Provider):
+    """Carries weight buckets from trainer to generator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherProvider(Provider):
+    """Starts node agents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandProvider(Provider):
+    """A command of the plugin: ``g-core <plugin> <name>``; the factory is called with the remaining words."""
+
+
+#: kind -> (hook that yields it, class of its descriptions)
+KINDS: dict[str, tuple[str, type[Provider]]] = {
+    "controller": ("gcore_controllers", ControllerProvider),
+    "role": ("gcore_roles", RoleProvider),
+    "placement": ("gcore_placement_policies", PlacementProvider),
+    "generator": ("gcore_generators", GeneratorProvider),
+    "trainer": ("gcore_trainers", TrainerProvider),
+    "reward": ("gcore_rewards", RewardProvider),
+    "advantage": ("gcore_advantages", AdvantageProvider),
+    "objective": ("gcore_objectives", ObjectiveProvider),
+    "balancer": ("gcore_balancers", BalancerProvider),
+    "filter": ("gcore_filters", FilterProvider),
+    "dataset": ("gcore_datasets", DatasetProvider),
+    "transport": ("gcore_weight_transports", TransportProvider),
+    "launcher": ("gcore_launchers", LauncherProvider),
+    "command": ("gcore_commands", CommandProvider),
+}

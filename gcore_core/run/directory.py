@@ -1,0 +1,287 @@
+"""A run's directory: where its files are, how it is made, and who writes and reads the plain ones.
+
+The layout; ``latest`` is the run with the highest number:
+
+    runs/<name>/<NNN>/
+        config.yaml                the resolved configuration
+        plugins.lock.json          plugin -> distribution and version
+        metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation
+        samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line
+        logs/<process>.log
+        weights/                   the final policy in Hugging Face layout; absent until the run has ended
+        summary.md, curves.png, tensorboard/
+    runs/<name>/latest -> <NNN>
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gcore_core.errors import ConfigError, RunExists
+from gcore_core.records import StepReport
+
+CONFIG = "config.yaml"
+LOCK = "plugins.lock.json"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples"
+LOGS = "logs"
+WEIGHTS = "weights"
+SUMMARY = "summary.md"
+CURVES = "curves.png"
+TENSORBOARD = "tensorboard"
+LATEST = "latest"
+
+log = logging.getLogger(__name__)
+
+
+# -- making one -------------------------------------------------------------------------------------------------------
+
+
+def create(root: Path, name: str, explicit: str | None = None) -> Path:
+    """Makes a new run directory and returns its absolute path: ``root/<name>/<NNN>``, or ``explicit`` if given.
+
+    The number is the highest present plus one. It is claimed by mkdir, so runs that start together get different ones.
+    Raises RunExists when ``explicit`` already holds a run, ConfigError when a directory cannot be written.
+    """
+    try:
+        directory = _numbered(root, name) if explicit is None else _explicit(Path(explicit).expanduser())
+        (directory / SAMPLES).mkdir(exist_ok=True)
+        (directory / LOGS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise _refusal(error, root / name if explicit is None else Path(explicit)) from error
+    return directory.absolute()
+
+
+def _numbered(root: Path, name: str) -> Path:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ConfigError(
+            f"{name!r} cannot name a directory.", where="run.name", todo="use letters, digits, '-', '_' and '.'"
+        )
+    parent = root / name
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        numbers = [int(child.name) for child in parent.iterdir() if child.name.isdecimal()]
+        directory = parent / f"{max(numbers, default=0) + 1:03d}"
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue  # another run took this number between the listing and here
+        _point_latest(parent, directory.name)
+        return directory
+
+
+def _explicit(directory: Path) -> Path:
+    held = [file for file in (CONFIG, METRICS) if (directory / file).exists()]
+    if held:
+        raise RunExists(
+            f"{directory} already holds a run.",
+            where="run.dir",
+            why=f"found in it: {', '.join(held)}",
+            todo=f"to continue it: g-core resume {directory}\n"
+            "else name another directory, or leave run.dir out for a fresh numbered one",
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _point_latest(parent: Path, target: str) -> None:
+    """A convenience: where symlinks are not possible, or somebody owns that name, the run goes on without it."""
+    fresh = parent / f".{LATEST}.{target}"
+    try:
+        fresh.symlink_to(target)
+        fresh.replace(parent / LATEST)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        log.warning("%s was not updated: %s", parent / LATEST, error.strerror)
+
+
+def _refusal(error: OSError, path: Path) -> ConfigError:
+    """The error a user sees when ``path`` cannot be made or written."""
+    where = "run.dir"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what, todo = f"no space is left to write {path}.", "free some space, or set run.dir to another disk"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        what, todo = f"{path} is not writable.", "set run.dir to a directory you may write"
+    else:
+        what, todo = f"{path} cannot be made or written.", "set run.dir to another directory"
+    return ConfigError(what, where=where, why=f"the system says: {error.strerror} ({error.filename})", todo=todo)
+
+
+# -- where things are -------------------------------------------------------------------------------------------------
+
+
+def samples_path(run_dir: Path, step: int) -> Path:
+    """``samples/step_000020.jsonl``."""
+    return run_dir / SAMPLES / f"step_{step:06d}.jsonl"
+
+
+def log_path(run_dir: Path, process: str) -> Path:
+    """``logs/<process>.log``; ``process`` is a plain word such as ``controller-0``."""
+    return run_dir / LOGS / f"{process}.log"
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_config(run_dir: Path, text: str) -> None:
+    """Writes the resolved configuration, already YAML. Raises ConfigError when it cannot be written."""
+    write_text(run_dir / CONFIG, text)
+
+
+def write_lock(run_dir: Path, lock: Mapping[str, Mapping[str, str]]) -> None:
+    """Writes plugin name -> facts ("distribution", "version", ...). Raises ConfigError when it cannot be written."""
+    write_text(run_dir / LOCK, json.dumps(lock, indent=2, sort_keys=True) + "\n")
+
+
+def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes the evaluated answers of one step. Samples are for reading: a full disk is logged and ends no run."""
+    try:
+        write_text(samples_path(run_dir, step), "".join(_json(row).decode() + "\n" for row in rows))
+    except ConfigError as error:
+        log.error("the samples of step %d were not written. %s", step, error)
+
+
+def write_text(path: Path, text: str) -> None:
+    """All of ``text`` or nothing: whoever reads ``path`` never sees half of it. Raises ConfigError when it cannot."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise _refusal(error, path) from error
+
+
+def _json(value: Any) -> bytes:
+    """One line of JSON. Numbers of numpy become floats; NaN and infinities become null, for JSON has none."""
+    return msgspec.json.encode(value, enc_hook=float)
+
+
+class MetricsFile:
+    """``metrics.jsonl``, open for appending. Each row reaches the operating system before ``append`` returns.
+
+    When the disk is full, rows wait in memory and are written, whole and in order, as soon as there is space again; the
+    run goes on, and ``alarm`` is called once for each such stretch.
+    """
+
+    def __init__(self, run_dir: Path, alarm: Callable[[str], None] = log.error) -> None:
+        self._path = run_dir / METRICS
+        self._alarm = alarm
+        self._alarmed = False
+        try:
+            torn = self._path.exists() and not _ends_with_newline(self._path)
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise _refusal(error, self._path) from error
+        self._pending = bytearray(b"\n" if torn else b"")  # a killed run may have left half a line
+
+    def append(self, report: StepReport) -> None:
+        """Adds the row of one finished step."""
+        row = {
+            "step": report.step,
+            "version": report.version,
+            "time_unix_s": time.time(),
+            "metrics": report.metrics,
+            "evaluation": report.evaluation,
+        }
+        self._pending += _json(row) + b"\n"
+        self._drain()
+
+    def close(self) -> None:
+        """Writes what still waits, or says how much is lost. Calling it twice is harmless."""
+        if self._file.closed:
+            return
+        self._drain()
+        if self._pending:
+            self._alarm(f"{len(self._pending)} bytes of metrics could not be written to {self._path} and are lost.")
+        self._file.close()
+
+    def _drain(self) -> None:
+        try:
+            while self._pending:
+                written = self._file.write(self._pending)  # unbuffered: may take a part only
+                del self._pending[:written]
+            self._alarmed = False
+        except OSError as error:
+            if not self._alarmed:
+                self._alarm(f"{self._path} cannot be written ({error.strerror}); its rows wait in memory.")
+            self._alarmed = True
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of ``metrics.jsonl`` in order of steps, each step once; empty when there are none yet.
+
+    A run that was resumed from step s writes the steps after s again: rows of the abandoned attempt are left out, and
+    so is a line that a killed process left half-written. A null (NaN when it was written) is read as NaN.
+    """
+    try:
+        lines = (run_dir / METRICS).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            row = msgspec.json.decode(line, type=_Row)
+        except msgspec.DecodeError:
+            continue
+        while rows and rows[-1]["step"] >= row.step:
+            rows.pop()
+        rows.append(
+            {
+                "step": row.step,
+                "version": row.version,
+                "time_unix_s": row.time_unix_s,
+                "metrics": _numbers(row.metrics),
+                "evaluation": _numbers(row.evaluation),
+            }
+        )
+    return rows
+
+
+class _Row(msgspec.Struct, frozen=True):
+    step: int
+    version: int
+    time_unix_s: float
+    metrics: dict[str, float | None]
+    evaluation: dict[str, float | None] = {}
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float("nan") if value is None else value for name, value in values.items()}
+
+
+def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """The evaluated answers of one step, as ``write_samples`` got them; empty when there are none."""
+    try:
+        lines = samples_path(run_dir, step).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
+
+
+def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
+    """Plugin name -> facts, as ``write_lock`` got them; empty when there are none."""
+    try:
+        content = (run_dir / LOCK).read_bytes()
+    except FileNotFoundError:
+        return {}
+    return msgspec.json.decode(content, type=dict[str, dict[str, str]])

@@ -1,0 +1,124 @@
+"""``g-core export``: copies a run's final weights out, after checking that they are whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+from gcore_core.errors import ConfigError, DataError
+from gcore_core.run.directory import CONFIG, METRICS, WEIGHTS
+
+INDEX = "model.safetensors.index.json"
+
+#: bits of one element, by the names safetensors uses
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64,
+    "C64": 64,
+}  # fmt: skip
+
+
+def export(run_dir: Path, to: Path) -> int:
+    """Copies ``run_dir/weights`` to the new directory ``to``; returns the number of bytes copied.
+
+    Every safetensors file is checked before and after: its header parses, its tensors fill the file exactly, and all
+    tensors that the index names are there. ``to`` appears whole or not at all. Raises DataError (no such run, no final
+    weights, a damaged file) or ConfigError (``to`` exists or cannot be written).
+    """
+    weights = _final_weights(run_dir)
+    if to.exists() or to.is_symlink():
+        raise ConfigError(
+            f"{to} exists already.", where="g-core export", todo="name a directory that does not exist yet"
+        )
+    _check(weights)
+    fresh = to.with_name(f".{to.name}.{os.getpid()}.new")
+    try:
+        to.absolute().parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(weights, fresh)
+        _check(fresh)
+        fresh.rename(to)
+    except (OSError, shutil.Error) as error:
+        raise ConfigError(
+            f"the weights could not be copied to {to}.",
+            where="g-core export",
+            why=f"the system says: {error}",
+            todo="free some space, or name another directory",
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)  # after a success it is no longer there
+    return sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+
+
+def _final_weights(run_dir: Path) -> Path:
+    if not run_dir.is_dir():
+        raise DataError("no such run directory.", where=str(run_dir), todo="runs are in runs/<name>/<NNN>")
+    weights = run_dir / WEIGHTS
+    if any(weights.glob("*.safetensors")):
+        return weights
+    if not (run_dir / CONFIG).exists() and not (run_dir / METRICS).exists():
+        raise DataError(
+            "this directory holds no run.",
+            where=str(run_dir),
+            why=f"it has neither {CONFIG} nor {METRICS}",
+            todo="name a directory such as runs/<name>/<NNN>",
+        )
+    raise DataError(
+        "this run has no final weights.",
+        where=str(run_dir),
+        why=f"{WEIGHTS}/ is written when a run ends well; this one has not",
+        todo=f"to finish it: g-core resume {run_dir}",
+    )
+
+
+def _check(weights: Path) -> None:
+    files = {file.name: tensor_names(file) for file in sorted(weights.glob("*.safetensors"))}
+    index = weights / INDEX
+    if not index.exists():
+        return
+    try:
+        placed = [(str(name), str(file)) for name, file in json.loads(index.read_bytes())["weight_map"].items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(index, f"the index does not parse: {error!r}") from error
+    for name, file in placed:
+        if name not in files.get(file, ()):
+            raise _damaged(index, f"tensor {name!r} is not in {file!r}")
+
+
+def tensor_names(file: Path) -> set[str]:
+    """Names of the tensors in a safetensors file. Raises DataError unless they fill the file to its last byte.
+
+    Layout (safetensors): u64 little-endian header length, a JSON header, then the data; offsets count from the data.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if 8 + length > size:
+            raise _damaged(file, f"its header does not fit in its {size} bytes")
+        raw = stream.read(length)
+    try:
+        header: dict[str, dict[str, Any]] = json.loads(raw)
+        header.pop("__metadata__", None)
+        spans = sorted((*tensor["data_offsets"], name) for name, tensor in header.items())
+        sizes = {name: _BITS[t["dtype"]] * math.prod(t["shape"]) // 8 for name, t in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(file, f"its header does not parse: {error!r}") from error
+    end = 0
+    for start, stop, name in spans:
+        if start != end or stop - start != sizes[name]:
+            raise _damaged(file, f"the bytes of tensor {name!r} are not where its shape puts them")
+        end = stop
+    if 8 + length + end != size:
+        raise _damaged(file, f"it has {size} bytes, its header describes {8 + length + end}")
+    return set(header)
+
+
+def _damaged(file: Path, why: str) -> DataError:
+    return DataError(
+        "this file of weights is damaged.", where=str(file), why=why, todo="resume the run to write it again"
+    )

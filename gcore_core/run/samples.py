@@ -1,0 +1,27 @@
+"""A few evaluated records, opened by reference, to show a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gcore_core.processes.store import StoreReader
+from gcore_core.protocols import Dataset
+from gcore_core.records import Header
+
+
+def shown_rows(headers: Iterable[Header], reader: StoreReader, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Rows of ``samples/step_*.jsonl``: prompt, text, rewards, mode ("greedy" or "sampled"), status."""
+    for header in headers:
+        if header.columns is None:
+            continue
+        columns = reader.open(header.columns)[header.slot]
+        prompt = dataset[header.row]
+        text = columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else ""
+        yield {
+            "prompt": prompt.text if prompt.text is not None else prompt.messages,
+            "text": text,
+            "rewards": header.rewards,
+            "mode": ("greedy", "sampled")[(-header.ordinal - 1) % 2],
+            "status": header.status,
+        }

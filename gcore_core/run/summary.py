@@ -1,0 +1,180 @@
+"""``summary.md``: what a run was, what it changed, and where its files are; and the table printed at its end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gcore_core.records import RunFacts
+from gcore_core.run import directory as d
+from gcore_core.run.display import duration, stage_seconds
+
+Rows = Sequence[Mapping[str, Any]]  # as read_metrics returns them
+
+ANSWERS = 3
+ANSWER_LIMIT = 800  # characters of one answer that are shown
+
+_FILES = (
+    (d.CONFIG, "the resolved configuration"),
+    (d.LOCK, "plugins and their versions"),
+    (d.METRICS, "one JSON object a step"),
+    (d.SAMPLES, "evaluated answers"),
+    (d.LOGS, "one log a process"),
+    (d.WEIGHTS, "the final policy, Hugging Face layout"),
+    (d.TENSORBOARD, "scalars for TensorBoard"),
+    (d.CURVES, "the curves below"),
+)
+
+
+def write(run: RunFacts, wall_s: float, cpu_s: float) -> Path:
+    """Writes ``summary.md`` from the files in the run's directory and returns its path.
+
+    wall_s, cpu_s: seconds of this process tree since the run was started (or resumed).
+    Raises ConfigError when it cannot be written.
+    """
+    run_dir = Path(run.directory)
+    metrics = d.read_metrics(run_dir)
+    sections = [
+        f"# {run.name}\n",
+        _what_ran(run, metrics, wall_s, cpu_s),
+        _section("Before and after", _markdown(_before_and_after(metrics))),
+        _section("Answers", _answers(run_dir, metrics)),
+        _section("Time", _markdown(_stage_times(metrics))),
+        _section("Files", _files(run_dir)),
+        "![curves](curves.png)\n" if (run_dir / d.CURVES).exists() else "",
+    ]
+    path = run_dir / d.SUMMARY
+    d.write_text(path, "\n".join(section for section in sections if section))
+    return path
+
+
+def table(metrics: Rows) -> str:
+    """The before-and-after table in aligned plain text; empty when nothing was evaluated.
+
+    metrics: as ``read_metrics`` returns them.
+    """
+    rows = _before_and_after(metrics)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join([first.lstrip().ljust(widths[0]), *others]).rstrip())
+    return "\n".join(lines)
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
+    done = metrics[-1]["step"] if metrics else 0
+    steps = f"{done} steps" if done >= run.steps else f"ended at step {done} of {run.steps}"
+    if run.resumed_from:
+        steps += f", resumed from step {run.resumed_from}"
+    plugins = [f"{name} {facts.get('version', '?')}" for name, facts in d.read_lock(Path(run.directory)).items()]
+    lines = [f"- {steps}", f"- {duration(wall_s)} wall time, {cpu_s:.0f} CPU seconds"]
+    if plugins:
+        lines.append(f"- plugins: {', '.join(plugins)}")
+    return "\n".join(lines) + "\n"
+
+
+def _before_and_after(metrics: Rows) -> list[list[str]]:
+    """Header and rows of cells: every evaluated reward, greedy and sampled, then the length; no rows: no evaluation."""
+    evaluated = [row for row in metrics if row["evaluation"]]
+    if not evaluated:
+        return []
+    first, last = evaluated[0], evaluated[-1]
+    only = first is last
+    after_title = "after" if only else f"after (step {last['step']})"
+    rows = [["", f"before (step {first['step']})", after_title, "change"]]
+    keys = list(dict.fromkeys([*first["evaluation"], *last["evaluation"]]))
+    names = list(dict.fromkeys(key.partition("/")[2] for key in keys))
+    names.sort(key="length".__eq__)  # stable: as evaluated, the length last
+    for key in sorted(keys, key=lambda key: names.index(key.partition("/")[2])):
+        mode, _, name = key.partition("/")
+        after = None if only else last["evaluation"].get(key)
+        rows.append(_change(f"{name}, {mode}", first["evaluation"].get(key), after))
+    if not any(key.endswith("/length") for key in keys):
+        lengths = [row["metrics"]["length"] for row in metrics if "length" in row["metrics"]]
+        if lengths:
+            rows.append(_change("length, training", lengths[0], None if only else lengths[-1]))
+    return rows
+
+
+def _change(label: str, before: float | None, after: float | None) -> list[str]:
+    digits = 1 if label.startswith("length, ") else 3
+    cells = ["-" if value is None else f"{value:.{digits}f}" for value in (before, after)]
+    change = "" if before is None or after is None else f"{after - before:+.{digits}f}"
+    return [label, *cells, change]
+
+
+def _stage_times(metrics: Rows) -> list[list[str]]:
+    """Header and rows of cells: seconds of each stage in all, a step, and as a share of the steps."""
+    steps = [row["metrics"] for row in metrics if "seconds/step" in row["metrics"]]
+    if not steps:
+        return []
+    whole_s = sum(step["seconds/step"] for step in steps)
+    totals: dict[str, float] = {}
+    for step in steps:
+        for stage, seconds in stage_seconds(step).items():
+            totals[stage] = totals.get(stage, 0.0) + seconds
+    totals["whole step"] = whole_s
+    rows = [["stage", "seconds", "a step", "share"]]
+    for stage, seconds in totals.items():
+        share = f"{seconds / whole_s:.0%}" if whole_s > 0 else "-"
+        rows.append([stage, f"{seconds:.1f}", f"{seconds / len(steps):.3f}", share])
+    return rows
+
+
+def _answers(run_dir: Path, metrics: Rows) -> str:
+    """The first prompts of the evaluation, never chosen by how well they went, with their first and last answers."""
+    steps = [row["step"] for row in metrics if d.samples_path(run_dir, row["step"]).exists()]
+    if not steps:
+        return ""
+    before, after = (_by_prompt(d.read_samples(run_dir, step)) for step in (steps[0], steps[-1]))
+    shown = [key for key in before if key in after][:ANSWERS]
+    parts = []
+    for key in shown:
+        parts.append(f"**Prompt** ({before[key].get('mode', '')})\n\n{_fenced(key[1])}")
+        for step, rows in {steps[0]: before, steps[-1]: after}.items():
+            rewards = ", ".join(f"{name} {value:.3g}" for name, value in rows[key].get("rewards", {}).items())
+            parts.append(f"Step {step}{': ' if rewards else ''}{rewards}\n\n{_fenced(str(rows[key]['text']))}")
+    return "\n".join(parts)
+
+
+def _by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(mode, prompt) -> its first answer, greedy answers first."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row.get("mode") != "greedy"):
+        prompt = row["prompt"] if isinstance(row["prompt"], str) else json.dumps(row["prompt"], ensure_ascii=False)
+        found.setdefault((str(row.get("mode", "")), prompt), row)
+    return found
+
+
+def _files(run_dir: Path) -> str:
+    listed = [f"- `{name}`: {meaning}" for name, meaning in _FILES if (run_dir / name).exists()]
+    return "\n".join([f"In `{run_dir}`:\n", *listed]) + "\n"
+
+
+# -- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}" if body else ""
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    if not rows:
+        return ""
+    ruler = ["---", *["---:"] * (len(rows[0]) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], ruler, *rows[1:])) + "\n"
+
+
+def _fenced(text: str) -> str:
+    """A code block that nothing in ``text`` can end: answers are a model's, and may hold Markdown."""
+    if len(text) > ANSWER_LIMIT:
+        text = text[:ANSWER_LIMIT] + " [...]"
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}\n"

@@ -1,0 +1,295 @@
+"""The plugin named ``fake``: torch-free backends for tests of everything around them.
+
+Add it to a job with ``local: [<this file>]`` and choose ``use: fake``. The policy is a table of V logits, one
+distribution for every position; it learns by plain REINFORCE, so a run of fakes has a curve that must rise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from gcore_core import hookimpl
+from gcore_core import providers as p
+from gcore_core.errors import NonFiniteLoss, WeightMismatch
+from gcore_core.protocols import (
+    Finished,
+    GroupScalars,
+    SampleRequest,
+    Score,
+    ScoredRecord,
+    TrainRecord,
+    WorkerContext,
+)
+from gcore_core.records import ABORTED, FINISHED, TRUNCATED, Prompt, TensorSpec, WeightPlan
+
+VOCABULARY = "abcdefgh."  # the last one ends an answer
+END = len(VOCABULARY) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeGeneratorConfig:
+    max_new_tokens: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeTrainerConfig:
+    learning_rate: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeDataConfig:
+    rows: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeAdvantageConfig:
+    group_size: int = 4
+
+
+def initial_logits(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, 0.1, len(VOCABULARY)).astype(np.float32)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()), np.float32)
+
+
+class FakeGenerator:
+    """Draws letters until the end mark. A sample's letters depend on its seed and the weights only."""
+
+    def __init__(self, config: FakeGeneratorConfig, context: WorkerContext) -> None:
+        self.version = 0
+        self._config = config
+        self._logits = initial_logits(0)
+        self._running: dict[tuple[int, int], tuple[SampleRequest, list[int]]] = {}
+        self._incoming: np.ndarray | None = None
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._running.update({(r.ordinal, r.sample): (r, []) for r in requests})
+
+    def step(self) -> list[Finished]:
+        ended = []
+        for key, (request, letters) in list(self._running.items()):
+            letters.append(self._draw(request, len(letters)))
+            if letters[-1] == END or len(letters) == self._config.max_new_tokens:
+                del self._running[key]
+                ended.append(self._finished(request, letters, FINISHED if letters[-1] == END else TRUNCATED))
+        return ended
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        taken = [self._running.pop(key) for key in keys if key in self._running]
+        return [self._finished(request, letters, ABORTED) for request, letters in taken]
+
+    def _draw(self, request: SampleRequest, position: int) -> int:
+        if request.greedy:
+            return int(self._logits.argmax())
+        uniform = xxhash.xxh3_64_intdigest(f"{request.seed}/{position}".encode()) / 2**64
+        return int(np.searchsorted(np.exp(log_softmax(self._logits)).cumsum()[:-1], uniform))
+
+    def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+        actions = np.array(letters, np.int32)
+        text = "".join(VOCABULARY[letter] for letter in letters)
+        columns = {
+            "prompt_ids": np.frombuffer((request.prompt.text or "").encode(), np.uint8).astype(np.int32),
+            "action_ids": actions,
+            "logp": log_softmax(self._logits)[actions],
+            "action_mask": np.ones(len(letters), np.uint8),
+            "temperature": np.ones((), np.float32),
+            "text": np.frombuffer(text.encode(), np.uint8),
+        }
+        return Finished(request=request, status=status, versions=(self.version, self.version), columns=columns)
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        if plan.version < self.version:
+            raise WeightMismatch(f"version {plan.version} is older than {self.version}", where="tensor 'logits'")
+        if [spec.name for spec in plan.tensors] != ["logits"]:
+            raise WeightMismatch("the push is of another model", where=f"tensor {plan.tensors[0].name!r}")
+
+    def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        for _, array in tensors:
+            self._incoming = array.view(np.float32).copy()
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        if self._incoming is None:
+            raise WeightMismatch("the push ended without it", where="tensor 'logits'")
+        self._logits, self._incoming, self.version = self._incoming, None, plan.version
+
+    def fingerprint(self) -> dict[str, int]:
+        return {"logits": xxhash.xxh3_64_intdigest(self._logits.data)}
+
+    def close(self) -> None:
+        pass
+
+
+class FakeTrainer:
+    """REINFORCE on the table of logits, with the gradient written out. Ranks do not meet: use one."""
+
+    def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
+        self.version = 0
+        self._config = config
+        self._logits = initial_logits(0)
+        self._records: list[TrainRecord] = []
+
+    def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
+        self._records = [
+            TrainRecord(
+                ordinal=r.ordinal,
+                sample=r.sample,
+                minibatch=r.minibatch,
+                columns={name: np.array(column) for name, column in r.columns.items()},
+            )
+            for r in records
+        ]
+        return [dict.fromkeys(scalars, 0.0) for _ in records]
+
+    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        if not np.isfinite(advantages).all():
+            raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
+        logp = log_softmax(self._logits)
+        gaps = [np.abs(logp[r.columns["action_ids"]] - r.columns["logp"]).max(initial=0.0) for r in self._records]
+        norms = []
+        for _ in range(epochs):
+            for minibatch in range(minibatches):
+                gradient = self._gradient(advantages, minibatch)
+                norms.append(float(np.linalg.norm(gradient)))
+                self._logits = (self._logits + self._config.learning_rate * gradient).astype(np.float32)
+        self.version = step + 1
+        entropy = float(-(np.exp(logp) * logp).sum())
+        return {
+            "loss": 0.0,
+            "grad_norm": float(np.mean(norms)),
+            "learning_rate": self._config.learning_rate,
+            "entropy": entropy,
+            "kl": 0.0,
+            "clip_share": 0.0,
+            "logprob_gap_max": float(max(gaps, default=0.0)),
+            "logprob_gap_mean": float(np.mean(gaps)) if gaps else 0.0,
+        }
+
+    def _gradient(self, advantages: np.ndarray, minibatch: int) -> np.ndarray:
+        """Sum over actions of advantage * d logp / d logits, over the number of actions."""
+        probabilities = np.exp(log_softmax(self._logits)).astype(np.float64)
+        gradient, actions = np.zeros(len(VOCABULARY)), 0
+        for record, advantage in zip(self._records, advantages, strict=True):
+            if record.minibatch == minibatch:
+                letters = record.columns["action_ids"]
+                counts = np.bincount(letters, minlength=len(VOCABULARY))
+                gradient += advantage * (counts - len(letters) * probabilities)
+                actions += len(letters)
+        return gradient / max(actions, 1)
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return [TensorSpec("logits", "F32", self._logits.shape, self._logits.nbytes)]
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        yield self.weight_specs()[0], self._logits.view(np.uint8)
+
+    def save(self, directory: Path) -> None:
+        np.save(directory / "logits.npy", self._logits, allow_pickle=False)
+
+    def load(self, directory: Path) -> None:
+        self._logits = np.load(directory / "logits.npy", allow_pickle=False)
+
+    def save_pretrained(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "logits.json").write_text(json.dumps(self._logits.tolist()))
+
+    def close(self) -> None:
+        pass
+
+
+class FakeScorer:
+    """The share of ``a`` among an answer's letters."""
+
+    def __init__(self, config: None, context: WorkerContext) -> None:
+        pass
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        return [Score(value=record.text.count("a") / max(len(record.text), 1)) for record in records]
+
+
+class FakeDataset:
+    def __init__(self, config: FakeDataConfig) -> None:
+        self._rows = config.rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, row: int) -> Prompt:
+        return Prompt(row=row, text=f"row {row}")
+
+
+class FakeAdvantage:
+    """Reward minus the mean of its group."""
+
+    requires: frozenset[str] = frozenset()
+
+    def __init__(self, config: FakeAdvantageConfig) -> None:
+        self.group_size = config.group_size
+
+    def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
+        return np.zeros(0)
+
+    def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+        return [group.rewards - group.rewards.mean() for group in groups]
+
+
+class FakeObjective:
+    """Stands where an objective must; the fake trainer has its gradient built in."""
+
+    requires: frozenset[str] = frozenset()
+
+    def __init__(self, config: None) -> None:
+        pass
+
+
+@hookimpl
+def gcore_generators() -> Iterable[p.GeneratorProvider]:
+    yield p.GeneratorProvider(
+        summary="letters from a table of logits",
+        factory="gcore_core.testing.fake:FakeGenerator",
+        config=FakeGeneratorConfig,
+        capabilities=frozenset({"abort", "determinism", "weights.push", "weights.fingerprint"}),
+    )
+
+
+@hookimpl
+def gcore_trainers() -> Iterable[p.TrainerProvider]:
+    yield p.TrainerProvider(
+        summary="REINFORCE on a table of logits",
+        factory="gcore_core.testing.fake:FakeTrainer",
+        config=FakeTrainerConfig,
+    )
+
+
+@hookimpl
+def gcore_rewards() -> Iterable[p.RewardProvider]:
+    yield p.RewardProvider(summary="share of the letter a", factory="gcore_core.testing.fake:FakeScorer")
+
+
+@hookimpl
+def gcore_datasets() -> Iterable[p.DatasetProvider]:
+    yield p.DatasetProvider(
+        summary="numbered prompts", factory="gcore_core.testing.fake:FakeDataset", config=FakeDataConfig
+    )
+
+
+@hookimpl
+def gcore_advantages() -> Iterable[p.AdvantageProvider]:
+    yield p.AdvantageProvider(
+        summary="reward minus the group's mean",
+        factory="gcore_core.testing.fake:FakeAdvantage",
+        config=FakeAdvantageConfig,
+    )
+
+
+@hookimpl
+def gcore_objectives() -> Iterable[p.ObjectiveProvider]:
+    yield p.ObjectiveProvider(summary="none; see the trainer", factory="gcore_core.testing.fake:FakeObjective")

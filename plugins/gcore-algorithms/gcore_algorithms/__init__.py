@@ -1,0 +1,77 @@
+"""The plugin ``algorithms``: rewards to advantages, and log-probs to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_algorithms import config
+from gcore_core import hookimpl
+from gcore_core.providers import AdvantageProvider, ObjectiveProvider
+
+_TORCH = ("torch>=2.6",)
+
+
+@hookimpl
+def gcore_advantages() -> Iterable[AdvantageProvider]:
+    yield AdvantageProvider(
+        name="grpo",
+        summary="reward minus the group's mean, over the group's standard deviation (GRPO)",
+        factory="gcore_algorithms.advantages:Grpo",
+        config=config.GrpoConfig,
+    )
+    yield AdvantageProvider(
+        name="dr-grpo",
+        summary="reward minus the group's mean (Dr.GRPO)",
+        factory="gcore_algorithms.advantages:DrGrpo",
+        config=config.DrGrpoConfig,
+    )
+    yield AdvantageProvider(
+        name="rloo",
+        summary="reward minus the mean of the group's other rewards (RLOO)",
+        factory="gcore_algorithms.advantages:Rloo",
+        config=config.RlooConfig,
+    )
+    yield AdvantageProvider(
+        name="reinforce-pp",
+        summary="reward normalised over the whole batch (REINFORCE++)",
+        factory="gcore_algorithms.advantages:ReinforcePp",
+        config=config.ReinforcePpConfig,
+    )
+    yield AdvantageProvider(
+        name="reinforce-pp-baseline",
+        summary="reward minus the group's mean, over the batch's standard deviation (REINFORCE++ with baseline)",
+        factory="gcore_algorithms.advantages:ReinforcePpBaseline",
+        config=config.ReinforcePpBaselineConfig,
+    )
+    yield AdvantageProvider(
+        name="gae",
+        summary="generalised advantage estimation from per-action values (GAE)",
+        factory="gcore_algorithms.advantages:Gae",
+        config=config.GaeConfig,
+        level="action",
+    )
+
+
+@hookimpl
+def gcore_objectives() -> Iterable[ObjectiveProvider]:
+    yield ObjectiveProvider(
+        name="ppo_clip",
+        summary="clipped ratio per action, asymmetric and dual clip (PPO, GRPO, DAPO)",
+        factory="gcore_algorithms.objectives:PpoClip",
+        config=config.PpoClipConfig,
+        needs=_TORCH,
+    )
+    yield ObjectiveProvider(
+        name="gspo",
+        summary="clipped ratio of the whole sequence (GSPO)",
+        factory="gcore_algorithms.objectives:Gspo",
+        config=config.GspoConfig,
+        needs=_TORCH,
+    )
+    yield ObjectiveProvider(
+        name="cispo",
+        summary="log-prob weighted by a clipped, constant ratio; no action loses its gradient (CISPO)",
+        factory="gcore_algorithms.objectives:Cispo",
+        config=config.CispoConfig,
+        needs=_TORCH,
+    )

@@ -1,0 +1,263 @@
+"""What can be set under ``advantage.config`` and ``objective.config``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from gcore_core.errors import ConfigError
+
+# -- advantages -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardKlConfig:
+    """A penalty on leaving the reference, taken from the reward before anything else is done with it."""
+
+    coefficient: float = 0.0
+    """The reward loses coefficient x the record's KL, summed over its actions, in nats. 0: no reference is needed."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Which estimate of the KL. k1 is the unbiased one that a reward should use; see ``gcore_algorithms.kl``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordAdvantageConfig:
+    """What every estimator of level "record" takes."""
+
+    smallest_group: ClassVar[int] = 2
+
+    group_size: int = 8
+    """Records sampled for each prompt."""
+    kl: RewardKlConfig = field(default_factory=RewardKlConfig)
+    """KL penalty in the reward."""
+
+    def __post_init__(self) -> None:
+        _check_group_size(self.group_size, self.smallest_group)
+
+    def requires(self) -> frozenset[str]:
+        """The scalar of preparation that the KL penalty reads, if there is one."""
+        return frozenset({f"kl_{self.kl.estimator}"}) if self.kl.coefficient else frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandardisedConfig(RecordAdvantageConfig):
+    """An estimator that divides by a standard deviation."""
+
+    eps: float = 1e-4
+    """Added to the standard deviation, in units of the reward."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps < 0:
+            raise ConfigError(
+                f"{self.eps} is negative",
+                where="advantage.config.eps",
+                why="it is added to a standard deviation, and the sum must stay positive",
+                todo="set eps to 0 or more",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpoConfig(StandardisedConfig):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrGrpoConfig(RecordAdvantageConfig):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlooConfig(RecordAdvantageConfig):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePpConfig(StandardisedConfig):
+    smallest_group: ClassVar[int] = 1  # the batch is the baseline
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePpBaselineConfig(StandardisedConfig):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaeConfig:
+    group_size: int = 8
+    """Records sampled for each prompt; the estimate of one does not depend on the others."""
+    gamma: float = 1.0
+    """Discount per action, 0 to 1."""
+    lam: float = 0.95
+    """Lambda, 0 to 1: 0 trusts the values alone (one-step error), 1 the rewards alone (Monte Carlo return)."""
+
+    def __post_init__(self) -> None:
+        _check_group_size(self.group_size, 1)
+        for name in ("gamma", "lam"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(
+                    f"{getattr(self, name)} is not between 0 and 1",
+                    where=f"advantage.config.{name}",
+                    why="the sum of discounted errors would grow with the length of the record",
+                    todo=f"set {name} between 0 and 1",
+                )
+
+    def requires(self) -> frozenset[str]:
+        return frozenset({"values"})
+
+
+def _check_group_size(group_size: int, smallest: int) -> None:
+    if group_size >= smallest:
+        return
+    if group_size == 1:
+        raise ConfigError(
+            "a group of 1 has no baseline",
+            where="advantage.config.group_size",
+            why="this estimator compares the records of one prompt; alone, each has advantage 0 and teaches nothing",
+            todo=f"set group_size to {smallest} or more, or use algorithms/reinforce-pp, whose baseline is the batch",
+        )
+    raise ConfigError(
+        f"{group_size} is not a number of records",
+        where="advantage.config.group_size",
+        why="it says how many records are sampled for each prompt",
+        todo=f"set group_size to {smallest} or more",
+    )
+
+
+# -- objectives -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossKlConfig:
+    """A penalty on leaving the reference, as a term of the loss."""
+
+    coefficient: float = 0.0
+    """The loss gains coefficient x KL of each action, in nats. 0: no reference is needed."""
+    estimator: Literal["k1", "k2", "k3"] = "k2"
+    """On policy, the gradient of k2 is that of KL(policy || reference), the gradient of k3 (GRPO's choice) that of
+    KL(reference || policy), and the gradient of k1 is zero in expectation: as a loss, k1 adds nothing but noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionConfig:
+    """Importance weights exp(old_logp - rollout_logp), for generators whose log-probs differ from the trainer's."""
+
+    kind: Literal["none", "truncate", "mask"] = "none"
+    """truncate: weights are clamped to [floor, cap]. mask: actions whose weight lies outside get weight 0."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """token: a weight per action. sequence: the product over the record. geometric: the product's mean per action."""
+    cap: float = 2.0
+    """Largest weight, at least 1."""
+    floor: float = 0.0
+    """Smallest weight, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.floor <= 1.0 <= self.cap:
+            raise ConfigError(
+                f"the weights [{self.floor}, {self.cap}] do not contain 1",
+                where="objective.config.correction",
+                why="weight 1 is where generator and trainer agree",
+                todo="set floor between 0 and 1, and cap to 1 or more",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What every objective takes; only the surrogate differs between them."""
+
+    normalise: Literal["token", "sequence", "constant"] = "token"
+    """token: the mean over all actions of the update (DAPO). sequence: the mean over a record's actions, then over
+    records (GRPO). constant: the sum over actions, divided by records x constant_length (Dr.GRPO)."""
+    constant_length: int | None = None
+    """Actions per record that ``normalise: constant`` divides by; the longest completion allowed is usual."""
+    kl: LossKlConfig = field(default_factory=LossKlConfig)
+    """KL penalty in the loss."""
+    entropy_coefficient: float = 0.0
+    """The loss loses entropy_coefficient x entropy of each action, in nats."""
+    old_logprobs: Literal["rollout", "recompute"] = "rollout"
+    """Behaviour log-probs of the ratio. rollout: the generator's, which saves a forward pass. recompute: the trainer's
+    own, under the weights before the step's first update."""
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    """Off-policy correction; needs ``old_logprobs: recompute``."""
+
+    def __post_init__(self) -> None:
+        if self.normalise == "constant" and (self.constant_length is None or self.constant_length < 1):
+            raise ConfigError(
+                f"normalise: constant needs a length, and constant_length is {self.constant_length}",
+                where="objective.config.constant_length",
+                why="the loss is divided by records x constant_length",
+                todo="set constant_length, usually to the longest completion allowed",
+            )
+        if self.correction.kind != "none" and self.old_logprobs != "recompute":
+            raise ConfigError(
+                f"correction {self.correction.kind!r} needs the trainer's own log-probs",
+                where="objective.config.old_logprobs",
+                why="its weights compare them with the generator's; with 'rollout' the ratio has that difference in it",
+                todo="set old_logprobs: recompute, or correction.kind: none",
+            )
+
+    def requires(self) -> frozenset[str]:
+        """Columns and outputs beyond those that every objective gets."""
+        needed = {
+            "old_logp": self.old_logprobs == "recompute",
+            "ref_logp": self.kl.coefficient != 0,
+            "entropy": self.entropy_coefficient != 0,
+        }
+        return frozenset(name for name, is_needed in needed.items() if is_needed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipConfig(ObjectiveConfig):
+    """An objective whose ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("clip_low", "clip_high"):
+            if getattr(self, name) < 0:
+                raise ConfigError(
+                    f"{getattr(self, name)} is negative",
+                    where=f"objective.config.{name}",
+                    why="the ratio is clipped to [1 - clip_low, 1 + clip_high], which must contain 1",
+                    todo=f"set {name} to 0 or more",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoClipConfig(ClipConfig):
+    clip_low: float = 0.2
+    """The ratio may fall to 1 - clip_low before a negative advantage stops teaching."""
+    clip_high: float = 0.2
+    """The ratio may rise to 1 + clip_high before a positive advantage stops teaching; DAPO uses 0.28."""
+    dual_clip: float | None = None
+    """Above 1: the ratio beyond which a negative advantage stops teaching, too; 3 is usual. None: no such bound."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ConfigError(
+                f"{self.dual_clip} is not above 1",
+                where="objective.config.dual_clip",
+                why="it bounds the ratio of negative advantages from above, and on policy the ratio is 1",
+                todo="set dual_clip above 1 (3 is usual), or leave it out",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GspoConfig(ClipConfig):
+    normalise: Literal["token", "sequence", "constant"] = "sequence"
+    """As for every objective; the paper's is sequence."""
+    clip_low: float = 3e-4
+    """The sequence's ratio (a mean per action) may fall to 1 - clip_low."""
+    clip_high: float = 4e-4
+    """The sequence's ratio may rise to 1 + clip_high."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CispoConfig(ClipConfig):
+    clip_low: float = 1.0
+    """The weight is at least 1 - clip_low; 1: no lower bound, as in the paper."""
+    clip_high: float = 4.0
+    """The weight is at most 1 + clip_high."""

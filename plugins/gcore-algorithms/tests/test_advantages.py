@@ -1,0 +1,153 @@
+"""Advantages equal slow loops written from the papers, and do not depend on how groups are spread over shards.
+
+Tolerance 1e-12 in float64: the same sums in another order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from gcore_algorithms import advantages, config
+
+from gcore_core.protocols import GroupScalars
+
+MAKE = {
+    "grpo": lambda **c: advantages.Grpo(config.GrpoConfig(**c)),
+    "dr-grpo": lambda **c: advantages.DrGrpo(config.DrGrpoConfig(**c)),
+    "rloo": lambda **c: advantages.Rloo(config.RlooConfig(**c)),
+    "reinforce-pp": lambda **c: advantages.ReinforcePp(config.ReinforcePpConfig(**c)),
+    "reinforce-pp-baseline": lambda **c: advantages.ReinforcePpBaseline(config.ReinforcePpBaselineConfig(**c)),
+}
+each_estimator = pytest.mark.parametrize("name", list(MAKE))
+EPS = 1e-4
+
+
+def group(rewards, **scalars) -> GroupScalars:
+    rewards = np.asarray(rewards, dtype=np.float64)
+    return GroupScalars(rewards=rewards, lengths=np.ones(len(rewards), dtype=np.int64), scalars=scalars)
+
+
+def groups_of(seed: int, n: int = 7) -> list[GroupScalars]:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, 9, n)
+    return [group(rng.normal(3.0, 2.0, size), kl_k2=rng.normal(0.0, 1.0, size)) for size in sizes]
+
+
+def estimate(advantage, groups: list[GroupScalars]) -> list[np.ndarray]:
+    return advantage.of(groups, advantage.statistics(groups))
+
+
+def reference(name: str, rewards: list[list[float]]) -> list[list[float]]:
+    def mean(xs):
+        return sum(xs) / len(xs)
+
+    def std(xs, lost):
+        return math.sqrt(sum((x - mean(xs)) ** 2 for x in xs) / (len(xs) - lost))
+
+    if name == "grpo":
+        return [[(r - mean(g)) / (std(g, 1) + EPS) for r in g] for g in rewards]
+    if name == "dr-grpo":
+        return [[r - mean(g) for r in g] for g in rewards]
+    if name == "rloo":
+        return [[r - mean([x for j, x in enumerate(g) if j != i]) for i, r in enumerate(g)] for g in rewards]
+    if name == "reinforce-pp-baseline":
+        rewards = [[r - mean(g) for r in g] for g in rewards]
+    batch = [r for g in rewards for r in g]
+    return [[(r - mean(batch)) / (std(batch, 0) + EPS) for r in g] for g in rewards]
+
+
+@each_estimator
+@pytest.mark.parametrize("coefficient", [0.0, 0.3])
+def test_an_advantage_equals_the_papers_formula(name, coefficient):
+    groups = groups_of(1)
+    made = MAKE[name](kl=config.RewardKlConfig(coefficient=coefficient, estimator="k2"))
+    rewards = [list(g.rewards - coefficient * g.scalars["kl_k2"]) for g in groups]
+    for got, expected in zip(estimate(made, groups), reference(name, rewards), strict=True):
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@each_estimator
+@pytest.mark.parametrize("shards", [1, 2, 3, 9])
+def test_an_advantage_does_not_depend_on_the_shards(name, shards):
+    made, groups = MAKE[name](), groups_of(2)
+    unsplit = estimate(made, groups)
+    parts = [range(shard, len(groups), shards) for shard in range(shards)]  # the last of 9 hold no group
+    statistics = sum(made.statistics([groups[i] for i in part]) for part in parts)
+    for part in parts:
+        for i, got in zip(part, made.of([groups[i] for i in part], statistics), strict=True):
+            np.testing.assert_allclose(got, unsplit[i], rtol=1e-12, atol=1e-12)
+
+
+@each_estimator
+@pytest.mark.parametrize("value", [0.1, -1e6, 0.0])
+def test_equal_rewards_give_exactly_zero(name, value):
+    groups = [group([value] * 3), group([value] * 8)]
+    assert all((got == 0).all() for got in estimate(MAKE[name](), groups))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "rloo", "reinforce-pp-baseline"])
+def test_equal_rewards_in_one_group_give_exactly_zero_beside_other_groups(name):
+    uniform, mixed = estimate(MAKE[name](), [group([0.1] * 3), group([0.0, 1.0])])
+    assert (uniform == 0).all()
+    assert (mixed != 0).all()
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "rloo", "reinforce-pp-baseline"])
+def test_a_record_that_lost_its_group_teaches_nothing(name):
+    alone, empty, _ = estimate(MAKE[name](), [group([5.0]), group([]), group([0.0, 1.0])])
+    assert alone.tolist() == [0.0]
+    assert empty.size == 0
+
+
+@each_estimator
+def test_no_groups_give_no_advantages(name):
+    assert estimate(MAKE[name](), []) == []
+
+
+def test_a_penalty_can_make_equal_rewards_differ():
+    made = MAKE["dr-grpo"](kl=config.RewardKlConfig(coefficient=0.5))
+    (got,) = estimate(made, [group([1.0, 1.0], kl_k1=np.array([0.0, 2.0]))])
+    np.testing.assert_allclose(got, [0.5, -0.5], atol=1e-12)
+
+
+# -- per action -------------------------------------------------------------------------------------------------------
+
+
+def recursive_gae(rewards, values, gamma, lam):
+    """Schulman et al. 2016, Eq. 16, as a sum over the errors that follow each action."""
+    after = [*values[1:], 0.0]
+    deltas = [r + gamma * v_after - v for r, v, v_after in zip(rewards, values, after, strict=True)]
+    return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (0.99, 0.0), (1.0, 1.0)])
+def test_gae_equals_its_definition_over_trained_actions(gamma, lam):
+    rng = np.random.default_rng(3)
+    rewards, values, mask = rng.normal(size=12), rng.normal(size=12), rng.random(12) < 0.7
+    got, returns = advantages.Gae(config.GaeConfig(gamma=gamma, lam=lam)).per_action(rewards, values, mask)
+    expected = recursive_gae(rewards[mask].tolist(), values[mask].tolist(), gamma, lam)
+    np.testing.assert_allclose(got[mask], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(returns[mask], expected + values[mask], rtol=1e-12, atol=1e-12)
+    assert not got[~mask].any()
+    assert not returns[~mask].any()
+
+
+def test_masked_actions_have_no_influence_on_gae():
+    made = advantages.Gae(config.GaeConfig())
+    mask = np.array([1, 0, 1, 0], dtype=np.uint8)
+    values = np.array([0.5, 0.0, 0.25, 0.0])
+    wild = np.where(mask == 1, values, np.nan)
+    rewards = np.array([0.0, 0.0, 1.0, 0.0])
+    for got, expected in zip(made.per_action(wild, wild, mask), made.per_action(values, values, mask), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert made.per_action(rewards, values, np.zeros(4, dtype=np.uint8))[0].tolist() == [0.0] * 4
+
+
+def test_gae_at_lambda_one_is_the_return_less_the_value():
+    made = advantages.Gae(config.GaeConfig(gamma=1.0, lam=1.0))
+    rewards, values = np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.3])
+    _, returns = made.per_action(rewards, values, np.ones(3, dtype=bool))
+    np.testing.assert_allclose(returns, [6.0, 5.0, 3.0], rtol=1e-12)

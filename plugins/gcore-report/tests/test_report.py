@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import math
+import struct
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pluggy
+import pytest
+from gcore_report import Report, plugin
+from gcore_report.curves import draw
+from matplotlib.image import imread
+from tensorboardX.proto.event_pb2 import Event
+
+from gcore_core import hookspecs
+from gcore_core.records import RunFacts, StepReport
+from gcore_core.run import directory as d
+
+
+def _reports(first: int, last: int) -> Iterator[StepReport]:
+    for step in range(first, last + 1):
+        evaluation = {"greedy/exact": step / 10, "sampled/exact": step / 20} if step % 2 == 0 else {}
+        metrics = {"reward/exact": step / 10, "length": 5.0, "kl": 0.01, "entropy": 0.5, "logprob_gap_max": 1e-6}
+        times = {"seconds/rollout": 0.5, "seconds/train": 0.25, "seconds/step": 0.8}
+        yield StepReport(step=step, version=step, metrics={**metrics, **times} if step else {}, evaluation=evaluation)
+
+
+def _go(run: RunFacts, first: int, last: int, observer: Report) -> None:
+    """Calls the hooks as a run does, but writes no metrics file, so that no time is spent on pictures."""
+    observer.gcore_run_start(run=run)
+    for report in _reports(first, last):
+        observer.gcore_step_end(run=run, report=report)
+    observer.gcore_run_end(run=run, error="")
+
+
+def _run(path: Path, resumed_from: int = 0) -> RunFacts:
+    path.mkdir(exist_ok=True)
+    return RunFacts(name="digits", directory=str(path), steps=4, config={}, resumed_from=resumed_from)
+
+
+def _events(run_dir: Path) -> list[Event]:
+    """Reads event files by their format (TFRecord): u64 length, u32 CRC, event, u32 CRC."""
+    events = []
+    for file in sorted((run_dir / d.TENSORBOARD).iterdir()):
+        content, at = file.read_bytes(), 0
+        while at < len(content):
+            (length,) = struct.unpack_from("<Q", content, at)
+            events.append(Event.FromString(content[at + 12 : at + 12 + length]))
+            at += 16 + length
+    return events
+
+
+def _scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for event in _events(run_dir):
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def test_the_entry_point_names_an_object_whose_hooks_the_core_knows() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["gcore"] == {"report": "gcore_report:plugin"}
+    manager = pluggy.PluginManager("gcore")
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin, "report")
+    manager.check_pending()  # raises on a hook or an argument that has no specification
+    callers = {caller.name for caller in manager.get_hookcallers(plugin) or []}
+    assert callers == {"gcore_run_start", "gcore_step_end", "gcore_run_end"}
+
+
+def test_importing_the_plugin_imports_nothing_heavy() -> None:
+    heavy = "('matplotlib', 'tensorboardX', 'numpy', 'torch')"
+    program = f"import sys, gcore_report; print([m for m in sys.modules if m.split('.')[0] in {heavy}])"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_every_metric_of_every_step_is_a_scalar(tmp_path: Path) -> None:
+    _go(_run(tmp_path), 0, 4, Report())
+    scalars = _scalars(tmp_path)
+    single = 1e-6  # TensorBoard keeps float32
+    assert dict(scalars.pop("evaluation/greedy/exact")) == pytest.approx({0: 0.0, 2: 0.2, 4: 0.4}, rel=single)
+    assert dict(scalars.pop("evaluation/sampled/exact")) == pytest.approx({0: 0.0, 2: 0.1, 4: 0.2}, rel=single)
+    for name, series in scalars.items():
+        reported = {report.step: report.metrics[name] for report in _reports(1, 4)}
+        assert dict(series) == pytest.approx(reported, rel=single) and len(series) == 4
+    assert set(scalars) == {name for report in _reports(1, 4) for name in report.metrics}
+
+
+def test_a_resumed_run_tells_tensorboard_to_drop_the_steps_it_makes_again(tmp_path: Path) -> None:
+    _go(_run(tmp_path), 1, 4, Report())
+    _go(_run(tmp_path, resumed_from=2), 3, 4, Report())
+    starts = [event.step for event in _events(tmp_path) if event.HasField("session_log")]
+    assert starts == [3] and [step for step, _ in _scalars(tmp_path)["kl"]] == [1, 2, 3, 4, 3, 4]
+
+
+def test_runs_in_one_process_are_kept_apart(tmp_path: Path) -> None:
+    observer = Report()
+    runs = [_run(tmp_path / name) for name in ("a", "b")]
+    for run in runs:
+        observer.gcore_run_start(run=run)
+    for run, step in zip(runs, (1, 3), strict=True):
+        observer.gcore_step_end(run=run, report=StepReport(step=step, version=step, metrics={"kl": 0.5}))
+    for run in runs:
+        observer.gcore_run_end(run=run, error="")
+    assert [_scalars(tmp_path / name) for name in ("a", "b")] == [{"kl": [(1, 0.5)]}, {"kl": [(3, 0.5)]}]
+
+
+def test_scalars_can_be_read_before_the_run_ends(tmp_path: Path) -> None:
+    observer, run = Report(), _run(tmp_path)
+    observer.gcore_run_start(run=run)
+    observer.gcore_step_end(run=run, report=StepReport(step=1, version=1, metrics={"kl": 0.5}))
+    assert _scalars(tmp_path) == {"kl": [(1, 0.5)]}
+    observer.gcore_run_end(run=run, error="stopped")
+
+
+def test_curves_are_drawn_at_each_evaluation_and_at_the_end(tmp_path: Path) -> None:
+    observer, run, metrics = Report(), _run(tmp_path), d.MetricsFile(tmp_path)
+    observer.gcore_run_start(run=run)
+    drawn = []
+    for report in _reports(0, 3):
+        metrics.append(report)
+        observer.gcore_step_end(run=run, report=report)
+        drawn.append((tmp_path / d.CURVES).exists())
+        (tmp_path / d.CURVES).unlink(missing_ok=True)
+    observer.gcore_run_end(run=run, error="")
+    metrics.close()
+    assert drawn == [True, False, True, False]
+    height, width, _ = imread(tmp_path / d.CURVES).shape
+    assert (width, height) == (1875, 1020)
+
+
+def test_a_run_that_failed_before_it_started_ends_without_a_picture_or_an_error(tmp_path: Path) -> None:
+    Report().gcore_run_end(run=_run(tmp_path), error="no such model")
+    assert not (tmp_path / d.CURVES).exists()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "metrics",
+    [{}, {"kl": math.nan, "seconds/train": math.nan}, {"logprob_gap_max": 0.0, "seconds/train": 0.0}, {"entropy": 0.5}],
+    ids=["nothing", "nan", "zero", "without kl"],
+)
+def test_metrics_that_are_missing_nan_or_zero_still_make_a_picture(tmp_path: Path, metrics: dict[str, float]) -> None:
+    file = d.MetricsFile(tmp_path)
+    for step in (1, 2, 3):
+        file.append(StepReport(step=step, version=step, metrics=metrics))
+    file.close()
+    assert draw(tmp_path) == tmp_path / d.CURVES
+    assert np.ptp(imread(tmp_path / d.CURVES)) > 0.5  # something is on it

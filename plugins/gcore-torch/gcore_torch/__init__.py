@@ -1,0 +1,33 @@
+"""The plugin named ``torch``: a trainer and a generator for any Hugging Face causal language model, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_core import hookimpl
+from gcore_core.providers import GeneratorProvider, TrainerProvider
+from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
+
+_NEEDS = ("torch>=2.7", "transformers>=5.0", "safetensors>=0.5")
+
+
+@hookimpl
+def gcore_trainers() -> Iterable[TrainerProvider]:
+    yield TrainerProvider(
+        summary="AdamW on a Hugging Face causal language model; several slots share it by FSDP2",
+        factory="gcore_torch.trainer:TorchTrainer",
+        config=TorchTrainerConfig,
+        capabilities=frozenset({"sharding"}),
+        needs=_NEEDS,
+    )
+
+
+@hookimpl
+def gcore_generators() -> Iterable[GeneratorProvider]:
+    yield GeneratorProvider(
+        summary="samples with a batched key-value cache: own decoder for Llama, Mistral and Qwen, transformers' for others",
+        factory="gcore_torch.generator:TorchGenerator",
+        config=TorchGeneratorConfig,
+        capabilities=frozenset({"abort", "determinism", "logprobs", "weights.push", "weights.fingerprint"}),
+        needs=_NEEDS,
+    )

@@ -1,0 +1,290 @@
+"""Records to micro-batches: which tokens go through the model together, and where the log-prob of each action comes from.
+
+A record's last action predicts nothing, so it is never fed. Three layouts give the same log-probs:
+
+    flat    all tokens of the batch in one row without padding, each prompt once (``gcore_torch.flat``)
+    shared  a row per group: the prompt once, then its completions, kept apart by positions and a 4-D mask
+    padded  a row per record, padded on the right, where causal attention never looks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcore_core.protocols import Columns
+from gcore_torch.flat import Block, FlatLayout
+
+Layout = Literal["flat", "shared", "padded"]
+
+#: Longest row (prompt and one completion) for which keeping attention probabilities pays.
+FLAT_ROW_TOKENS = 256
+#: Most attention probabilities of one head in a flat micro-batch.
+_FLAT_SCORES = 2**21
+#: Longest row of the shared layout: its mask is the square of it.
+_SHARED_ROW_TOKENS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One record: ``index`` among the prepared ones, prompt int32[P], actions int32[A] with A > 0."""
+
+    index: int
+    ordinal: int
+    prompt: np.ndarray
+    columns: Columns
+
+    @property
+    def fed(self) -> int:
+        """Tokens of the completion that go through the model."""
+        return len(self.columns["action_ids"]) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one forward pass needs, and the columns of its A actions, record after record.
+
+    ids int64[N] (flat) or int64[rows, W]; predict int64[A]: token, counted over all rows, whose hidden state predicts
+    the action; targets int64[A]; temperature float32[A] or None when all are 1; index int64[R]: the records in order;
+    columns: record int64[A], mask bool[A], rollout_logp float32[A].
+    """
+
+    ids: Tensor
+    predict: Tensor
+    targets: Tensor
+    temperature: Tensor | None
+    index: np.ndarray
+    columns: dict[str, Tensor]
+    flat: FlatLayout | None = None
+    positions: Tensor | None = None
+    mask: Tensor | None = None
+
+
+def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """``arange(starts[i], starts[i] + lengths[i])`` for every i, one after the other: int64[sum(lengths)]."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def group_samples(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Neighbours with one ordinal and one prompt."""
+    groups: list[list[Sample]] = []
+    last: tuple[int, bytes] | None = None
+    for sample in samples:
+        key = (sample.ordinal, sample.prompt.tobytes())
+        if key != last:
+            groups.append([])
+            last = key
+        groups[-1].append(sample)
+    return groups
+
+
+def cheapest_layout(samples: Sequence[Sample], hidden_size: int) -> Layout:
+    """The cheaper of "shared" and "padded", by multiplications: 12 D^2 a token, 2 D a pair of tokens that attention sees.
+
+    The 4-D mask makes attention visit all pairs of a row, a causal one half of them.
+    """
+    shared = padded = 0.0
+    for group in group_samples(samples):
+        prompt = len(group[0].prompt)
+        row = prompt + sum(s.fed for s in group)
+        shared += 12 * row * hidden_size + 2 * row * row
+        padded += sum(12 * (prompt + s.fed) * hidden_size + (prompt + s.fed) ** 2 for s in group)
+    return "shared" if shared < padded else "padded"
+
+
+def micro_batches(
+    samples: Sequence[Sample], layout: Layout, budget_tokens: int, device: torch.device
+) -> Iterator[Batch]:
+    """Batches that together hold every sample once and each at most ``budget_tokens``, or else a single sample."""
+    rows = list(_rows(samples, layout, budget_tokens))
+    if layout != "flat":
+        rows.sort(key=_width, reverse=True)  # rows of like width together: less padding
+    build = {"flat": _flat, "shared": _shared, "padded": _padded}[layout]
+    taken: list[list[Sample]] = []
+    for row in rows:
+        if taken and not _fits([*taken, row], layout, budget_tokens):
+            yield build(taken, device)
+            taken = []
+        taken.append(row)
+    if taken:
+        yield build(taken, device)
+
+
+def _width(row: Sequence[Sample]) -> int:
+    return len(row[0].prompt) + sum(s.fed for s in row)
+
+
+def _rows(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> Iterator[list[Sample]]:
+    if layout == "padded":
+        yield from ([s] for s in samples)
+        return
+    limit = min(budget_tokens, _SHARED_ROW_TOKENS) if layout == "shared" else budget_tokens
+    for group in group_samples(samples):
+        row: list[Sample] = []
+        for sample in group:
+            if row and _width([*row, sample]) > limit:
+                yield row
+                row = []
+            row.append(sample)
+        yield row
+
+
+def _fits(rows: Sequence[Sequence[Sample]], layout: Layout, budget_tokens: int) -> bool:
+    if layout != "flat":
+        return len(rows) * max(map(_width, rows)) <= budget_tokens
+    fed = max(s.fed for row in rows for s in row)
+    prompt = max(len(row[0].prompt) for row in rows)
+    scores = sum(map(len, rows)) * fed * (prompt + fed)
+    return sum(map(_width, rows)) <= budget_tokens and scores <= _FLAT_SCORES
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Lengths of a batch's prompts int64[G], fed completions int64[R], and each record's group int64[R]."""
+
+    prompt: np.ndarray
+    fed: np.ndarray
+    group: np.ndarray
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[Sample]]) -> _Sizes:
+        return _Sizes(
+            np.array([len(row[0].prompt) for row in rows]),
+            np.array([s.fed for row in rows for s in row]),
+            np.repeat(np.arange(len(rows)), [len(row) for row in rows]),
+        )
+
+
+def _batch(
+    rows: Sequence[Sequence[Sample]],
+    sizes: _Sizes,
+    last_prompt: np.ndarray,
+    completion: np.ndarray,
+    device: torch.device,
+    **layout: Tensor | FlatLayout | None,
+) -> Batch:
+    """Fills in what all layouts share; ``last_prompt`` and ``completion`` int64[R]: token that predicts the first action,
+    and token that is the first action."""
+    samples = [s for row in rows for s in row]
+    actions = sizes.fed + 1
+    predict = ragged(completion - 1, actions)
+    predict[np.cumsum(actions) - actions] = last_prompt
+    temperature = np.repeat(np.array([float(s.columns["temperature"]) for s in samples], np.float32), actions)
+
+    def gather(name: str, dtype: type) -> Tensor:
+        return torch.from_numpy(np.concatenate([s.columns[name] for s in samples]).astype(dtype)).to(device)
+
+    columns = {
+        "record": torch.from_numpy(np.repeat(np.arange(len(samples)), actions)).to(device),
+        "mask": gather("action_mask", np.bool_),
+        "rollout_logp": gather("logp", np.float32),
+    }
+    return Batch(
+        predict=torch.from_numpy(predict).to(device),
+        targets=gather("action_ids", np.int64),
+        temperature=None if (temperature == 1).all() else torch.from_numpy(temperature).to(device),
+        index=np.array([s.index for s in samples]),
+        columns=columns,
+        **layout,  # type: ignore[arg-type]
+    )
+
+
+def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
+    sizes = _Sizes.of(rows)
+    prompts, fed, group = sizes.prompt, sizes.fed, sizes.group
+    prompt_start = np.cumsum(prompts) - prompts
+    fed_start = prompts.sum() + np.cumsum(fed) - fed
+    ids = np.concatenate(
+        [row[0].prompt for row in rows] + [s.columns["action_ids"][:-1] for row in rows for s in row]
+    ).astype(np.int64)
+    positions = np.concatenate([ragged(np.zeros_like(prompts), prompts), ragged(prompts[group], fed)])
+    prompt_at, prompt_real = _grid(prompt_start, prompts)
+    width = prompt_at.shape[1]
+    blocks = [_block(prompt_at, prompt_at, np.tri(width, dtype=bool)[None], prompt_real, device)]
+    if fed.any():
+        fed_at, fed_real = _grid(fed_start, fed)
+        first = group[:1] if (prompts == prompts[0]).all() else group  # one mask for all rows if prompts are of one length
+        shape = (len(first), fed_at.shape[1], width)
+        seen = np.broadcast_to((np.arange(width) < prompts[first, None])[:, None], shape)
+        own = np.broadcast_to(np.tri(shape[1], dtype=bool), (shape[0], shape[1], shape[1]))
+        keys = np.concatenate([prompt_at[group], fed_at], 1)
+        blocks.append(_block(fed_at, keys, np.concatenate([seen, own], 2), fed_real, device))
+    members = (group == np.arange(len(rows))[:, None]).astype(np.float32)
+    layout = FlatLayout(
+        positions=torch.from_numpy(positions).to(device),
+        prompts=blocks[0],
+        completions=blocks[1] if len(blocks) > 1 else None,
+        members=torch.from_numpy(members).to(device),
+    )
+    last_prompt = (prompt_start + prompts - 1)[group]
+    return _batch(rows, sizes, last_prompt, fed_start, device, ids=torch.from_numpy(ids).to(device), flat=layout)
+
+
+def _grid(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64[rows, longest]: starts[i] + j, or 0 from lengths[i] on; and bool likewise, where there is something."""
+    steps = np.arange(lengths.max())
+    real = steps < lengths[:, None]
+    return np.where(real, starts[:, None] + steps, 0), real
+
+
+def _block(
+    queries: np.ndarray, keys: np.ndarray, visible: np.ndarray, real: np.ndarray, device: torch.device
+) -> Block:
+    bias = np.where(visible, np.float32(0), np.float32(-np.inf))[:, :, None]
+    return Block(
+        queries=torch.from_numpy(queries).to(device),
+        keys=torch.from_numpy(keys).to(device),
+        own=torch.from_numpy(real.reshape(-1).nonzero()[0]).to(device),
+        bias=torch.from_numpy(bias).to(device),
+        real=None if real.all() else torch.from_numpy(real[:, :, None, None].astype(np.float32)).to(device),
+    )
+
+
+def _shared(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
+    sizes = _Sizes.of(rows)
+    width = max(map(_width, rows))
+    ids = np.zeros((len(rows), width), np.int64)
+    positions = np.zeros((len(rows), width), np.int64)
+    segment = np.full((len(rows), width), -1)  # 0 is the prompt, 1.. the completions, -1 padding
+    completion = []
+    for i, row in enumerate(rows):
+        at = len(row[0].prompt)
+        ids[i, :at], positions[i, :at], segment[i, :at] = row[0].prompt, np.arange(at), 0
+        for j, sample in enumerate(row):
+            completion.append(i * width + at)
+            span = slice(at, at + sample.fed)
+            ids[i, span] = sample.columns["action_ids"][:-1]
+            positions[i, span] = len(row[0].prompt) + np.arange(sample.fed)
+            segment[i, span] = j + 1
+            at += sample.fed
+    seen = (segment[:, None, :] == segment[:, :, None]) | (segment[:, None, :] == 0)
+    mask = np.where(seen & np.tri(width, dtype=bool), np.float32(0), np.finfo(np.float32).min)[:, None]
+    last_prompt = (np.arange(len(rows)) * width + sizes.prompt - 1)[sizes.group]
+    return _batch(
+        rows,
+        sizes,
+        last_prompt,
+        np.array(completion),
+        device,
+        ids=torch.from_numpy(ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        mask=torch.from_numpy(mask).to(device),
+    )
+
+
+def _padded(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
+    sizes = _Sizes.of(rows)
+    width = int((sizes.prompt + sizes.fed).max())
+    ids = np.zeros((len(rows), width), np.int64)
+    for i, (sample,) in enumerate(rows):
+        prompt, end = len(sample.prompt), len(sample.prompt) + sample.fed
+        ids[i, :prompt] = sample.prompt
+        ids[i, prompt:end] = sample.columns["action_ids"][:-1]
+    first = np.arange(len(rows)) * width + sizes.prompt
+    return _batch(rows, sizes, first - 1, first, device, ids=torch.from_numpy(ids).to(device))

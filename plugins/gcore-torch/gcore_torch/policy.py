@@ -1,0 +1,145 @@
+"""A causal language model as a function of a packed batch: the log-prob of each action, and the policy's entropy there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gcore_torch import flat
+from gcore_torch.packing import Batch, Layout, Sample, micro_batches
+
+Entropy = Literal["none", "metric", "gradient"]
+
+#: Most logits held at once, in numbers; more actions than that go through the head in chunks.
+_CHUNK_LOGITS = 2**25
+
+
+class Policy(nn.Module):
+    """Wraps a Hugging Face causal language model, so that sharding has one root and one forward.
+
+    layouts: the packings that give this model's log-probs, see ``check_layouts``. head_apart: whether the logits are
+    the output embedding of the last hidden state and nothing more, so that only positions that predict actions need go
+    through it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.layouts: frozenset[Layout] = frozenset({"padded"})
+        self.head_apart = False
+
+    def forward(self, batch: Batch, entropy: Entropy = "none") -> tuple[Tensor, Tensor | None]:
+        """(log-probs float32[A], entropies float32[A] or None) of the batch's actions at their temperature."""
+        if not self.head_apart:
+            logits = self._transformers(self.model, batch).logits.flatten(0, 1).index_select(0, batch.predict)
+            return _action_logp(logits, batch.targets, batch.temperature, entropy)
+        if batch.flat is not None:
+            hidden = flat.forward(self.model, batch.ids, batch.flat)
+        else:
+            hidden = self._transformers(self.model.base_model, batch).last_hidden_state.flatten(0, 1)
+        hidden = hidden.index_select(0, batch.predict)
+        return _head_logp(self.model.get_output_embeddings(), hidden, batch, entropy)
+
+    def _transformers(self, module: Any, batch: Batch) -> Any:
+        extra = {} if batch.mask is None else {"attention_mask": batch.mask, "position_ids": batch.positions}
+        if torch.is_autocast_enabled(batch.ids.device.type) and batch.mask is not None:
+            extra["attention_mask"] = batch.mask.to(torch.get_autocast_dtype(batch.ids.device.type))
+        return module(input_ids=batch.ids, use_cache=False, **extra)
+
+
+def _head_logp(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, batch: Batch, entropy: Entropy
+) -> tuple[Tensor, Tensor | None]:
+    """``_action_logp`` of ``head(hidden)``, in chunks whose logits are computed again in the backward pass."""
+
+    def run(h: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return _action_logp(head(h), targets, temperature, entropy)
+
+    rows = max(1, _CHUNK_LOGITS // int(head.weight.shape[0]))  # type: ignore[attr-defined]
+    if len(hidden) <= rows:
+        return run(hidden, batch.targets, batch.temperature)
+    parts = []
+    for start in range(0, len(hidden), rows):
+        span = slice(start, start + rows)
+        temperature = None if batch.temperature is None else batch.temperature[span]
+        parts.append(checkpoint(run, hidden[span], batch.targets[span], temperature, use_reentrant=False))
+    logp = torch.cat([part[0] for part in parts])
+    return logp, None if entropy == "none" else torch.cat([part[1] for part in parts])
+
+
+def _action_logp(
+    logits: Tensor, targets: Tensor, temperature: Tensor | None, entropy: Entropy
+) -> tuple[Tensor, Tensor | None]:
+    logits = logits.float()
+    if temperature is not None:
+        logits = logits / temperature[:, None]
+    logp = logits.log_softmax(-1)
+    chosen = logp.gather(1, targets[:, None]).squeeze(1)
+    if entropy == "none":
+        return chosen, None
+    if entropy == "metric":
+        logp = logp.detach()
+    return chosen, -(logp.exp() * logp).sum(-1)
+
+
+@torch.no_grad()
+def check_layouts(policy: Policy, device: torch.device, *, may_flat: bool, tolerance: float) -> None:
+    """Finds by trial on random tokens what is right for this model, and sets ``head_apart`` and ``layouts``.
+
+    Models whose positions or attention windows ignore ``position_ids`` or a 4-D mask fail the trial and stay padded.
+    """
+    samples = _trial_samples(int(policy.model.config.get_text_config().vocab_size))
+    expected = _trial(policy, samples, "padded", device)
+
+    def agrees(layout: Layout) -> bool:
+        try:
+            found = _trial(policy, samples, layout, device)
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
+            return False  # the model does not take such inputs
+        return bool((found - expected).abs().max() <= tolerance)
+
+    if policy.model.get_output_embeddings() is not None:
+        policy.head_apart = True
+        policy.head_apart = agrees("padded")
+    found: set[Layout] = {"padded"}
+    if agrees("shared"):
+        found.add("shared")
+    if may_flat and policy.head_apart and flat.family_supported(policy.model.config):
+        flat.install(policy.model)
+        if agrees("flat"):
+            found.add("flat")
+    policy.layouts = frozenset(found)
+
+
+def _trial(policy: Policy, samples: list[Sample], layout: Layout, device: torch.device) -> Tensor:
+    (batch,) = micro_batches(samples, layout, 10**9, device)
+    logp, _ = policy(batch)
+    out = torch.empty_like(logp)  # rows may have been reordered; bring them back by record
+    place = np.concatenate([np.arange(i * _TRIAL_ACTIONS, (i + 1) * _TRIAL_ACTIONS) for i in batch.index])
+    out[torch.from_numpy(place).to(device)] = logp
+    return out
+
+
+_TRIAL_ACTIONS = 6
+
+
+def _trial_samples(vocabulary: int) -> list[Sample]:
+    """Two groups of two samples with prompts of different lengths."""
+    draw = np.random.default_rng(0)
+    samples = []
+    for group, length in enumerate((5, 9)):
+        prompt = draw.integers(0, vocabulary, length).astype(np.int32)
+        for _ in range(2):
+            columns = {
+                "action_ids": draw.integers(0, vocabulary, _TRIAL_ACTIONS).astype(np.int32),
+                "action_mask": np.ones(_TRIAL_ACTIONS, np.uint8),
+                "logp": np.zeros(_TRIAL_ACTIONS, np.float32),
+                "temperature": np.float32(1),
+            }
+            samples.append(Sample(index=len(samples), ordinal=group, prompt=prompt, columns=columns))
+    return samples

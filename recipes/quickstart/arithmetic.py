@@ -1,0 +1,196 @@
+"""The quickstart's task: add five digits, either by a careless guess or by writing the running totals.
+
+    prompt    7+3+8+5+2=
+    careless  ?31            '?' and a number near the sum: right about once in thirteen
+    worked    :0710182325    ':' and the totals 07 10 18 23 25
+
+The answer is what stands in the last two characters. ``teach`` makes a small model that has seen both habits, 70% of
+the time the careless one; reinforcement learning must find out that working pays.
+
+``python arithmetic.py write`` makes ``train.jsonl`` and ``heldout.jsonl`` anew, the same ones every time. The functions
+``exact`` and ``shows_work`` are the rewards that quickstart.yaml names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    from gcore_core.protocols import ScoredRecord
+
+DIGITS = 5
+PROBLEMS = 10**DIGITS
+TRAIN_ROWS, HELDOUT_ROWS = 4096, 512
+CARELESS_OFF_BY = 6
+WORKED_SHARE = 0.3
+
+SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
+PAD, BOS, EOS, UNK = range(4)
+CHARACTERS = "0123456789+-=?:*yn"  # more than the task writes, so that a judge can be made from the same model
+
+
+# -- problems ---------------------------------------------------------------------------------------------------------
+
+
+def prompt_of(problem: int) -> str:
+    """The question whose operands are the decimal digits of ``problem``, a number below 100,000."""
+    return "+".join(f"{problem:0{DIGITS}d}") + "="
+
+
+def answer_of(problem: int) -> str:
+    """The sum, in two digits."""
+    return f"{sum(map(int, str(problem))):02d}"
+
+
+def _hash(problem: int) -> int:
+    return int.from_bytes(hashlib.blake2b(prompt_of(problem).encode(), digest_size=8).digest(), "big")
+
+
+def is_held_out(problem: int) -> bool:
+    """True for one problem in a hundred, chosen by its hash: no training text of any kind contains it."""
+    return _hash(problem) % 100 == 0
+
+
+def rows(held_out: bool) -> list[dict[str, str]]:
+    """What the data files hold: the first rows, in the order of the hash, of the held-out problems or of the others."""
+    problems = sorted((p for p in range(PROBLEMS) if is_held_out(p) == held_out), key=_hash)
+    count = HELDOUT_ROWS if held_out else TRAIN_ROWS
+    return [{"prompt": prompt_of(problem), "answer": answer_of(problem)} for problem in problems[:count]]
+
+
+def write(directory: Path) -> None:
+    """Writes ``train.jsonl`` and ``heldout.jsonl``."""
+    for name, held_out in (("train.jsonl", False), ("heldout.jsonl", True)):
+        text = "".join(json.dumps(row) + "\n" for row in rows(held_out))
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+# -- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def exact(record: ScoredRecord) -> float:
+    """1 when the model ended by itself and its last two characters are the sum."""
+    return float(record.status == "finished" and record.text[-2:] == record.prompt.fields["answer"])
+
+
+def shows_work(record: ScoredRecord) -> float:
+    """1 when the totals are written out. It has weight 0: a curve to watch, nothing to learn from."""
+    return float(record.text.startswith(":"))
+
+
+# -- the model before reinforcement learning --------------------------------------------------------------------------
+
+
+def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, str], None]) -> None:
+    """Makes a model of 134,208 parameters, teaches it both habits and saves it in Hugging Face layout.
+
+    config: ``seed`` (0), ``threads`` (1), ``steps`` (1000) of 64 texts each.
+    progress: called with the share of the work that is done and a line for the reader.
+    """
+    unknown = sorted(set(config) - {"seed", "threads", "steps"})
+    if unknown:
+        raise ValueError(f"teach knows seed, threads and steps, not {', '.join(unknown)}")
+    seed, threads, steps = (int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 1000)))
+    progress(0.0, "importing torch and transformers")
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(SPECIAL) + len(CHARACTERS),
+            hidden_size=64,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            pad_token_id=PAD,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            tie_word_embeddings=False,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, betas=(0.9, 0.98), fused=True)
+    for step, batch in enumerate(_batches(seed, steps)):
+        share = step / steps
+        optimizer.param_groups[0]["lr"] = 4e-3 * min(1.0, (step + 1) / 30) * (1 - 0.9 * share)
+        ids = torch.from_numpy(batch)
+        completion = ids[:, 2 * DIGITS + 1 :]  # what follows <bos> and the prompt; nothing else is learned
+        logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=completion.shape[1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), completion.flatten(), ignore_index=PAD)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 0:
+            progress(share, f"teaching: step {step} of {steps}, loss {loss.item():.2f}")
+    model.save_pretrained(directory)
+    PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(),
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=128,
+    ).save_pretrained(directory)
+    progress(1.0, f"taught: loss {loss.item():.2f}")
+
+
+def _batches(seed: int, steps: int, size: int = 64) -> Iterator[np.ndarray]:
+    """int64[size, 23] each: <bos>, prompt, completion, <eos>, padding. Made at once: 64,000 texts take 0.1 s so."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    allowed = np.array([problem for problem in range(PROBLEMS) if not is_held_out(problem)])
+    problems = random.choice(allowed, steps * size)
+    worked = random.random(len(problems)) < WORKED_SHARE
+    digits = problems[:, None] // 10 ** np.arange(DIGITS)[::-1] % 10
+    totals = digits.cumsum(1)
+    guess = np.maximum(0, totals[:, -1] + random.integers(-CARELESS_OFF_BY, CARELESS_OFF_BY + 1, len(problems)))
+
+    def token(character: str) -> int:
+        return len(SPECIAL) + CHARACTERS.index(character)
+
+    zero, prompt_end, text_end = token("0"), 2 * DIGITS + 1, 4 * DIGITS + 2
+    ids = np.full((len(problems), text_end + 1), PAD, dtype=np.int64)
+    ids[:, 0] = BOS
+    ids[:, 1:prompt_end:2] = digits + zero
+    ids[:, 2:prompt_end:2] = token("+")
+    ids[:, prompt_end - 1] = token("=")
+    ids[:, prompt_end] = np.where(worked, token(":"), token("?"))
+    ids[:, prompt_end + 1 : text_end : 2] = np.where(worked[:, None], totals // 10 + zero, PAD)
+    ids[:, prompt_end + 2 : text_end : 2] = np.where(worked[:, None], totals % 10 + zero, PAD)
+    ids[worked, text_end] = EOS
+    careless = np.stack([guess // 10 + zero, guess % 10 + zero, np.full_like(guess, EOS)], axis=1)
+    ids[~worked, prompt_end + 1 : prompt_end + 4] = careless[~worked]
+    yield from ids.reshape(steps, size, -1)
+
+
+def _tokenizer() -> Tokenizer:
+    """One token a character, <bos> in front; decoding joins characters without spaces."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["write"]:
+        sys.exit("usage: python arithmetic.py write")
+    write(Path(__file__).parent)

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gcore_core import __version__, catalog
+from gcore_core.errors import ConfigError, PluginClash, PluginIncompatible, PluginNotFound
+from gcore_core.testing.installed import InstalledPlugins, Wheel
+
+
+def one(name: str) -> catalog.Installed:
+    (row,) = [row for row in catalog.scan().plugins if row.name == name]
+    return row
+
+
+def test_core_is_listed_whether_installed_or_not() -> None:
+    assert one("core") == catalog.Installed(
+        name="core", distribution="gcore-core", version=__version__, module="gcore_core.builtin"
+    )
+
+
+def test_a_plugin_is_listed_without_being_imported(installed: InstalledPlugins) -> None:
+    installed.add("broken", "raise RuntimeError('imported')")
+    assert one("broken").state == "ok"
+    assert "gcore_broken" not in sys.modules
+
+
+def test_two_distributions_with_one_plugin_name_are_a_clash_that_names_both(installed: InstalledPlugins) -> None:
+    installed.add("vllm", wheel=Wheel(version="1.3.0"))
+    installed.add("vllm", wheel=Wheel(distribution="gcore-vllm-fork", version="0.1", module="gcore_fork"))
+    rows = [row for row in catalog.scan().plugins if row.name == "vllm"]
+    assert [(row.state, row.reason) for row in rows] == [
+        ("clash", "also provided by gcore-vllm-fork 0.1"),
+        ("clash", "also provided by gcore-vllm 1.3.0"),
+    ]
+    with pytest.raises(PluginClash) as caught:
+        catalog.scan().get("vllm", where="roles.rollout.use")
+    assert str(caught.value) == (
+        "roles.rollout.use: plugin 'vllm' is provided by 2 distributions: gcore-vllm 1.3.0 and gcore-vllm-fork 0.1.\n"
+        "  uninstall all but one; a name cannot be shared"
+    )
+
+
+def test_nobody_but_the_core_may_be_named_core(installed: InstalledPlugins) -> None:
+    installed.add("core", wheel=Wheel(distribution="gcore-evil", module="gcore_evil"))
+    with pytest.raises(PluginClash, match="gcore-core .* and gcore-evil"):
+        catalog.scan().get("core", where="")
+
+
+@pytest.mark.parametrize(
+    "requires",
+    ["gcore-core<0.1", "gcore_core (<0.1)", "gcore-core>=1.2,<2", "gcore-core~=0.0.1", "gcore-core==99", "Gcore.Core!=0.1.0"],
+)
+def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
+    installed: InstalledPlugins, requires: str
+) -> None:
+    installed.add("old", wheel=Wheel(requires=["numpy", requires]))
+    assert one("old").state == "incompatible"
+    with pytest.raises(PluginIncompatible, match=rf"plugin 'old' \(gcore-old 0.1.0\) needs .*this is {__version__}"):
+        catalog.scan().get("old", where="data.use")
+
+
+@pytest.mark.parametrize(
+    "requires", ["gcore-core", "gcore-core>=0.1,<0.2", "gcore-core ~=0.1.0", "gcore-core[testing]>=0.1", "gcore-core==0.1.*"]
+)
+def test_a_requirement_that_admits_this_core_is_ok(installed: InstalledPlugins, requires: str) -> None:
+    installed.add("new", wheel=Wheel(requires=[requires]))
+    assert one("new").state == "ok"
+
+
+def test_a_requirement_that_holds_elsewhere_says_nothing(installed: InstalledPlugins) -> None:
+    installed.add("odd", wheel=Wheel(requires=["gcore-core<0.1; python_version < '3'"]))
+    assert one("odd").state == "undeclared"
+
+
+def test_a_plugin_without_a_requirement_is_undeclared_but_usable(installed: InstalledPlugins) -> None:
+    installed.add("loose", wheel=Wheel(requires=["numpy"]))
+    assert one("loose").state == "undeclared"
+    assert catalog.scan().get("loose", where="").name == "loose"
+
+
+def test_an_editable_install_beside_stale_egg_info_is_one_plugin_with_a_note(
+    installed: InstalledPlugins, tmp_path: Path
+) -> None:
+    installed.add("twice", wheel=Wheel(version="0.2"))
+    with InstalledPlugins(tmp_path / "stale") as stale:
+        stale.add("twice", wheel=Wheel(distribution="gcore_twice", version="0.1", egg_info=True))
+        row = one("twice")
+        assert (row.version, row.state) == ("0.1", "ok"), "the first on sys.path counts"
+        assert row.notes == (f"a second copy, 0.2 in {tmp_path / 'site'}, is ignored",)
+
+
+def test_one_directory_twice_on_the_path_is_no_second_copy(
+    installed: InstalledPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(installed.directory))
+    assert one("fake").notes == ()
+
+
+def test_plugins_off_leaves_only_core(installed: InstalledPlugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G_CORE_PLUGINS", "off")
+    assert {row.name: row.state for row in catalog.scan().plugins if row.name in ("core", "fake")} == {
+        "core": "ok",
+        "fake": "disabled",
+    }
+    with pytest.raises(PluginNotFound, match="'fake' is disabled: G_CORE_PLUGINS=off"):
+        catalog.scan().get("fake", where="")
+
+
+def test_another_environment_is_listed_by_its_path_against_its_own_core(tmp_path: Path) -> None:
+    other = InstalledPlugins(tmp_path / "other")
+    other.add("core", wheel=Wheel(distribution="gcore-core", version="2.0", module="gcore_core.builtin"))
+    other.add("vllm", wheel=Wheel(requires=["gcore-core>=2"]))
+    rows = catalog.scan([str(other.directory)]).plugins
+    assert [(row.name, row.version, row.state) for row in rows] == [("core", "2.0", "ok"), ("vllm", "0.1.0", "ok")]
+
+
+def test_an_unknown_plugin_is_answered_with_what_is_installed(installed: InstalledPlugins) -> None:
+    with pytest.raises(PluginNotFound) as caught:
+        catalog.scan().get("fkae", where="roles.rollout.use")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "roles.rollout.use: no plugin named 'fkae' is installed."
+    assert "fake" in lines[1] and lines[1].endswith("(did you mean 'fake'?)")
+    assert lines[2] == "  to add one: pip install gcore-<name>      list: g-core plugins"
+
+
+def test_a_pin_is_checked_before_any_import(installed: InstalledPlugins) -> None:
+    assert catalog.scan().get("fake", where="plugins.fake", pin=">=0.1").name == "fake"
+    with pytest.raises(PluginIncompatible, match="asks for fake>=2, but gcore-fake 0.1.0 is installed"):
+        catalog.scan().get("fake", where="plugins.fake", pin=">=2")
+    with pytest.raises(ConfigError, match="'newest' is not a version specifier"):
+        catalog.scan().get("fake", where="plugins.fake", pin="newest")
+
+
+def test_a_scan_imports_no_plugin_and_nothing_heavy(installed: InstalledPlugins) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from gcore_core import catalog\n"
+        "assert 'fake' in catalog.scan().names()\n"
+        "print(sorted({'pluggy', 'omegaconf', 'msgspec', 'numpy', 'packaging', 'gcore_fake'} & set(sys.modules)))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(installed.directory)], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == "[]\n"

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gcore_core import cli
+from gcore_core.testing.installed import InstalledPlugins
+
+HEAVY = {"grpc", "msgspec", "numpy", "omegaconf", "packaging", "pluggy", "rich", "torch"}
+Job = Callable[..., Path]
+
+
+def modules_after(*words: str, path: Path | None = None) -> set[str]:
+    """The modules that a fresh interpreter holds after a command."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from gcore_core.cli import main\n"
+        "try: main(sys.argv[1].split())\n"
+        "except SystemExit: pass\n"
+        "print('\\n' + ' '.join(sys.modules))"
+    )
+    run = [sys.executable, "-c", code, " ".join(words), *([str(path)] if path else [])]
+    shown = subprocess.run(run, capture_output=True, text=True, check=True)
+    return set(shown.stdout.splitlines()[-1].split())
+
+
+def test_help_imports_the_standard_library_only() -> None:
+    for words in (("--help",), ("--version",), *((verb, "--help") for verb in cli.VERBS)):
+        imported = {name.partition(".")[0] for name in modules_after(*words)}
+        assert not imported & HEAVY, words
+        foreign = {name for name in imported if name not in sys.stdlib_module_names and not name.startswith("_")}
+        # what `site` itself brings: editable-install finders and the like
+        assert foreign - {"gcore_core", "sitecustomize"} <= modules_at_start(), words
+
+
+def modules_at_start() -> set[str]:
+    shown = subprocess.run(
+        [sys.executable, "-c", "import sys; print(' '.join(sys.modules))"], capture_output=True, text=True, check=True
+    )
+    return {name.partition(".")[0] for name in shown.stdout.split()}
+
+
+def test_listing_plugins_imports_no_plugin_and_nothing_heavy(installed: InstalledPlugins) -> None:
+    installed.add("broken", "raise RuntimeError('imported')")
+    for words in (("plugins",), ("plugins", "list", "--json")):
+        imported = modules_after(*words, path=installed.directory)
+        assert not imported & (HEAVY | {"gcore_fake", "gcore_broken", "gcore_core.plugins"})
+
+
+def test_help_costs_at_most_half_more_than_the_modules_any_such_command_needs() -> None:
+    def cpu_s(*words: str) -> float:
+        best = float("inf")
+        for _ in range(5):
+            before = os.times()
+            subprocess.run([sys.executable, *words], capture_output=True, check=True)
+            after = os.times()
+            best = min(best, after.children_user + after.children_system
+                       - before.children_user - before.children_system)  # fmt: skip
+        return best
+
+    floor = cpu_s("-c", "import argparse, importlib.metadata")
+    # CPU time, best of five, since wall time on a busy machine says nothing; 20 ms is the resolution of the clock.
+    assert cpu_s("-m", "gcore_core", "--help") <= 1.5 * floor + 0.02
+
+
+def test_help_names_every_verb_and_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert caught.value.code == 0 and "examples:" in shown
+    assert all(f"  {verb} " in shown for verb in cli.VERBS)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([verb, "--help"])
+    shown = capsys.readouterr().out
+    assert caught.value.code == 0 and f"  g-core {verb} " in shown and "example" in shown
+
+
+def test_without_words_help_is_shown_and_the_exit_code_is_that_of_wrong_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main([]) == 2
+    assert "verbs" in capsys.readouterr().out
+
+
+def test_the_list_shows_state_and_remarks(installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]) -> None:
+    from gcore_core.testing.installed import Wheel
+
+    installed.add("old", wheel=Wheel(requires=["gcore-core<0.1"]))
+    assert cli.main(["plugins"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["plugin"].split() == ["plugin", "state", "distribution", "version", "remarks"]
+    assert "incompatible" in lines["old"] and "needs gcore-core<0.1, this is 0.1.0" in lines["old"]
+    assert cli.main(["plugins", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["fake"]["state"] == "ok" and rows["old"]["state"] == "incompatible"
+
+
+def test_show_tells_what_a_plugin_offers(installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plugins", "show", "fake"]) == 0
+    shown = capsys.readouterr().out
+    assert "generator fake/async: samples" in shown
+    assert "  config.tensor_parallel: int = 1" in shown
+    assert "  config.path: str (must be given)" in shown
+    assert cli.main(["plugins", "show", "fake", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["provides"][0]["kind"] == "generator"
+
+
+def test_check_shows_what_was_chosen(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(job())]) == 0
+    shown = capsys.readouterr().out
+    assert "roles.rollout" in shown and "gcore-fake 0.1.0" in shown and "nothing wrong found" in shown
+
+
+def test_check_prints_every_problem(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = ["run.steps=0", "controller.shards=0", "evaluation.every=-1", "evaluation.show=-1", "cluster.devices=x"]
+    assert cli.main(["check", str(job()), *bad, "roles.policy.slots=0", "roles.rollout.slots=0"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 + 7
+
+
+def test_config_prints_the_resolved_tree_and_why(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    from omegaconf import OmegaConf
+
+    file = job()
+    assert cli.main(["config", str(file), "run.steps=3"]) == 0
+    tree = OmegaConf.create(capsys.readouterr().out)
+    assert tree.run.steps == 3 and tree.roles.rollout.config.dtype == "float32"
+    assert cli.main(["config", str(file), "--why", "run.steps", "run.steps=3"]) == 0, "options may stand in between"
+    assert capsys.readouterr().out == "run.steps = 3  # override 'run.steps=3'\n"
+
+
+def test_an_error_is_its_text_on_stderr_with_the_exit_code_of_its_class(
+    job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("G_CORE_TRACEBACK", raising=False)
+    assert cli.main(["check", str(job()), "run.stepz=1"]) == 2
+    assert capsys.readouterr().err.startswith("run.stepz: there is no such key (did you mean 'steps'?).\n")
+    assert cli.main(["check", str(job()), "roles.rollout.use=gone"]) == 3
+    assert "Traceback" not in capsys.readouterr().err
+    monkeypatch.setenv("G_CORE_TRACEBACK", "1")
+    with pytest.raises(Exception, match="no plugin named 'gone'"):
+        cli.main(["check", str(job()), "roles.rollout.use=gone"])
+
+
+def test_run_and_export_hand_their_words_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import types
+
+    seen: list[object] = []
+    supervisor = types.ModuleType("gcore_core.processes.supervisor")
+    supervisor.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]
+    exporting = types.ModuleType("gcore_core.run.export")
+    exporting.export = lambda run_dir, to: seen.append((run_dir, to)) or 2_000_000  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, supervisor.__name__, supervisor)
+    monkeypatch.setitem(sys.modules, exporting.__name__, exporting)
+    assert cli.main(["run", "job.yaml", "run.steps=1"]) == 6
+    assert cli.main(["export", "runs/x/001", "--to", "out"]) == 0
+    assert seen == [(Path("job.yaml"), ["run.steps=1"]), (Path("runs/x/001"), Path("out"))]
+    assert capsys.readouterr().out == "out: 2.0 MB\n"
+
+
+COMMANDS = """
+from gcore_core import hookimpl
+from gcore_core.providers import CommandProvider
+
+@hookimpl
+def gcore_commands():
+    yield CommandProvider(name="greet", summary="says hello", factory="gcore_tool:greet")
+
+def greet(words):
+    print("hello", *words)
+    return 4
+"""
+
+
+def test_a_plugins_command_is_reached_by_its_name(
+    installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed.add("tool", COMMANDS)
+    assert cli.main(["tool", "greet", "--loud", "you"]) == 4
+    assert cli.main(["tool", "--help"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["hello --loud you", "g-core tool greet        says hello"]
+    assert cli.main(["tool", "gret"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "plugin 'tool' has no command 'gret' (did you mean 'greet'?).",
+        "  g-core tool greet: says hello",
+    ]
+    assert cli.main(["fake", "x"]) == 2
+    assert "plugin 'fake' brings no commands." in capsys.readouterr().err
+
+
+def test_an_unknown_verb_is_answered_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["rnu"]) == 3
+    assert capsys.readouterr().err.startswith(
+        "g-core: 'rnu' is neither a verb nor an installed plugin (did you mean 'run'?)."
+    )
+
+
+def test_a_reader_that_goes_away_is_no_error(installed: InstalledPlugins) -> None:
+    listing = subprocess.Popen(
+        [sys.executable, "-m", "gcore_core", "plugins"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert listing.stdout is not None and listing.stderr is not None
+    listing.stdout.close()
+    with listing.stderr as errors:
+        assert errors.read() == b""
+    assert listing.wait() == 141

@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gcore_core import config, schema
+from gcore_core.errors import (
+    ConfigError,
+    ContractError,
+    GcoreError,
+    PluginBroken,
+    PluginClash,
+    PluginIncompatible,
+    PluginNotFound,
+)
+from gcore_core.factories import build
+from gcore_core.testing.installed import InstalledPlugins, Wheel
+
+Job = Callable[..., Path]
+ROOT = Path(__file__).parents[2]
+
+
+def message(file: Path, *overrides: str, kind: type[GcoreError] = ConfigError) -> str:
+    with pytest.raises(kind) as caught:
+        config.load(file, overrides)
+    text = str(caught.value)
+    assert len(text.splitlines()) <= 6
+    return text
+
+
+# -- what a good file becomes -----------------------------------------------------------------------------------------
+
+
+def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
+    plan = config.load(job())
+    assert plan.config["run"] == {"name": "job", "steps": 100, "seed": 0, "dir": None, "deterministic": False}
+    assert plan.config["controller"]["config"]["prompts"] == 32, "the provider's defaults are filled in"
+    assert plan.config["roles"]["rollout"]["config"] == {
+        "tensor_parallel": 2,
+        "dtype": "float32",
+        "optimizer": {"learning_rate": 1e-3},
+        "limit": None,
+    }
+    assert plan.config["roles"]["rollout"]["follows"] == "policy"
+    assert plan.config["roles"]["policy"]["follows"] is None
+    assert {path: (item.kind, item.reference) for path, item in plan.provided.items()} == {
+        "launcher": ("launcher", "core/local"),
+        "controller": ("controller", "core/sync"),
+        "data": ("dataset", "fake/rows"),
+        "advantage": ("advantage", "fake/mean"),
+        "objective": ("objective", "fake/pg"),
+        "filter": ("filter", "core/keep-all"),
+        "balance": ("balancer", "core/in-order"),
+        "placement": ("placement", "core/even"),
+        "roles.policy": ("trainer", "fake"),
+        "roles.rollout": ("generator", "fake"),
+        "rewards.length": ("reward", "fake/length"),
+    }
+    assert [(item["plugin"], item["distribution"]) for item in plan.lock] == [
+        ("core", "gcore-core"),
+        ("fake", "gcore-fake"),
+    ]
+
+
+def test_a_factory_of_the_plan_is_built_as_a_worker_would(job: Job) -> None:
+    spec = config.load(job()).factory("roles.rollout")
+    built, args = build(spec, "context")
+    assert (type(built).__name__, built.tensor_parallel, args) == ("EngineConfig", 2, ("context",))
+    assert config.load(job()).factory("rewards.length").config_class == ""
+
+
+def test_the_factory_of_a_place_without_a_choice_is_an_error(job: Job) -> None:
+    with pytest.raises(ConfigError, match=r"roles.rolout: nothing is chosen there \(did you mean 'roles.rollout'\?\)"):
+        config.load(job()).factory("roles.rolout")
+
+
+def test_overrides_win_and_the_last_one_wins_over_the_others(job: Job) -> None:
+    plan = config.load(job(), ["run.steps=5", "run.steps=7", "roles.rollout.config.optimizer.learning_rate=1e-5"])
+    assert plan.config["run"]["steps"] == 7
+    assert plan.config["roles"]["rollout"]["config"]["optimizer"]["learning_rate"] == 1e-5
+
+
+def test_interpolations_see_the_defaults_of_plugins(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKEND", "fake")
+    file = job("run: {seed: '${advantage.config.group_size}'}\nrewards: {r: {use: '${oc.env:BACKEND}/length'}}")
+    plan = config.load(file)
+    assert plan.config["run"]["seed"] == 4
+    assert plan.provided["rewards.r"].reference == "fake/length"
+
+
+def test_plugins_may_be_a_list_and_config_may_be_left_empty(job: Job, installed: InstalledPlugins) -> None:
+    installed.add("report")
+    plan = config.load(job("plugins: [report]\nadvantage:\n  use: fake/mean\n  config:"))
+    assert plan.config["plugins"] == {"report": None}
+    assert [item["plugin"] for item in plan.lock] == ["core", "report", "fake"]
+
+
+def test_a_local_file_offers_providers_under_its_stem(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+        "@dataclass\nclass C:\n    bonus: float = 0.5\n"
+        "@hookimpl\ndef gcore_rewards():\n"
+        "    yield p.RewardProvider(name='mine', summary='', factory='mine:make', config=C)\n"
+        "def make(config, context):\n    return config.bonus, context\n"
+    )
+    plan = config.load(job("local: [mine.py]\nrewards: {r: {use: mine/mine, config: {bonus: 2}}}"))
+    assert build(plan.factory("rewards.r"), "context") == (2.0, "context")
+    assert plan.config["local"] == [str(tmp_path / "mine.py")]
+    assert plan.lock[-1]["version"].startswith("blake2b:")
+
+
+def test_relative_paths_are_resolved_against_the_files_directory(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "model_dir").mkdir()
+    extra = """\
+evaluation: {data: {use: fake/rows, config: {path: ../eval.jsonl}}}
+roles:
+  policy: {use: fake, model: {path: model_dir, make: {path: make.py}}}
+  rollout: {use: fake, model: {path: org/name}}
+"""
+    plan = config.load(job(extra))
+    assert plan.config["data"]["config"]["path"] == str(tmp_path / "rows.jsonl")
+    assert plan.config["evaluation"]["data"]["config"]["path"] == str(tmp_path.parent / "eval.jsonl")
+    model = plan.config["roles"]["policy"]["model"]
+    assert model == {"path": str(tmp_path / "model_dir"), "make": {"path": str(tmp_path / "make.py")}}
+    assert plan.config["roles"]["rollout"]["model"]["path"] == "org/name", "a hub name stays"
+
+
+# -- why --------------------------------------------------------------------------------------------------------------
+
+
+def test_why_tells_value_and_origin(job: Job) -> None:
+    file = job("run: {steps: 3}")
+    plan = config.load(file, ["run.seed=9"])
+    steps_line = 1 + file.read_text().splitlines().index("run: {steps: 3}")
+    assert plan.why("run.steps") == f"run.steps = 3  # job.yaml, line {steps_line}"
+    assert plan.why("run.seed") == "run.seed = 9  # override 'run.seed=9'"
+    assert plan.why("run.name") == 'run.name = "job"  # stem of job.yaml'
+    assert plan.why("run.dir") == "run.dir = null  # default of the core (gcore-core 0.1.0)"
+    assert plan.why("roles.rollout.config.dtype").endswith('= "float32"  # default of fake (gcore-fake 0.1.0)')
+    assert plan.why("roles.rollout.follows").endswith("# default of role rollout (gcore-core 0.1.0)")
+    assert len(plan.why("roles.rollout.config").splitlines()) == 4, "a line for each value below a mapping"
+
+
+def test_why_of_an_unknown_key_suggests_one(job: Job) -> None:
+    with pytest.raises(ConfigError, match=r"run.step: .*no such key \(did you mean 'run.steps'\?\)"):
+        config.load(job()).why("run.step")
+
+
+# -- files and overrides that cannot be read --------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert message(tmp_path / "no.yaml").startswith(f"{tmp_path / 'no.yaml'}: no such file.")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just words\n", "5\n"])
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    assert "must hold a mapping" in message(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [("run:\n\tsteps: 1\n", 2, "cannot start any token"), ("a: 1\na: 2\n", 2, "duplicate key a"), ("a: [1\nb: 2\n", 2, "")],
+)
+def test_a_syntax_error_has_its_line(tmp_path: Path, text: str, line: int, problem: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    shown = message(tmp_path / "x.yaml")
+    assert shown.startswith(f"{tmp_path / 'x.yaml'}, line {line}: not valid YAML: ") and problem in shown
+
+
+@pytest.mark.parametrize("override", ["run.steps", "=3", "run..steps=1", "run.steps =1", "a[0]=1", ""])
+def test_an_override_that_is_no_assignment_is_refused(job: Job, override: str) -> None:
+    assert message(job(), override).startswith(f"override {override!r} is not of the form key=value.")
+
+
+def test_an_override_with_a_broken_value_is_refused(job: Job) -> None:
+    assert message(job(), "run.steps=[1") == "run.steps: the value of override 'run.steps=[1' is not valid YAML."
+
+
+def test_an_unknown_interpolation_is_refused_with_its_path(job: Job) -> None:
+    assert message(job("run: {seed: '${nowhere}'}")) == "run.seed: Interpolation key 'nowhere' not found."
+
+
+# -- wrong keys and values --------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_answered_with_path_line_and_suggestion(job: Job) -> None:
+    assert message(job("run: {stepz: 3}")) == (
+        "run.stepz: there is no such key (did you mean 'steps'?).\n"
+        "  job.yaml, line 12\n"
+        "  there are: name, steps, seed, dir, deterministic"
+    )
+    assert message(job(), "role.x=1").startswith("role: there is no such key (did you mean 'roles'?).")
+
+
+def test_an_unknown_key_of_a_plugin_names_the_plugin(job: Job) -> None:
+    assert message(job(), "roles.rollout.config.tensor_paralel=1") == (
+        "roles.rollout.config.tensor_paralel: 'EngineConfig' has no such field (did you mean 'tensor_parallel'?).\n"
+        "  override 'roles.rollout.config.tensor_paralel=1'\n"
+        "  from plugin fake (gcore-fake 0.1.0); its fields: g-core plugins show fake\n"
+        "  there are: tensor_parallel, dtype, optimizer, limit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("run.steps=many", "run.steps: Value 'many' of type 'str' could not be converted to Integer."),
+        ("run.steps=1.5", "run.steps: Value '1.5' of type 'float' could not be converted to Integer."),
+        ("run.steps=null", "run.steps: Incompatible value 'None' for field of type 'int'."),
+        ("run.steps=[1]", "run.steps: expected int, got a list: [1]."),
+        ("run=5", "run: expected a mapping, got int: 5."),
+        ("roles=5", "roles: expected a mapping, got int: 5."),
+        ("roles.rollout=fake", "roles.rollout: expected a mapping, got str: 'fake'."),
+        ("roles.rollout.model=5", "roles.rollout.model: expected a mapping, got int: 5."),
+        ("roles.rollout.config=5", "roles.rollout.config: expected a mapping, got int: 5."),
+        ("roles.rollout.config.optimizer=5", "roles.rollout.config.optimizer: expected a mapping, got int: 5."),
+        ("roles.rollout.config.limit=x", "roles.rollout.config.limit: Value 'x' of type 'str' could not be converted"),
+        ("roles.rollout.config.dtype=f8", "roles.rollout.config.dtype: Invalid value 'f8', expected one of"),
+        ("advantage.config.scalars=kl", "advantage.config.scalars: expected a list, got str: 'kl'."),
+        ("local=mine.py", "local: expected a list, got str: 'mine.py'."),
+        ("roles.my role={use: fake}", "override 'roles.my role={use: fake}' is not of the form key=value."),
+        ("roles.a:b={use: fake}", "roles.a:b: a name is made of letters, digits, '_' and '-'."),
+    ],
+)
+def test_a_wrong_type_is_answered_with_path_value_and_what_was_expected(job: Job, override: str, expected: str) -> None:
+    assert message(job(), override).startswith(expected)
+
+
+def test_a_value_that_the_plugin_refuses_has_its_path(job: Job) -> None:
+    shown = message(job(), "roles.rollout.config.tensor_parallel=0")
+    assert shown.startswith("roles.rollout.config: tensor_parallel must be at least 1, not 0.")
+    assert "from plugin fake (gcore-fake 0.1.0)" in shown
+
+
+def test_settings_of_a_provider_that_has_none_are_refused(job: Job) -> None:
+    assert message(job(), "filter.config.x=1") == "filter.config: core/keep-all has no settings, but x is set."
+
+
+# -- what must be there -----------------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("run: {steps: 3}\n")
+    assert message(tmp_path / "x.yaml").splitlines()[0].endswith(
+        "x.yaml: missing: data, advantage.use, objective.use, roles.policy, roles.rollout, rewards.<name>."
+    )
+
+
+def test_a_role_without_use_is_named(job: Job) -> None:
+    assert "missing: roles.judge.use." in message(job(), "roles.judge.slots=1")
+
+
+def test_a_mandatory_setting_of_a_plugin_is_named_with_its_plugin(job: Job) -> None:
+    assert message(job("data: {use: fake/rows}")) == (
+        "data.config.path: a value is missing.\n  asked for by fake/rows (gcore-fake 0.1.0)"
+    )
+
+
+def test_an_unknown_role_is_answered_with_the_known_ones(job: Job) -> None:
+    shown = message(job(), "roles.rolout={use: fake}")
+    assert shown.startswith("roles.rolout: no loaded plugin knows a role 'rolout' (did you mean 'rollout'?).")
+    assert "known roles: policy, rollout, judge" in shown
+
+
+def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> None:
+    role = (
+        "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n@hookimpl\ndef gcore_roles():\n"
+        "    yield p.RoleProvider(name={!r}, summary='', factory='a:b', kind='trainer')"
+    )
+    installed.add("ppo", role.format("critic"))
+    file = job("plugins: {ppo: null}")
+    assert config.load(file, ["roles.critic={use: fake}"]).provided["roles.critic"].kind == "trainer"
+    installed.add("twin", role.format("policy"))
+    assert "role 'policy' is defined by gcore-core 0.1.0 and by gcore-twin 0.1.0" in message(
+        job("plugins: [twin]"), kind=PluginClash
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("run.steps=0", "run.steps: must be at least 1, not 0."),
+        ("controller.shards=0", "controller.shards: must be at least 1, not 0."),
+        ("roles.rollout.slots=0", "roles.rollout.slots: must be at least 1, not 0."),
+        ("evaluation.every=-1", "evaluation.every: must be at least 0, not -1."),
+        ("rewards.length.timeout_s=0", "rewards.length.timeout_s: must be greater than 0, not 0.0."),
+        ("cluster.devices=none", "cluster.devices: must be 'auto' or a number of devices, not 'none'."),
+        ("roles.rollout.follows=judge", "roles.rollout.follows: 'judge' is no other role of this run (policy)."),
+        ("objective.config.values=true", "objective: requires 'values', which needs a role 'critic'; add roles.critic."),
+        ("advantage.config.scalars=[kl]", "advantage: requires 'kl', which nothing supplies (known: entropy, kl_k1,"),
+    ],
+)
+def test_a_value_out_of_range_or_an_unmet_requirement_is_refused(job: Job, override: str, expected: str) -> None:
+    assert message(job(), override).startswith(expected)
+
+
+def test_what_any_trainer_supplies_may_be_required(job: Job) -> None:
+    config.load(job(), ["advantage.config.scalars=[kl_k1, ref_logp, entropy, rollout_logp]"])
+
+
+def test_all_problems_come_together_with_those_of_the_plugins(job: Job, installed: InstalledPlugins) -> None:
+    installed.add(
+        "picky", "from gcore_core import hookimpl\n@hookimpl\ndef gcore_check(plan):\n    yield 'run.seed: I dislike it.'"
+    )
+    with pytest.raises(ConfigError) as caught:
+        config.load(job("plugins: [picky]"), ["run.steps=0", "roles.policy.slots=0"])
+    assert caught.value.facts["problems"] == [
+        "run.steps: must be at least 1, not 0.",
+        "roles.policy.slots: must be at least 1, not 0.",
+        "run.seed: I dislike it. [plugin picky]",
+    ]
+    assert "the configuration has 3 problems." in str(caught.value)
+
+
+# -- plugins ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_plugin_is_named_with_the_key_that_names_it(job: Job) -> None:
+    shown = message(job(), "roles.rollout.use=fkae", kind=PluginNotFound)
+    assert shown.startswith("roles.rollout.use: no plugin named 'fkae' is installed.")
+
+
+def test_no_plugin_is_imported_before_all_are_found(job: Job, installed: InstalledPlugins) -> None:
+    installed.add("broken", "raise RuntimeError('imported')")
+    assert "'gone'" in message(job("plugins: [broken, gone]"), kind=PluginNotFound)
+    assert "'broken'" in message(job("plugins: [broken]"), kind=PluginBroken)
+
+
+def test_clashing_incompatible_and_unpinned_plugins_are_refused(job: Job, installed: InstalledPlugins) -> None:
+    assert "asks for fake>=3" in message(job("plugins: {fake: '>=3'}"), kind=PluginIncompatible)
+    installed.add("old", wheel=Wheel(requires=["gcore-core<0.1"]))
+    assert "needs gcore-core<0.1" in message(job("plugins: [old]"), kind=PluginIncompatible)
+    installed.add("fake", "", Wheel(distribution="gcore-fork", module="gcore_fork"))
+    assert "gcore-fake 0.1.0 and gcore-fork 0.1.0" in message(job(), kind=PluginClash)
+
+
+def test_a_local_file_may_not_take_the_name_of_an_installed_plugin(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "fake.py").write_text("")
+    assert "'fake' is both a local file and an installed plugin" in message(job("local: [fake.py]"), kind=PluginClash)
+
+
+def test_a_local_file_that_is_not_there_is_named(job: Job) -> None:
+    assert message(job("local: [gone.py]")).startswith("local[0]: cannot read ")
+
+
+def test_a_config_class_that_cannot_be_a_schema_breaks_the_contract(job: Job, installed: InstalledPlugins) -> None:
+    installed.add(
+        "odd",
+        "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+        "@dataclass\nclass C:\n    a: set = None\n"
+        "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='a:b', config=C)",
+    )
+    shown = message(job("filter: {use: odd}"), kind=ContractError)
+    assert shown.startswith("filter: odd (gcore-odd 0.1.0): config class C cannot be a schema: ")
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_lists_exactly_the_keys_of_the_core_with_their_defaults() -> None:
+    rows = re.findall(r"^\| `([\w.*<>]+)` \| ([^|]+) \|", (ROOT / "docs/config.md").read_text(), flags=re.M)
+    documented = {key.replace("<name>", "*"): default.strip().strip("`") for key, default in rows}
+    shown = {None: "null", True: "true", False: "false", schema.MISSING: "must be given"}
+    expected = {
+        key: str(shown.get(value, value) if not isinstance(value, dict | list) else value)
+        for key, value in schema.core_keys().items()
+    }
+    assert documented == expected
+
+
+def test_the_schema_is_plain_dataclasses_all_the_way(job: Job) -> None:
+    for key, default in schema.core_keys().items():
+        assert not dataclasses.is_dataclass(default), key

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gcore_core import catalog
+from gcore_core.errors import ConfigError, ContractError, PluginBroken
+from gcore_core.plugins import Plugins, local_plugin
+from gcore_core.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.testing.installed import InstalledPlugins
+
+HEAD = "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+RUN = RunFacts(name="r", directory="/r", steps=1, config={})
+
+
+def load(*names: str) -> Plugins:
+    plugins, installed = Plugins(), catalog.scan()
+    for name in names:
+        plugins.load(installed.get(name, where=""), where="plugins")
+    return plugins
+
+
+def add(installed: InstalledPlugins, name: str, source: str) -> None:
+    installed.add(name, HEAD + source)
+
+
+def test_a_broken_neighbour_does_not_disturb_those_that_are_loaded(installed: InstalledPlugins) -> None:
+    add(installed, "aaa", "import no_such_module")
+    add(installed, "zzz", "import no_such_module")
+    assert [item.name for item in load("fake").loaded] == ["fake"]
+
+
+def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(installed: InstalledPlugins) -> None:
+    add(installed, "genrm", "import jinja9")
+    with pytest.raises(PluginBroken) as caught:
+        load("genrm")
+    assert str(caught.value).splitlines() == [
+        "plugins: plugin 'genrm' (gcore-genrm 0.1.0, gcore_genrm) failed to import: "
+        "ModuleNotFoundError: No module named 'jinja9'",
+        "  see the whole cause: G_CORE_TRACEBACK=1 g-core plugins show genrm",
+    ]
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("@hookimpl\ndef gcore_trainer():\n    return []", r"no hook 'gcore_trainer' \(did you mean 'gcore_trainers'\?\)"),
+        ("def gcore_trainers():\n    return []", "function 'gcore_trainers' lacks @hookimpl"),
+        ("@hookimpl\ndef gcore_run_end(run, err):\n    pass", "err"),
+        ("@hookimpl\ndef gcore_run_end(run, error=''):\n    pass", "gives a default to 'error'.*never passed"),
+        ("@hookimpl(tryfirst=True)\ndef gcore_run_end(run):\n    pass", "asks for wrapping or an order"),
+        ("@hookimpl(wrapper=True)\ndef gcore_run_end(run):\n    yield", "asks for wrapping or an order"),
+        ("@hookimpl\ndef gcore_filters():\n    yield 5", "gcore_filters must yield FilterProvider, not int"),
+        (
+            "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(name='A B', summary='', factory='nowhere')",
+            "(?s)invalid 'A B'.*not lower case words.*factory 'nowhere' is not 'module:attribute'",
+        ),
+        (
+            "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='a:b', config=dict())",
+            "config {} is not a dataclass",
+        ),
+        (
+            "@hookimpl\ndef gcore_trainers():\n"
+            "    yield p.TrainerProvider(summary='', factory='a:b', capabilities=frozenset({'fly'}))",
+            "capability 'fly' is unknown; a private one starts with 'bad:'",
+        ),
+        (
+            "@hookimpl\ndef gcore_filters():\n    return [p.FilterProvider(summary='', factory='a:b')] * 2",
+            "gcore_filters offers 'default' twice",
+        ),
+        (
+            "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(name='x', summary='', factory='a:b', kind='thing')",
+            "kind 'thing' is none of trainer, generator, reward",
+        ),
+    ],
+)
+def test_a_plugin_that_breaks_the_contract_is_refused(
+    installed: InstalledPlugins, source: str, message: str
+) -> None:
+    add(installed, "bad", source)
+    with pytest.raises(ContractError, match=message) as caught:
+        load("bad")
+    assert "'bad'" in str(caught.value) and len(str(caught.value).splitlines()) <= 6
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('no')", "return None"])
+def test_a_provider_hook_that_fails_makes_the_plugin_broken(installed: InstalledPlugins, body: str) -> None:
+    add(installed, "bad", f"@hookimpl\ndef gcore_filters():\n    {body}")
+    with pytest.raises(PluginBroken, match="gcore_filters failed: (ValueError: no|TypeError)"):
+        load("bad")
+
+
+def test_use_names_a_default_or_another_provider_of_the_kind(installed: InstalledPlugins) -> None:
+    plugins = load("fake")
+    default = plugins.resolve("generator", "fake", where="roles.rollout.use")
+    assert (default.reference, default.kind, default.owner) == ("fake", "generator", "gcore-fake 0.1.0")
+    assert plugins.resolve("generator", "fake/async", where="").reference == "fake/async"
+    assert plugins.resolve("trainer", "fake", where="").kind == "trainer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "expected"),
+    [
+        (
+            "generator",
+            "fake/asinc",
+            "roles.x.use: plugin 'fake' has no generator named 'asinc' (did you mean 'fake/async'?).\n"
+            "  choices: fake, fake/async",
+        ),
+        ("objective", "fake", "roles.x.use: plugin 'fake' has no default objective; say which.\n  choices: fake/pg"),
+        (
+            "balancer",
+            "fake",
+            "roles.x.use: plugin 'fake' offers no balancer.\n"
+            "  it offers: advantage, dataset, generator, objective, reward, trainer\n"
+            "  choices: none",
+        ),
+    ],
+)
+def test_a_use_that_cannot_be_resolved_lists_the_choices(
+    installed: InstalledPlugins, kind: str, use: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("fake").resolve(kind, use, where="roles.x.use")
+    assert str(caught.value) == expected
+
+
+OBSERVER = """
+CALLS = []
+
+@hookimpl
+def gcore_step_end(report):
+    CALLS.append(report.step)
+    {body}
+
+@hookimpl
+def gcore_run_end(run, error):
+    CALLS.append(error)
+"""
+
+
+def test_an_observer_that_raises_is_reported_once_and_disabled_and_the_others_go_on(
+    installed: InstalledPlugins,
+) -> None:
+    import sys
+
+    for name, body in (("first", "pass"), ("bad", "raise ValueError('no')"), ("last", "pass")):
+        add(installed, name, OBSERVER.format(body=body))
+    reported: list[tuple[str, str, str]] = []
+    observers = load("first", "bad", "last").observers(
+        lambda plugin, hook, error: reported.append((plugin, hook, str(error)))
+    )
+    for step in (1, 2):
+        observers.step_end(RUN, StepReport(step=step, version=step, metrics={}))
+    observers.run_end(RUN, "")
+    assert reported == [("bad", "gcore_step_end", "no")]
+    assert sys.modules["gcore_bad"].CALLS == [1]
+    assert sys.modules["gcore_first"].CALLS == sys.modules["gcore_last"].CALLS == [1, 2, ""]
+
+
+def test_every_observer_hook_passes_what_its_spec_says(installed: InstalledPlugins) -> None:
+    import sys
+
+    add(
+        installed,
+        "all",
+        """
+CALLS = []
+@hookimpl
+def gcore_run_start(run): CALLS.append(("run_start", run.name))
+@hookimpl
+def gcore_step_end(run, report): CALLS.append(("step_end", report.step))
+@hookimpl
+def gcore_weights_published(run, version): CALLS.append(("weights_published", version))
+@hookimpl
+def gcore_placement_changed(run, before, after): CALLS.append(("placement_changed", before, after))
+@hookimpl
+def gcore_worker_failed(run, failure): CALLS.append(("worker_failed", failure.role))
+@hookimpl
+def gcore_run_end(run, error): CALLS.append(("run_end", error))
+""",
+    )
+    observers = load("all").observers(lambda *_: pytest.fail("an observer raised"))
+    observers.run_start(RUN)
+    observers.step_end(RUN, StepReport(step=1, version=1, metrics={}))
+    observers.weights_published(RUN, 1)
+    observers.placement_changed(RUN, {"policy": [0]}, {"policy": [1]})
+    observers.worker_failed(RUN, WorkerFailure(role="rollout", rank=0, reason="lost"))
+    observers.run_end(RUN, "why")
+    assert sys.modules["gcore_all"].CALLS == [
+        ("run_start", "r"),
+        ("step_end", 1),
+        ("weights_published", 1),
+        ("placement_changed", {"policy": [0]}, {"policy": [1]}),
+        ("worker_failed", "rollout"),
+        ("run_end", "why"),
+    ]
+
+
+def test_check_collects_the_problems_of_all_plugins_and_cannot_change_the_plan(installed: InstalledPlugins) -> None:
+    add(installed, "one", "@hookimpl\ndef gcore_check(plan):\n    plan['a']['b'] = 2\n    yield 'a.b: bad.'")
+    add(installed, "two", "@hookimpl\ndef gcore_check(plan):\n    raise ValueError('no')")
+    add(installed, "three", "@hookimpl\ndef gcore_check(plan):\n    return None")
+    config = {"a": {"b": 1}}
+    assert load("one", "two", "three").check(config) == [
+        "a.b: bad. [plugin one]",
+        "gcore_check raised ValueError: no [plugin two]",
+    ]
+    assert config == {"a": {"b": 1}}
+
+
+def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_by_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        HEAD + "class F:\n    pass\n@hookimpl\ndef gcore_filters():\n"
+        "    yield p.FilterProvider(summary='', factory='mine:F')\n"
+        "    yield p.FilterProvider(name='other', summary='', factory=f'{__name__}:F')\n"
+        "    yield p.FilterProvider(name='core', summary='', factory='gcore_core.filters:KeepAll')\n"
+    )
+    plugins = Plugins()
+    plugins.load(local_plugin(file))
+    assert plugins.loaded[0].version.startswith("blake2b:")
+    assert [item.spec.factory for item in plugins.providers("filter")] == [
+        f"{file}:F",
+        f"{file}:F",
+        "gcore_core.filters:KeepAll",
+    ]
+
+
+def test_a_project_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="local: cannot read .*gone.py: No such file"):
+        local_plugin(tmp_path / "gone.py")
+
+
+def test_two_plugins_in_one_module_are_refused(installed: InstalledPlugins) -> None:
+    from gcore_core.testing.installed import Wheel
+
+    add(installed, "one", "")
+    installed.add("two", HEAD, Wheel(module="gcore_one"))
+    with pytest.raises(ContractError, match="'two'"):
+        load("one", "two")

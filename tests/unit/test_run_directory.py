@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gcore_core.errors import ConfigError, RunExists
+from gcore_core.records import StepReport
+from gcore_core.run import directory as d
+
+
+def _report(step: int, **metrics: float) -> StepReport:
+    return StepReport(step=step, version=step, metrics=metrics)
+
+
+# -- create -----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_numbered_and_latest_points_at_the_newest(tmp_path: Path) -> None:
+    first, second = d.create(tmp_path / "runs", "digits"), d.create(tmp_path / "runs", "digits")
+    assert [first.name, second.name] == ["001", "002"]
+    assert os.readlink(tmp_path / "runs/digits/latest") == "002"
+    assert first.is_absolute() and (first / "logs").is_dir() and (first / "samples").is_dir()
+
+
+def test_a_number_is_never_given_again_to_fill_a_gap(tmp_path: Path) -> None:
+    (tmp_path / "digits/017").mkdir(parents=True)
+    (tmp_path / "digits/notes").mkdir()
+    assert d.create(tmp_path, "digits").name == "018"
+
+
+def test_processes_that_start_together_get_different_directories(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from gcore_core.run.directory import create\n"
+        "sys.stdin.read()\n"  # all wait here, so that they run at the same time
+        "for _ in range(25): print(create(Path(sys.argv[1]), 'same').name)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    children = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        names = " ".join(out for out, _ in pool.map(subprocess.Popen.communicate, children)).split()
+    assert sorted(names) == [f"{number:03d}" for number in range(1, 76)]
+
+
+@pytest.mark.parametrize("held", ["config.yaml", "metrics.jsonl"])
+def test_an_explicit_directory_with_a_run_in_it_is_refused_with_a_way_on(tmp_path: Path, held: str) -> None:
+    (tmp_path / held).touch()
+    with pytest.raises(RunExists) as caught:
+        d.create(Path("unused"), "digits", str(tmp_path))
+    assert str(caught.value).splitlines() == [
+        f"run.dir: {tmp_path} already holds a run.",
+        f"  found in it: {held}",
+        f"  to continue it: g-core resume {tmp_path}",
+        "  else name another directory, or leave run.dir out for a fresh numbered one",
+    ]
+
+
+def test_an_explicit_directory_may_exist_when_it_holds_no_run(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert d.create(Path("unused"), "digits", str(tmp_path)) == tmp_path
+    assert d.create(Path("unused"), "digits", str(tmp_path / "a/b")) == tmp_path / "a/b"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
+def test_a_name_that_is_no_directory_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name: .* cannot name a directory") as caught:
+        d.create(tmp_path, name)
+    assert caught.value.todo and not list(tmp_path.iterdir())
+
+
+def test_a_path_that_cannot_be_made_names_itself_and_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    for root, explicit in ((tmp_path / "file", None), (tmp_path, str(tmp_path / "file/x"))):
+        with pytest.raises(ConfigError, match=r"run\.dir: .*file.* cannot be made or written") as caught:
+            d.create(root, "digits", explicit)
+        assert "Not a directory" in caught.value.why
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_is_called_not_writable(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="is not writable"):
+        d.create(tmp_path, "digits")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "no space is left"), (errno.EROFS, "not writable"), (errno.EACCES, "not writable")],
+)
+def test_the_cause_the_system_gives_decides_what_the_user_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ConfigError, match=words) as caught:
+        d.create(tmp_path, "digits")
+    assert os.strerror(number) in caught.value.why and caught.value.todo
+
+
+def test_a_foreign_file_named_latest_is_left_alone_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "digits/latest").mkdir(parents=True)
+    assert d.create(tmp_path, "digits").name == "001"
+    assert not (tmp_path / "digits/latest").is_symlink()
+    assert sorted(child.name for child in (tmp_path / "digits").iterdir()) == ["001", "latest"]
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_come_back_as_they_were_reported(tmp_path: Path) -> None:
+    metrics = d.MetricsFile(tmp_path)
+    metrics.append(StepReport(step=0, version=0, metrics={}, evaluation={"greedy/exact": 0.25}))
+    metrics.append(_report(1, **{"reward/exact": np.float64(0.5), "kl": 0.0}))
+    first, second = d.read_metrics(tmp_path)  # not closed yet: rows are on their way as soon as append returns
+    metrics.close()
+    assert first["evaluation"] == {"greedy/exact": 0.25} and first["step"] == 0
+    assert second["metrics"] == {"reward/exact": 0.5, "kl": 0.0} and second["version"] == 1
+    assert second["time_unix_s"] >= first["time_unix_s"] > 1.7e9
+
+
+def test_every_line_is_strict_json_and_nan_comes_back_as_nan(tmp_path: Path) -> None:
+    metrics = d.MetricsFile(tmp_path)
+    metrics.append(_report(1, loss=math.nan, kl=math.inf))
+    metrics.close()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads((tmp_path / d.METRICS).read_text(), parse_constant=refuse)
+    assert all(math.isnan(value) for value in d.read_metrics(tmp_path)[0]["metrics"].values())
+
+
+def test_a_resumed_run_replaces_the_steps_it_makes_again(tmp_path: Path) -> None:
+    for steps, reward in (((1, 2, 3, 4), 0.1), ((3,), 0.9)):
+        metrics = d.MetricsFile(tmp_path)
+        for step in steps:
+            metrics.append(_report(step, reward=reward))
+        metrics.close()
+    assert [(row["step"], row["metrics"]["reward"]) for row in d.read_metrics(tmp_path)] == [
+        (1, 0.1),
+        (2, 0.1),
+        (3, 0.9),
+    ]
+
+
+def test_half_a_line_left_by_a_killed_run_costs_only_itself(tmp_path: Path) -> None:
+    (tmp_path / d.METRICS).write_text('{"step":1,"version":1,"time_unix_s":1.0,"metrics":{}}\n{"step":2,"ver')
+    metrics = d.MetricsFile(tmp_path)
+    metrics.append(_report(2))
+    metrics.close()
+    assert [row["step"] for row in d.read_metrics(tmp_path)] == [1, 2]
+
+
+def test_a_full_disk_gives_one_alarm_and_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / d.METRICS).symlink_to("/dev/full")
+    alarms: list[str] = []
+    metrics = d.MetricsFile(tmp_path, alarms.append)
+    for step in range(1, 6):
+        metrics.append(_report(step))
+    assert len(alarms) == 1 and "No space left on device" in alarms[0]
+    metrics.close()
+    metrics.close()
+    assert len(alarms) == 2 and "are lost" in alarms[1]
+
+
+def test_rows_that_found_no_space_are_written_whole_once_there_is_some(tmp_path: Path) -> None:
+    """A file size limit stands for the disk: it too takes the first half of a row and refuses the rest."""
+    alarms: list[str] = []
+    metrics = d.MetricsFile(tmp_path, alarms.append)
+    metrics.append(_report(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / d.METRICS).stat().st_size + 20, hard))
+    try:
+        metrics.append(_report(2, reward=0.5))
+        metrics.append(_report(3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(alarms) == 1
+    metrics.append(_report(4))
+    metrics.close()
+    rows = d.read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and rows[1]["metrics"] == {"reward": 0.5}
+    assert len((tmp_path / d.METRICS).read_bytes().splitlines()) == 4 and len(alarms) == 1
+
+
+def test_metrics_that_cannot_be_opened_are_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / d.METRICS).mkdir()
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl cannot be made or written"):
+        d.MetricsFile(tmp_path)
+
+
+# -- other files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_files_reads_as_empty(tmp_path: Path) -> None:
+    assert d.read_metrics(tmp_path) == [] and d.read_samples(tmp_path, 0) == [] and d.read_lock(tmp_path) == {}
+
+
+def test_config_lock_and_samples_come_back(tmp_path: Path) -> None:
+    run_dir = d.create(tmp_path, "digits")
+    d.write_config(run_dir, "run: {name: 'Größe'}\n")
+    d.write_lock(run_dir, {"torch": {"version": "0.1.0"}, "core": {"version": "0.1.0"}})
+    rows = [{"prompt": "1+1=", "text": "2\n\u2028", "rewards": {"exact": 1.0}, "mode": "greedy"}]
+    d.write_samples(run_dir, 20, rows)
+    assert (run_dir / "config.yaml").read_text(encoding="utf-8") == "run: {name: 'Größe'}\n"
+    assert list(d.read_lock(run_dir)) == ["core", "torch"]
+    assert d.read_samples(run_dir, 20) == rows and (run_dir / "samples/step_000020.jsonl").exists()
+    assert d.log_path(run_dir, "controller-0") == run_dir / "logs/controller-0.log"
+    assert not list(run_dir.rglob("*.new"))
+
+
+def test_samples_that_cannot_be_written_are_logged_and_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    d.write_samples(tmp_path / "gone", 20, [])
+    assert "the samples of step 20 were not written" in caplog.text
+    with pytest.raises(ConfigError, match="cannot be made or written"):
+        d.write_config(tmp_path / "gone", "")
