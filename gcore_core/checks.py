@@ -36,14 +36,15 @@ def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> N
 
 def run(config: Mapping[str, Any], objects: Mapping[str, Any], plugins: Plugins, file: Path) -> None:
     """Raises one ConfigError with every problem; ``objects`` are the providers' config objects by path."""
-    problems = [*_ranges(config), *_follows(config), *_cluster(config)]
+    problems = [*_ranges(config), *_follows(config), *_workers(config), *_cluster(config)]
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), config)
     problems += plugins.check(config)
     if len(problems) == 1:
         raise ConfigError(problems[0], problems=problems)
     if problems:
-        shown = problems if len(problems) <= 5 else [*problems[:4], f"and {len(problems) - 4} more: g-core check {file}"]
+        more = f"and {len(problems) - 4} more: g-core check {file}"
+        shown = problems if len(problems) <= 5 else [*problems[:4], more]
         raise ConfigError(
             f"the configuration has {len(problems)} problems.",
             where=str(file),
@@ -85,6 +86,15 @@ def _follows(config: Mapping[str, Any]) -> Iterator[str]:
         if followed is not None and (followed not in config["roles"] or followed == name):
             others = ", ".join(other for other in config["roles"] if other != name)
             yield f"roles.{name}.follows: {followed!r} is no other role of this run ({others})."
+
+
+def _workers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Processes are named by role or scorer worker, so these must differ."""
+    taken = {*config["roles"], "controller", "supervisor"}
+    for name, reward in config["rewards"].items():
+        worker = reward["worker"]
+        if worker in taken or not schema.NAME.fullmatch(worker):
+            yield f"rewards.{name}.worker: {worker!r} is no free name (letters, digits, '_', '-'; not a role)."
 
 
 def _requirements(path: str, settings: Any, config: Mapping[str, Any]) -> Iterator[str]:

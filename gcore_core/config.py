@@ -7,7 +7,6 @@ place of its node and the whole tree is merged again. So every error carries the
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ from gcore_core import __version__, catalog, checks, schema, sources
 from gcore_core.errors import ConfigError, ContractError, PluginClash, did_you_mean
 from gcore_core.factories import FactorySpec, reference_to
 from gcore_core.plugins import Plugins, Provided, local_plugin
-
-_NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +91,7 @@ def load(file: str | Path, overrides: Sequence[str] = (), installed: catalog.Cat
     config = _plain_tree(merged)
     checks.no_missing(config, provided)
     origins = dict(source.origins) | _fill_defaults(config, plugins, source.file)
-    sources.resolve_paths(config, source.file.parent.absolute())
+    sources.resolve_paths(config, source.file.parent)
     plan = Plan(
         config=config,
         provided=provided,
@@ -142,7 +139,7 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
     tree: DictConfig = OmegaConf.structured(schema.Core)
     for section, cls in (("roles", schema.Role), ("rewards", schema.Reward)):
         for name in user.get(section) or ():
-            if not _NAME.fullmatch(str(name)):
+            if not schema.NAME.fullmatch(str(name)):
                 raise ConfigError("a name is made of letters, digits, '_' and '-'.", where=f"{section}.{name}")
             tree[section][str(name)] = OmegaConf.structured(cls)
     if _get(user, "evaluation.data") is not None:
@@ -225,7 +222,7 @@ def _uses(core: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Path) -> Plugins:
     """Looks every named plugin up before importing the first one."""
-    locals_ = [local_plugin((base / name).absolute(), f"local[{i}]") for i, name in enumerate(core["local"])]
+    locals_ = [local_plugin(sources.anchored(name, base), f"local[{i}]") for i, name in enumerate(core["local"])]
     own = {plugin.name: plugin for plugin in locals_}
     named = [(name, f"plugins.{name}", pin or "") for name, pin in core["plugins"].items()]
     named += [(use.partition("/")[0], f"{path}.use", "") for path, use in _uses(core)]

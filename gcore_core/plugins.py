@@ -20,7 +20,7 @@ import pluggy
 
 from gcore_core import hookspecs
 from gcore_core.catalog import Installed
-from gcore_core.errors import ConfigError, ContractError, PluginBroken, PluginError, did_you_mean
+from gcore_core.errors import ConfigError, ContractError, PluginBroken, did_you_mean
 from gcore_core.factories import import_source
 from gcore_core.providers import KINDS, Provider, RoleProvider
 from gcore_core.records import RunFacts, StepReport, WorkerFailure
@@ -206,9 +206,8 @@ def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
 
 def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
     try:
-        return list(impl.function())
-    except PluginError:
-        raise
+        found: Any = impl.function()
+        return list(found)
     except Exception as error:
         raise PluginBroken(
             f"{_who(plugin)}: {hook} failed: {type(error).__name__}: {error}",

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from gcore_core.errors import ConfigError
 
 MISSING = "???"
+#: of a role, a reward, a scorer worker
+NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
 def _open() -> Any:
@@ -183,14 +186,12 @@ def children(expected: Any, value: Mapping[str, Any]) -> Iterator[tuple[str, Any
 
 
 def _keys(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
-    hints = typing.get_type_hints(cls)
-    for item in fields(cls):
-        name, hint = prefix + item.name, _without_none(hints[item.name])
-        default = item.default if callable(item.default_factory) is False else item.default_factory()
-        if is_dataclass(hint) and default is not None:
-            yield from _keys(typing.cast(type, hint), f"{name}.")
-        elif is_dataclass(hint):
-            yield name, None
+    defaults = cls()
+    for key, hint in typing.get_type_hints(cls).items():
+        name, hint, default = prefix + key, _without_none(hint), getattr(defaults, key)
+        if is_dataclass(hint):
+            if default is None:
+                yield name, None
             yield from _keys(typing.cast(type, hint), f"{name}.")
         elif typing.get_origin(hint) is dict and is_dataclass(element := typing.get_args(hint)[1]):
             yield from _keys(typing.cast(type, element), f"{name}.*.")

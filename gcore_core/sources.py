@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
 from gcore_core.errors import ConfigError
@@ -48,7 +48,7 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
     for override in overrides:
         tree = _override(override)
         trees.append(tree)
-        origins |= {key: f"override {override!r}" for key in flat(OmegaConf.to_container(tree))}
+        origins |= dict.fromkeys(flat(OmegaConf.to_container(tree)), f"override {override!r}")
     merged = OmegaConf.to_container(OmegaConf.merge(*trees))
     if not isinstance(merged, dict):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
@@ -67,7 +67,7 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def resolve_paths(config: MutableMapping[str, Any], base: Path) -> None:
     """Makes the relative paths of a resolved configuration absolute: they are relative to the YAML's directory."""
-    config["local"] = [os.path.normpath(base / Path(name).expanduser()) for name in config["local"]]
+    config["local"] = [str(anchored(name, base)) for name in config["local"]]
     settings = [config["data"], config["evaluation"]["data"] or {}, *config["rewards"].values()]
     for node in settings:
         _resolve(node.get("config", {}), base, hub=False)
@@ -77,15 +77,20 @@ def resolve_paths(config: MutableMapping[str, Any], base: Path) -> None:
             _resolve(role["model"]["make"], base, hub=False)
 
 
+def anchored(name: str, base: Path) -> Path:
+    """``name`` as a path below ``base``, unless it is absolute or starts with ``~``."""
+    return Path(os.path.normpath(base.absolute() / Path(name).expanduser()))
+
+
 def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:
     """``path`` of one mapping. ``hub``: a name such as org/name that is no directory here stays as it is."""
     name = node.get("path")
     if not isinstance(name, str) or not name:
         return
-    place = base / Path(name).expanduser()
+    place = anchored(name, base)
     explicit = name.startswith((".", "~", "/")) or name.count("/") > 1
     if explicit or place.exists() or (not hub and _FILE_SUFFIX.fullmatch(place.suffix)):
-        node["path"] = os.path.normpath(place)
+        node["path"] = str(place)
 
 
 def _text(file: Path) -> str:

@@ -100,7 +100,7 @@ class RpcNetwork:
         target = _target(address)
         _check_free(address)
         server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
-        session = grpc.stream_stream_rpc_method_handler(_Session(service, self._secret))
+        session = grpc.stream_stream_rpc_method_handler(_Session(service, self._secret).serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("gcore", {"session": session}),))
         try:
             server.add_insecure_port(target)
@@ -120,7 +120,7 @@ class _Session:
     def __init__(self, service: Service, secret: bytes) -> None:
         self._service, self._secret = service, secret
 
-    async def __call__(self, requests: Any, context: Any) -> None:
+    async def serve(self, requests: Any, context: Any) -> None:
         await self._admit(context)
         outbox = _Outbox(context.write)
         running: dict[int, asyncio.Task[None]] = {}

@@ -6,6 +6,7 @@ The layout; ``latest`` is the run with the highest number:
         config.yaml                the resolved configuration
         plugins.lock.json          plugin -> distribution and version
         metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation
+        position.json              the last committed step and the ledger's state after it
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line
         logs/<process>.log
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
@@ -32,6 +33,7 @@ from gcore_core.records import StepReport
 CONFIG = "config.yaml"
 LOCK = "plugins.lock.json"
 METRICS = "metrics.jsonl"
+POSITION = "position.json"
 SAMPLES = "samples"
 LOGS = "logs"
 WEIGHTS = "weights"
@@ -143,11 +145,20 @@ def write_lock(run_dir: Path, lock: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the evaluated answers of one step. Samples are for reading: a full disk is logged and ends no run."""
+    """Writes the evaluated answers of one step; a full disk is logged and ends no run."""
+    _write_or_log(samples_path(run_dir, step), "".join(_json(row).decode() + "\n" for row in rows))
+
+
+def write_position(run_dir: Path, position: Mapping[str, Any]) -> None:
+    """Replaces ``position.json``; on a full disk the position before stays, which is logged and ends no run."""
+    _write_or_log(run_dir / POSITION, _json(position).decode() + "\n")
+
+
+def _write_or_log(path: Path, text: str) -> None:
     try:
-        write_text(samples_path(run_dir, step), "".join(_json(row).decode() + "\n" for row in rows))
+        write_text(path, text)
     except ConfigError as error:
-        log.error("the samples of step %d were not written. %s", step, error)
+        log.error("%s", error)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -230,8 +241,9 @@ def _ends_with_newline(path: Path) -> bool:
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of ``metrics.jsonl`` in order of steps, each step once; empty when there are none yet.
 
-    A run that was resumed from step s writes the steps after s again: rows of the abandoned attempt are left out, and
-    so is a line that a killed process left half-written. A null (NaN when it was written) is read as NaN.
+    A run that was resumed from step s evaluates s and makes the steps after it again: a later row of the same step
+    completes the earlier one, and rows of the abandoned attempt are left out, as is a line that a killed process left
+    half-written. A null (NaN when it was written) is read as NaN.
     """
     try:
         lines = (run_dir / METRICS).read_bytes().splitlines()
@@ -243,15 +255,16 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             row = msgspec.json.decode(line, type=_Row)
         except msgspec.DecodeError:
             continue
-        while rows and rows[-1]["step"] >= row.step:
+        while rows and rows[-1]["step"] > row.step:
             rows.pop()
+        same = rows.pop() if rows and rows[-1]["step"] == row.step else {"metrics": {}, "evaluation": {}}
         rows.append(
             {
                 "step": row.step,
                 "version": row.version,
                 "time_unix_s": row.time_unix_s,
-                "metrics": _numbers(row.metrics),
-                "evaluation": _numbers(row.evaluation),
+                "metrics": same["metrics"] | _numbers(row.metrics),
+                "evaluation": same["evaluation"] | _numbers(row.evaluation),
             }
         )
     return rows

@@ -21,15 +21,8 @@ Clock = Callable[[], float]
 Part = tuple[str, str]  # label, value
 
 #: metric below ``seconds/`` -> the stage's name, in the order of a step; other names are shown as they are, after these
-STAGES = {
-    "rollout": "rollout",
-    "generate": "generation",
-    "reward": "rewarding",
-    "prepare": "preparation",
-    "train": "training",
-    "push": "push",
-    "evaluate": "evaluation",
-}
+STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
+_NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
 
 _NUMBERS = (  # metric, label, format
     ("kl", "kl", "{:.4f}"),
@@ -78,15 +71,16 @@ def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) 
     parts += _held_out(evaluation)
     parts += [(label, form.format(metrics[key])) for key, label, form in _NUMBERS if key in metrics]
     parts += [(stage, f"{seconds:.2f}s") for stage, seconds in stage_seconds(metrics).items()]
+    if report.evaluation and "seconds/evaluation" in metrics:
+        parts.append(("evaluation", f"{metrics['seconds/evaluation']:.2f}s"))
     return parts
 
 
 def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Stage -> seconds, in the order of a step; the whole step (``seconds/step``) is not among them."""
+    """Stage -> seconds, in the order of a step; neither the whole step nor an evaluation after it is among them."""
     found = {key.removeprefix("seconds/"): value for key, value in metrics.items() if key.startswith("seconds/")}
-    found.pop("step", None)
     order = [name for name in STAGES if name in found] + [name for name in found if name not in STAGES]
-    return {STAGES.get(name, name): found[name] for name in order}
+    return {STAGES.get(name, name): found[name] for name in order if name not in _NO_STAGES}
 
 
 def _held_out(evaluation: Mapping[str, float]) -> list[Part]:
@@ -109,22 +103,18 @@ def duration(seconds: float) -> str:
 
 
 class _Pace:
-    """Seconds left, from the steps this process has made since the last phase: a resumed run starts to count anew."""
+    """Seconds left, from the steps since the first report: that of step 0, or of the step a run was resumed from."""
 
     def __init__(self, steps: int, clock: Clock) -> None:
         self._steps, self._clock = steps, clock
-        self.restart()
-
-    def restart(self) -> None:
-        self._since_s, self._first = self._clock(), -1
+        self._first: tuple[int, float] | None = None  # step, when
 
     def left_s(self, step: int) -> float | None:
-        if step < 1:
-            self.restart()
-            return None
-        if self._first < 0:
-            self._first = step
-        return (self._clock() - self._since_s) / (step - self._first + 1) * (self._steps - step)
+        now_s = self._clock()
+        if self._first is None:
+            self._first = step, now_s
+        first, since_s = self._first
+        return (now_s - since_s) / (step - first) * (self._steps - step) if step > first else None
 
 
 # -- plain lines ------------------------------------------------------------------------------------------------------
@@ -139,7 +129,6 @@ class PlainDisplay:
         self._shown = ("", -1)
 
     def phase(self, text: str, share: float | None = None) -> None:
-        self._pace.restart()
         quarter = -1 if share is None else int(share * 4)
         if (text, quarter) != self._shown:  # four lines for one piece of work, not one for each percent
             self._shown = (text, quarter)
@@ -149,6 +138,8 @@ class PlainDisplay:
         self._evaluation = report.evaluation or self._evaluation
         parts = step_parts(report, self._steps, self._evaluation)
         left_s = self._pace.left_s(report.step)
+        if len(parts) == 1:  # the state before the first step, not evaluated: nothing to tell
+            return
         if left_s is not None:
             parts.append(("left", duration(left_s)))
         self.note("  ".join(f"{label} {value}" for label, value in parts))
@@ -188,12 +179,13 @@ class LiveDisplay:
         self._progress.start()
 
     def phase(self, text: str, share: float | None = None) -> None:
-        self._pace.restart()
         self._show_bar(text, share, "" if share is None else f"{share:.0%}")
 
     def step(self, report: StepReport) -> None:
         self._evaluation = report.evaluation or self._evaluation
-        self._print(_wrapped(step_parts(report, self._steps, self._evaluation), self._console.width))
+        parts = step_parts(report, self._steps, self._evaluation)
+        if len(parts) > 1:
+            self._print(_wrapped(parts, self._console.width))
         left_s, share = self._pace.left_s(report.step), report.step / self._steps
         tail = "" if left_s is None else f"{share:.0%}  {duration(left_s)} left"
         self._show_bar(f"step {report.step}/{self._steps}", share, tail)

@@ -125,7 +125,8 @@ def _stage_times(metrics: Rows) -> list[list[str]]:
     for stage, seconds in totals.items():
         share = f"{seconds / whole_s:.0%}" if whole_s > 0 else "-"
         rows.append([stage, f"{seconds:.1f}", f"{seconds / len(steps):.3f}", share])
-    return rows
+    evaluation_s = sum(row["metrics"].get("seconds/evaluation", 0.0) for row in metrics if row["evaluation"])
+    return [*rows, ["evaluation", f"{evaluation_s:.1f}", "-", "-"]] if evaluation_s else rows
 
 
 def _answers(run_dir: Path, metrics: Rows) -> str:

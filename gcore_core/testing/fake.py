@@ -39,7 +39,7 @@ class FakeGeneratorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeTrainerConfig:
-    learning_rate: float = 0.5
+    learning_rate: float = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)

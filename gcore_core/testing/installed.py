@@ -29,7 +29,7 @@ class Wheel:
 
 
 class InstalledPlugins:
-    """A directory of fabricated distributions; as a context it is first on ``sys.path``, and leaves no module behind."""
+    """A directory of fabricated distributions; as a context, it is first on ``sys.path`` until the context ends."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""The list of hooks and their exact arguments is an interface: it changes here, in the specs and on the page at once."""
+"""The list of hooks and their exact arguments is an interface: it changes here, in the specs and on the page."""
 
 from __future__ import annotations
 

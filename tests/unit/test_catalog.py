@@ -52,7 +52,14 @@ def test_nobody_but_the_core_may_be_named_core(installed: InstalledPlugins) -> N
 
 @pytest.mark.parametrize(
     "requires",
-    ["gcore-core<0.1", "gcore_core (<0.1)", "gcore-core>=1.2,<2", "gcore-core~=0.0.1", "gcore-core==99", "Gcore.Core!=0.1.0"],
+    [
+        "gcore-core<0.1",
+        "gcore_core (<0.1)",
+        "gcore-core>=1.2,<2",
+        "gcore-core~=0.0.1",
+        "gcore-core==99",
+        "Gcore.Core!=0.1.0",
+    ],
 )
 def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
     installed: InstalledPlugins, requires: str
@@ -64,7 +71,8 @@ def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
 
 
 @pytest.mark.parametrize(
-    "requires", ["gcore-core", "gcore-core>=0.1,<0.2", "gcore-core ~=0.1.0", "gcore-core[testing]>=0.1", "gcore-core==0.1.*"]
+    "requires",
+    ["gcore-core", "gcore-core>=0.1,<0.2", "gcore-core ~=0.1.0", "gcore-core[testing]>=0.1", "gcore-core==0.1.*"],
 )
 def test_a_requirement_that_admits_this_core_is_ok(installed: InstalledPlugins, requires: str) -> None:
     installed.add("new", wheel=Wheel(requires=[requires]))

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,9 +152,9 @@ def test_an_error_is_its_text_on_stderr_with_the_exit_code_of_its_class(
         cli.main(["check", str(job()), "roles.rollout.use=gone"])
 
 
-def test_run_and_export_hand_their_words_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import types
-
+def test_run_and_export_hand_their_words_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[object] = []
     supervisor = types.ModuleType("gcore_core.processes.supervisor")
     supervisor.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]

@@ -89,6 +89,13 @@ def test_held_out_is_greedy_and_weighted_where_possible_and_says_what_else_it_is
     assert step_parts(_report(1), 5, evaluation)[1:] == [part]
 
 
+def test_the_time_of_an_evaluation_is_shown_where_there_was_one() -> None:
+    seconds = {"seconds/push": 0.5, "seconds/evaluation": 2.0, "seconds/step": 0.5}
+    assert dict(step_parts(_report(1, **seconds), 5, {})) == {"step": "1/5", "push": "0.50s"}
+    evaluated = dict(step_parts(_report(1, {"greedy/a": 0.5}, **seconds), 5, {}))
+    assert evaluated == {"step": "1/5", "push": "0.50s", "evaluation": "2.00s"}
+
+
 def test_an_unknown_stage_is_shown_under_its_own_name_after_the_known_ones() -> None:
     assert list(stage_seconds({"seconds/save": 1.0, "seconds/train": 2.0, "seconds/step": 3.0})) == ["training", "save"]
 
@@ -104,6 +111,7 @@ def test_plain_lines_keep_the_latest_evaluation_and_the_time_left() -> None:
     stream, clock = io.StringIO(), Clock()
     display = PlainDisplay(4, stream, clock)
     display.phase("starting 7 processes")
+    clock.tick()
     display.step(_report(0, {"greedy/exact": 0.25}))
     for step in (1, 2, 4):
         clock.tick()
@@ -122,9 +130,10 @@ def test_plain_lines_keep_the_latest_evaluation_and_the_time_left() -> None:
 def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only() -> None:
     stream, clock = io.StringIO(), Clock()
     display = PlainDisplay(100, stream, clock)
+    display.step(_report(90))  # where it was resumed; not evaluated, so there is nothing to tell
     clock.tick()
-    display.step(_report(91))
-    assert stream.getvalue().endswith("left 1:30\n")
+    display.step(_report(91, length=5.0))
+    assert stream.getvalue() == "step  91/100  length 5.0  left 1:30\n"
 
 
 def test_a_phase_makes_few_plain_lines_however_often_it_reports() -> None:
@@ -195,6 +204,7 @@ def test_the_bar_shows_the_phase_then_the_step_and_the_time_left(terminal: Termi
     display = LiveDisplay(4, terminal, clock)
     display.phase("making the model", 0.4)
     display._progress.refresh()
+    display.step(_report(0))
     clock.tick()
     display.step(_report(1))
     display._progress.refresh()

@@ -66,7 +66,9 @@ def test_a_factory_that_cannot_be_called_breaks_its_contract(installed: Installe
 
 def test_a_file_is_imported_once_and_its_classes_are_found_again_by_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass C:\n    a: int = 1\n")
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass C:\n    a: int = 1\n"
+    )
     module = import_file(file)
     assert import_file(file) is module
     assert "mine" not in sys.modules and str(tmp_path) not in sys.path

@@ -46,7 +46,10 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(installed: 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("@hookimpl\ndef gcore_trainer():\n    return []", r"no hook 'gcore_trainer' \(did you mean 'gcore_trainers'\?\)"),
+        (
+            "@hookimpl\ndef gcore_trainer():\n    return []",
+            r"no hook 'gcore_trainer' \(did you mean 'gcore_trainers'\?\)",
+        ),
         ("def gcore_trainers():\n    return []", "function 'gcore_trainers' lacks @hookimpl"),
         ("@hookimpl\ndef gcore_run_end(run, err):\n    pass", "err"),
         ("@hookimpl\ndef gcore_run_end(run, error=''):\n    pass", "gives a default to 'error'.*never passed"),
@@ -71,7 +74,7 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(installed: 
             "gcore_filters offers 'default' twice",
         ),
         (
-            "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(name='x', summary='', factory='a:b', kind='thing')",
+            "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(summary='', factory='a:b', kind='thing')",
             "kind 'thing' is none of trainer, generator, reward",
         ),
     ],

@@ -155,6 +155,19 @@ def test_a_resumed_run_replaces_the_steps_it_makes_again(tmp_path: Path) -> None
     ]
 
 
+def test_an_evaluation_after_a_resume_completes_the_row_of_its_step(tmp_path: Path) -> None:
+    metrics = d.MetricsFile(tmp_path)
+    for report in (
+        _report(2, reward=0.5),
+        _report(3),
+        StepReport(step=2, version=2, metrics={}, evaluation={"a": 1.0}),
+    ):
+        metrics.append(report)
+    metrics.close()
+    (row,) = d.read_metrics(tmp_path)
+    assert row["metrics"] == {"reward": 0.5} and row["evaluation"] == {"a": 1.0}
+
+
 def test_half_a_line_left_by_a_killed_run_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / d.METRICS).write_text('{"step":1,"version":1,"time_unix_s":1.0,"metrics":{}}\n{"step":2,"ver')
     metrics = d.MetricsFile(tmp_path)
@@ -214,6 +227,9 @@ def test_config_lock_and_samples_come_back(tmp_path: Path) -> None:
     d.write_lock(run_dir, {"torch": {"version": "0.1.0"}, "core": {"version": "0.1.0"}})
     rows = [{"prompt": "1+1=", "text": "2\n\u2028", "rewards": {"exact": 1.0}, "mode": "greedy"}]
     d.write_samples(run_dir, 20, rows)
+    d.write_position(run_dir, {"step": 19})
+    d.write_position(run_dir, {"step": 20, "consumed": [1, 2]})
+    assert json.loads((run_dir / d.POSITION).read_text()) == {"step": 20, "consumed": [1, 2]}
     assert (run_dir / "config.yaml").read_text(encoding="utf-8") == "run: {name: 'Größe'}\n"
     assert list(d.read_lock(run_dir)) == ["core", "torch"]
     assert d.read_samples(run_dir, 20) == rows and (run_dir / "samples/step_000020.jsonl").exists()
@@ -221,10 +237,14 @@ def test_config_lock_and_samples_come_back(tmp_path: Path) -> None:
     assert not list(run_dir.rglob("*.new"))
 
 
-def test_samples_that_cannot_be_written_are_logged_and_end_nothing(
+def test_samples_and_position_that_cannot_be_written_are_logged_and_end_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     d.write_samples(tmp_path / "gone", 20, [])
-    assert "the samples of step 20 were not written" in caplog.text
+    d.write_position(tmp_path / "gone", {"step": 20})
+    assert [line.partition("gone/")[2].split()[0] for line in caplog.messages] == [
+        "samples/step_000020.jsonl",
+        "position.json",
+    ]
     with pytest.raises(ConfigError, match="cannot be made or written"):
         d.write_config(tmp_path / "gone", "")

@@ -25,7 +25,8 @@ def run(tmp_path: Path) -> RunFacts:
     times = {"seconds/rollout": 0.5, "seconds/train": 0.25, "seconds/step": 1.0}
     metrics.append(StepReport(step=0, version=0, metrics={}, evaluation=BEFORE))
     metrics.append(StepReport(step=1, version=1, metrics={"length": 10.0, **times}))
-    metrics.append(StepReport(step=2, version=2, metrics={"length": 12.5, **times}, evaluation=AFTER))
+    evaluated = {"seconds/evaluation": 3.0}  # beside the step, not a part of it
+    metrics.append(StepReport(step=2, version=2, metrics={"length": 12.5, **times, **evaluated}, evaluation=AFTER))
     metrics.close()
     return RunFacts(name="digits", directory=str(run_dir), steps=2, config={})
 
@@ -71,6 +72,7 @@ def test_the_summary_says_what_ran_what_changed_and_where_it_is(run: RunFacts) -
     )
     assert "| exact, greedy | 0.250 | 0.750 | +0.500 |" in text
     assert "| rollout | 1.0 | 0.500 | 50% |" in text and "| whole step | 2.0 | 1.000 | 100% |" in text
+    assert "| evaluation | 3.0 | - | - |" in text
     assert "`metrics.jsonl`" in text and "`weights`" not in text  # only what is there
     assert text.endswith("![curves](curves.png)\n")
 

@@ -1,36 +1,50 @@
-"""TensorBoard event files: one per start of a run, one event a step."""
+"""TensorBoard event files: one for each step from which a run was started, one event a step."""
 
 from __future__ import annotations
 
+import struct
 import time
 from pathlib import Path
 
-from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
 
 from gcore_core.records import RunFacts, StepReport
 from gcore_core.run.directory import TENSORBOARD
 
 
-def open_events(run: RunFacts) -> EventsWriter:
-    """An event file in the run's ``tensorboard/``, for this start of the run.
-
-    EventsWriter and not SummaryWriter, which hands events to a thread through a queue that ``flush`` does not wait for:
-    here what was added is in the file when ``add`` returns, and the supervisor has no thread more.
-    """
-    directory = Path(run.directory, TENSORBOARD)
-    directory.mkdir(exist_ok=True)
-    events = EventsWriter(str(directory / "events"), f".{run.resumed_from}")
+def start(run: RunFacts) -> None:
+    """Makes the event file of this start of the run."""
+    events = _events(run)
+    if not events.exists():
+        events.parent.mkdir(exist_ok=True)
+        _append(events, Event(wall_time=time.time(), file_version="brain.Event:2"))
     if run.resumed_from:  # the steps after it are made again: TensorBoard drops those of the first attempt
         log = SessionLog(status=SessionLog.START)
-        events.write_event(Event(wall_time=time.time(), step=run.resumed_from + 1, session_log=log))
-    return events
+        _append(events, Event(wall_time=time.time(), step=run.resumed_from + 1, session_log=log))
 
 
-def add(events: EventsWriter, report: StepReport) -> None:
+def add(run: RunFacts, report: StepReport) -> None:
     """Writes every metric of a step under its name, and what was evaluated under ``evaluation/``."""
     scalars = report.metrics | {f"evaluation/{name}": value for name, value in report.evaluation.items()}
     values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-    events.write_event(Event(wall_time=time.time(), step=report.step, summary=Summary(value=values)))
-    events.flush()
+    _append(_events(run), Event(wall_time=time.time(), step=report.step, summary=Summary(value=values)))
+
+
+def _events(run: RunFacts) -> Path:
+    """TensorBoard reads every file with "tfevents" in its name, in the order of their names."""
+    return Path(run.directory, TENSORBOARD, f"events.out.tfevents.{run.resumed_from:06d}.gcore")
+
+
+def _append(file: Path, event: Event) -> None:
+    """Appends one record in TFRecord framing: u64 length, its CRC, the event, its CRC.
+
+    tensorboardX's writers truncate the file they open, so they would have to stay open between steps; SummaryWriter
+    moreover hands events to a thread, through a queue that its ``flush`` does not wait for.
+    """
+    content = event.SerializeToString()
+    length = struct.pack("<Q", len(content))
+    length_crc, content_crc = (struct.pack("<I", masked_crc32c(part)) for part in (length, content))
+    with file.open("ab") as stream:
+        stream.write(length + length_crc + content + content_crc)

@@ -8,15 +8,16 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import gcore_report
 import numpy as np
-import pluggy
 import pytest
-from gcore_report import Report, plugin
 from gcore_report.curves import draw
 from matplotlib.image import imread
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import RecordWriter
 
-from gcore_core import hookspecs
+from gcore_core.catalog import Installed
+from gcore_core.plugins import Plugins
 from gcore_core.records import RunFacts, StepReport
 from gcore_core.run import directory as d
 
@@ -29,12 +30,12 @@ def _reports(first: int, last: int) -> Iterator[StepReport]:
         yield StepReport(step=step, version=step, metrics={**metrics, **times} if step else {}, evaluation=evaluation)
 
 
-def _go(run: RunFacts, first: int, last: int, observer: Report) -> None:
+def _go(run: RunFacts, first: int, last: int) -> None:
     """Calls the hooks as a run does, but writes no metrics file, so that no time is spent on pictures."""
-    observer.gcore_run_start(run=run)
+    gcore_report.gcore_run_start(run=run)
     for report in _reports(first, last):
-        observer.gcore_step_end(run=run, report=report)
-    observer.gcore_run_end(run=run, error="")
+        gcore_report.gcore_step_end(run=run, report=report)
+    gcore_report.gcore_run_end(run=run, error="")
 
 
 def _run(path: Path, resumed_from: int = 0) -> RunFacts:
@@ -62,15 +63,16 @@ def _scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def test_the_entry_point_names_an_object_whose_hooks_the_core_knows() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"]["gcore"] == {"report": "gcore_report:plugin"}
-    manager = pluggy.PluginManager("gcore")
-    manager.add_hookspecs(hookspecs)
-    manager.register(plugin, "report")
-    manager.check_pending()  # raises on a hook or an argument that has no specification
-    callers = {caller.name for caller in manager.get_hookcallers(plugin) or []}
-    assert callers == {"gcore_run_start", "gcore_step_end", "gcore_run_end"}
+def test_the_core_accepts_the_plugin_that_the_entry_point_names(tmp_path: Path) -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    ((name, module),) = project["entry-points"]["gcore"].items()
+    plugins, failures = Plugins(), []
+    plugins.load(Installed(name=name, distribution=project["name"], version=project["version"], module=module))
+    observers = plugins.observers(lambda *failure: failures.append(failure))
+    observers.run_start(_run(tmp_path))
+    observers.step_end(_run(tmp_path), StepReport(step=1, version=1, metrics={"kl": 0.5}))
+    observers.run_end(_run(tmp_path), "")
+    assert name == "report" and failures == [] and _scalars(tmp_path) == {"kl": [(1, 0.5)]}
 
 
 def test_importing_the_plugin_imports_nothing_heavy() -> None:
@@ -81,7 +83,7 @@ def test_importing_the_plugin_imports_nothing_heavy() -> None:
 
 
 def test_every_metric_of_every_step_is_a_scalar(tmp_path: Path) -> None:
-    _go(_run(tmp_path), 0, 4, Report())
+    _go(_run(tmp_path), 0, 4)
     scalars = _scalars(tmp_path)
     single = 1e-6  # TensorBoard keeps float32
     assert dict(scalars.pop("evaluation/greedy/exact")) == pytest.approx({0: 0.0, 2: 0.2, 4: 0.4}, rel=single)
@@ -93,42 +95,38 @@ def test_every_metric_of_every_step_is_a_scalar(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_tells_tensorboard_to_drop_the_steps_it_makes_again(tmp_path: Path) -> None:
-    _go(_run(tmp_path), 1, 4, Report())
-    _go(_run(tmp_path, resumed_from=2), 3, 4, Report())
+    _go(_run(tmp_path), 1, 4)
+    _go(_run(tmp_path, resumed_from=2), 3, 4)
     starts = [event.step for event in _events(tmp_path) if event.HasField("session_log")]
     assert starts == [3] and [step for step, _ in _scalars(tmp_path)["kl"]] == [1, 2, 3, 4, 3, 4]
 
 
-def test_runs_in_one_process_are_kept_apart(tmp_path: Path) -> None:
-    observer = Report()
-    runs = [_run(tmp_path / name) for name in ("a", "b")]
-    for run in runs:
-        observer.gcore_run_start(run=run)
-    for run, step in zip(runs, (1, 3), strict=True):
-        observer.gcore_step_end(run=run, report=StepReport(step=step, version=step, metrics={"kl": 0.5}))
-    for run in runs:
-        observer.gcore_run_end(run=run, error="")
-    assert [_scalars(tmp_path / name) for name in ("a", "b")] == [{"kl": [(1, 0.5)]}, {"kl": [(3, 0.5)]}]
+def test_an_event_is_framed_byte_for_byte_as_tensorboardx_frames_it(tmp_path: Path) -> None:
+    _go(_run(tmp_path), 1, 3)
+    (ours,) = (tmp_path / d.TENSORBOARD).iterdir()
+    theirs = RecordWriter(str(tmp_path / "theirs"))
+    for event in _events(tmp_path):
+        theirs.write(event.SerializeToString())
+    theirs.close()
+    assert ours.read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def test_scalars_can_be_read_before_the_run_ends(tmp_path: Path) -> None:
-    observer, run = Report(), _run(tmp_path)
-    observer.gcore_run_start(run=run)
-    observer.gcore_step_end(run=run, report=StepReport(step=1, version=1, metrics={"kl": 0.5}))
+    gcore_report.gcore_run_start(run=_run(tmp_path))
+    gcore_report.gcore_step_end(run=_run(tmp_path), report=StepReport(step=1, version=1, metrics={"kl": 0.5}))
     assert _scalars(tmp_path) == {"kl": [(1, 0.5)]}
-    observer.gcore_run_end(run=run, error="stopped")
 
 
 def test_curves_are_drawn_at_each_evaluation_and_at_the_end(tmp_path: Path) -> None:
-    observer, run, metrics = Report(), _run(tmp_path), d.MetricsFile(tmp_path)
-    observer.gcore_run_start(run=run)
+    run, metrics = _run(tmp_path), d.MetricsFile(tmp_path)
+    gcore_report.gcore_run_start(run=run)
     drawn = []
     for report in _reports(0, 3):
         metrics.append(report)
-        observer.gcore_step_end(run=run, report=report)
+        gcore_report.gcore_step_end(run=run, report=report)
         drawn.append((tmp_path / d.CURVES).exists())
         (tmp_path / d.CURVES).unlink(missing_ok=True)
-    observer.gcore_run_end(run=run, error="")
+    gcore_report.gcore_run_end(run=run, error="")
     metrics.close()
     assert drawn == [True, False, True, False]
     height, width, _ = imread(tmp_path / d.CURVES).shape
@@ -136,7 +134,7 @@ def test_curves_are_drawn_at_each_evaluation_and_at_the_end(tmp_path: Path) -> N
 
 
 def test_a_run_that_failed_before_it_started_ends_without_a_picture_or_an_error(tmp_path: Path) -> None:
-    Report().gcore_run_end(run=_run(tmp_path), error="no such model")
+    gcore_report.gcore_run_end(run=_run(tmp_path), error="no such model")
     assert not (tmp_path / d.CURVES).exists()
 
 

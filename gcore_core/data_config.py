@@ -1,0 +1,72 @@
+"""What may be set under ``config:`` of the datasets and rewards that the core brings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gcore_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig:
+    """What every dataset of the core takes. Fields of a row that are not the prompt go along with it."""
+
+    path: str
+    """The file, or the directory where the format has one; relative to the YAML's directory."""
+    prompt: str = "prompt"
+    """Field that holds the prompt as text."""
+    messages: str | None = None
+    """Field that holds the prompt as chat messages, [{role, content}, ...]; takes the place of ``prompt``."""
+    limit: int | None = None
+    """Use this many rows, from the first on."""
+    index_dir: str | None = None
+    """Where indexes of files are kept. Empty: $G_CORE_CACHE/index, else ~/.cache/g-core/index."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"must be at least 1, is {self.limit}", where="limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLinesConfig(RowsConfig):
+    """A file with one JSON object a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetConfig(RowsConfig):
+    """A Parquet file, a directory of them, or a directory written by ``save_to_disk`` of Hugging Face datasets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionRewardConfig:
+    """A function in a Python file."""
+
+    path: str
+    """The file; relative to the YAML's directory."""
+    name: str
+    """The function: of one record, ``def f(record) -> float``, or of many when ``batch`` is set. It may be async."""
+    batch: bool = False
+    """Call it with a list of records; it returns a list of as many numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierConfig:
+    """A comparison of the completion with a field of the row."""
+
+    answer: str = "answer"
+    """Field of the row that holds the right answer."""
+    pattern: str | None = None
+    """Regular expression: its last match (its first group, where it has one) is compared, not the whole completion."""
+    ignore_case: bool = False
+    """Take A and a for equal."""
+    tolerance: float = 1e-6
+    """Largest difference of two numbers that count as equal (numeric only)."""
+
+    def __post_init__(self) -> None:
+        if self.tolerance < 0:
+            raise ConfigError(f"must not be negative, is {self.tolerance}", where="tolerance")
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ConfigError(f"{self.pattern!r} is not a regular expression: {error}", where="pattern") from error

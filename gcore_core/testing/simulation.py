@@ -1,0 +1,253 @@
+"""Whole runs on virtual time: the real step program, ledger and worker shells over a network with weather.
+
+One seed decides every delay and every loss, so a failure is repeated by its seed. Time passes only when nobody can go
+on; if nobody ever can, the run is deadlocked and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.context import make_context
+from gcore_core.controllers.synchronous import SynchronousController
+from gcore_core.factories import FactorySpec
+from gcore_core.processes.agent import SlabService
+from gcore_core.processes.agreements import AgreementService
+from gcore_core.processes.inline import InlineNetwork, Weather
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import Nothing, Published, PublishedReply, SlabReply, SlabRequest, StepEnd
+from gcore_core.processes.service import Call, Service
+from gcore_core.processes.shells.generator import GeneratorShell
+from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
+from gcore_core.processes.shells.trainer import TrainerShell
+from gcore_core.processes.store import StoreReader, StoreWriter
+from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.records import StepReport
+from gcore_core.testing import fake
+
+T = TypeVar("T")
+SECRET = b"secret of a simulated run"
+
+
+class Deadlock(Exception):
+    """Nobody can go on and nothing is scheduled."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer instead of waiting for it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise Deadlock(f"at {self._loop.now_s:.3f} s of virtual time")
+        if not ready and timeout:
+            self._loop.now_s += timeout
+        return ready
+
+
+def run_virtual(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine on a virtual-time loop of its own."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(_settle())
+        loop.close()
+
+
+async def _settle() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+class Storm:
+    """Delays every message; loses some, with notice (a broken connection) or without (the deadline must notice)."""
+
+    def __init__(self, seed: int, lose: float = 0.04, silently: float = 0.02, delay_s: float = 0.5) -> None:
+        self._random = random.Random(seed)
+        self._lose, self._silently, self._delay_s = lose, silently, delay_s
+        self.lost = 0
+
+    async def travel(self, source: str, target: str, method: str) -> bool:
+        await asyncio.sleep(self._random.uniform(0, self._delay_s))
+        fate = self._random.random()
+        if fate < self._silently:
+            self.lost += 1
+            await asyncio.get_running_loop().create_future()  # for ever
+        self.lost += fate < self._silently + self._lose
+        return fate >= self._silently + self._lose
+
+
+class TimedCompute:
+    """Takes a random time before it runs the work."""
+
+    def __init__(self, seed: int) -> None:
+        self._random, self._lock = random.Random(seed), asyncio.Lock()
+
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T:
+        async with self._lock:  # one thread, as in a worker
+            await asyncio.sleep(self._random.uniform(0, 0.2))
+            return work(*args)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedJob:
+    """The size of a simulated run."""
+
+    shards: int = 4
+    replicas: int = 2
+    scorers: int = 2
+    steps: int = 3
+    prompts: int = 8
+    samples: int = 4
+    minibatches: int = 2
+    seed: int = 0
+    evaluate_prompts: int = 6
+    filter: str = "gcore_core.filters:KeepAll"
+
+
+@dataclass
+class Outcome:
+    """What a simulated run left behind. batches: (ordinal, sample, minibatch) of each step, as the trainer got them."""
+
+    reports: list[StepReport] = field(default_factory=list)
+    batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    logits: list[float] = field(default_factory=list)
+    ledger: dict[str, Any] = field(default_factory=dict)
+    virtual_s: float = 0.0
+
+
+class _RecordingTrainer(fake.FakeTrainer):
+    def __init__(self, outcome: Outcome, context: WorkerContext) -> None:
+        super().__init__(fake.FakeTrainerConfig(), context)
+        self._outcome = outcome
+
+    def prepare(self, records: Any, scalars: frozenset[str]) -> list[dict[str, float]]:
+        self._outcome.batches.append([(r.ordinal, r.sample, r.minibatch) for r in _checked(records)])
+        return super().prepare(records, scalars)
+
+
+def _checked(records: list[TrainRecord]) -> list[TrainRecord]:
+    keys = [(record.ordinal, record.sample) for record in records]
+    if keys != sorted(set(keys)):
+        raise AssertionError(f"the batch is not ordered by (ordinal, sample), each once: {keys}")
+    return records
+
+
+async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = None) -> Outcome:
+    """Runs a job of fakes to its end. ``store``: an empty directory for slabs."""
+    network, outcome = InlineNetwork(weather), Outcome()
+    slabs = SlabService(store)
+    await _serve_supervisor(network, job, outcome, slabs)
+    trainer = _RecordingTrainer(outcome, WorkerContext(role="policy"))
+    await _serve_workers(network, job, store, trainer)
+    controllers = [_controller(network, job, shard) for shard in range(job.shards)]
+    await asyncio.gather(*(controller.run() for controller in controllers))
+    outcome.logits = [float(value) for value in trainer._logits]
+    outcome.virtual_s = asyncio.get_running_loop().time()
+    return outcome
+
+
+async def _serve_supervisor(network: InlineNetwork, job: SimulatedJob, outcome: Outcome, slabs: SlabService) -> None:
+    async def step_end(request: StepEnd, call: Call) -> Nothing:
+        if not outcome.reports or outcome.reports[-1].step != request.report.step:
+            outcome.reports.append(request.report)
+        outcome.ledger = request.ledger
+        return Nothing()
+
+    async def published(request: Published, call: Call) -> PublishedReply:
+        return PublishedReply(stop=False)
+
+    service = Service("supervisor")
+    service.add("step_end", StepEnd, step_end)
+    service.add("published", Published, published)
+    slabs.register(service)
+    AgreementService(job.shards).register(service)
+    await network.view("supervisor").serve("supervisor", service)
+
+
+async def _serve_workers(network: InlineNetwork, job: SimulatedJob, store: Path, trainer: fake.FakeTrainer) -> None:
+    datasets = {name: fake.FakeDataset(fake.FakeDataConfig(rows=16)) for name in ("train", "evaluation")}
+    settings = {"seed": job.seed, "shards": job.shards, "deterministic": False, "gather_s": 0.05, "rank": 0}
+    for i in range(job.replicas):
+        view = network.view(f"rollout.{i}")
+
+        async def lease(nbytes: int, view: Any = view, name: str = f"rollout.{i}") -> tuple[str, str]:
+            request = SlabRequest(name, 1 << 16 if nbytes < 1 << 16 else nbytes)
+            slab = await insist(view.peer("supervisor"), "slab", request, SlabReply, 30.0)
+            return slab.name, slab.path
+
+        backend = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout", rank=i))
+        writer = StoreWriter("node0", SECRET, lease)
+        shell = GeneratorShell(backend, datasets, writer, TimedCompute(100 + i), view, settings)
+        await _serve(network, f"rollout.{i}", shell)
+    for i in range(job.scorers):
+        scorer = NamedScorer(
+            name=f"letters{i}", scorer=fake.FakeScorer(None, WorkerContext(role="scorer")), timeout_s=60.0
+        )
+        reader = StoreReader(store, "node0", SECRET)
+        await _serve(network, f"scorer{i}.0", ScorerShell([scorer], datasets, reader, TimedCompute(200 + i), _never))
+    reader = StoreReader(store, "node0", SECRET)
+    shell = TrainerShell(trainer, reader, TimedCompute(300), store / "push", settings)  # type: ignore[assignment]
+    await _serve(network, "policy.0", shell)
+
+
+async def _serve(network: InlineNetwork, name: str, shell: Any) -> None:
+    service = Service(name)
+    shell.register(service)
+    await network.view(name).serve(name, service)
+
+
+def _never(code: int) -> None:
+    raise AssertionError("a scorer gave up although nothing hangs")
+
+
+def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> SynchronousController:
+    settings = {
+        "shard": shard,
+        "shards": job.shards,
+        "steps": job.steps,
+        "seed": job.seed,
+        "rows": {"train": 16, "evaluation": 16},
+        "replicas": [f"rollout.{i}" for i in range(job.replicas)],
+        "ranks": ["policy.0"],
+        "scorers": {f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)},
+        "weights": {f"letters{i}": 1.0 for i in range(job.scorers)},
+        "evaluate_prompts": job.evaluate_prompts,
+    }
+    factories = {
+        "advantage": FactorySpec(
+            "gcore_core.testing.fake:FakeAdvantage",
+            "gcore_core.testing.fake:FakeAdvantageConfig",
+            {"group_size": job.samples},
+        ),
+        "filter": FactorySpec(job.filter),
+        "balance": FactorySpec("gcore_core.placement.balance:InOrder"),
+    }
+    context = make_context(settings, factories, network.view(f"controller.{shard}"))
+    config = msgspec.convert({"prompts": job.prompts, "minibatches": job.minibatches}, SyncConfig)
+    return SynchronousController(config, context)

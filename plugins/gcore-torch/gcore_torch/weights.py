@@ -1,0 +1,65 @@
+"""Tensors of a model under their Hugging Face names, to and from flat bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcore_core.records import TensorSpec
+
+#: torch dtype -> name in safetensors
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def named_tensors(model: Any) -> dict[str, Tensor]:
+    """The state dict without the second and later names of tied tensors, as a safetensors checkpoint would have it."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found
+
+
+def spec_of(name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
+    """Describes the tensor as it will be exported: floating point as ``dtype``, anything else as it is."""
+    kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return TensorSpec(name, _NAMES[kind], tuple(tensor.shape), tensor.numel() * kind.itemsize)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded; a collective when it is."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def to_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
+    """Flat uint8 of a whole tensor; a view of its memory when that is possible."""
+    if dtype is not None and tensor.is_floating_point():
+        tensor = tensor.to(dtype)
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def copy_bytes(target: Tensor, spec: TensorSpec, array: np.ndarray) -> None:
+    """Writes flat uint8 of ``spec`` into a tensor of the same shape, converting its dtype."""
+    source = _DTYPES[spec.dtype]
+    if target.device.type == "cpu" and target.dtype == source and target.is_contiguous():
+        np.copyto(target.detach().reshape(-1).view(torch.uint8).numpy(), array)
+        return
+    with torch.no_grad():
+        # the array may be read-only memory of a slab, which torch must not alias
+        target.copy_(torch.from_numpy(array.copy()).view(source).view(spec.shape))
