@@ -16,8 +16,8 @@ names the plugin. An exception in one means that the plugin is broken; the run d
 
 **The check hook** sees the resolved plan before anything starts and returns problems; it changes nothing.
 
-**Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results are ignored. One that
-raises is reported once with its plugin's name and disabled for the rest of the run; the others and the run go on.
+**Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results are ignored. One
+that raises is reported once with its plugin's name and disabled for the rest of the run; the others and the run go on.
 """
 
 from __future__ import annotations

@@ -40,6 +40,11 @@ def sample_seed(run_seed: int, ordinal: int, pass_: int, sample: int) -> int:
     return int.from_bytes(_digest("sample", run_seed, ordinal, pass_, sample, size=8), "big") >> 1
 
 
+def step_seed(run_seed: int, step: int) -> int:
+    """63-bit seed of what a step draws once for all shards: its minibatches."""
+    return int.from_bytes(_digest("step", run_seed, step, size=8), "big") >> 1
+
+
 @lru_cache(maxsize=64)
 def _round_keys(seed: int, pass_: int) -> tuple[int, ...]:
     raw = _digest("order", seed, pass_, size=8 * _ROUNDS)

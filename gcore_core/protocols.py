@@ -67,7 +67,7 @@ class SampleRequest:
 class Finished:
     """One record that ended. ``columns`` as listed in ``gcore_core.records``; ``status`` and ``reason`` likewise.
 
-    A request that cannot be served ends alone, as status "failed" with a reason ("prompt_too_long", ...) and no columns.
+    A request that cannot be served ends alone: status "failed", a reason ("prompt_too_long", ...) and no columns.
     ``versions``: first and last weights version that sampled its actions.
     """
 

@@ -123,7 +123,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of a weight push, named as in a Hugging Face checkpoint; ``dtype`` as in safetensors (F32, BF16...)."""
+    """One tensor of a weight push, named as in a Hugging Face checkpoint; ``dtype`` as in safetensors (F32...)."""
 
     name: str
     dtype: str

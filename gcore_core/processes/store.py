@@ -3,7 +3,7 @@
 A slab is a file in the run's private directory in shared memory, owned by the node agent and written by one worker. A
 chunk holds the columns of some records, back to back:
 
-    uint32 length of the table | table (msgpack: per record a list of (name, dtype, shape, offset)) | arrays, 8-aligned
+    uint32 length of the table | table (msgpack: per record name -> (dtype, shape, offset)) | arrays, 8-aligned
 
 Chunks of a step are freed together, when the controllers say that it is over; a slab whose chunks are all freed is
 written again. A reference carries a MAC under the run's secret; whoever opens one checks MAC, bounds and content hash.
@@ -17,7 +17,7 @@ import hmac
 import math
 import mmap
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from gcore_core.records import Ref
 
 Columns = Mapping[str, np.ndarray]
 SLAB_BYTES = 8 << 20
-_Table = list[list[tuple[str, str, tuple[int, ...], int]]]
+_Table = list[dict[str, tuple[str, tuple[int, ...], int]]]
 _encode_table = msgspec.msgpack.Encoder().encode
 _decode_table = msgspec.msgpack.Decoder(_Table).decode
 
@@ -41,10 +41,10 @@ def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = []
     offset = 0
     for record in records:
-        row = []
+        row = {}
         for name, column in record.items():
             array = np.ascontiguousarray(column)
-            row.append((name, array.dtype.str, array.shape, offset))
+            row[name] = array.dtype.str, array.shape, offset
             parts += [array.data.cast("B") if array.nbytes else b"", bytes(-array.nbytes % 8)]
             offset += array.nbytes + -array.nbytes % 8
         table.append(row)
@@ -52,21 +52,38 @@ def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
     return [len(head).to_bytes(4, "little"), head, bytes(-(len(head) + 4) % 8), *parts]
 
 
-def unpack(chunk: memoryview) -> list[dict[str, np.ndarray]]:
-    """The records of one chunk, as read-only views of it. Raises DataError for a table that points outside."""
+class RecordColumns(Mapping[str, np.ndarray]):
+    """The columns of one record in a chunk; each becomes a read-only view when it is asked for.
+
+    Raises DataError for a column that its table places outside the chunk.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[str, tuple[int, ...], int]], body: memoryview) -> None:
+        self._places, self._body = places, body
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        dtype, shape, offset = self._places[name]
+        try:
+            return np.frombuffer(self._body, dtype, math.prod(shape), offset).reshape(shape)
+        except (ValueError, TypeError) as error:
+            raise DataError(f"column {name!r} is malformed: {error}", where="store") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def unpack(chunk: memoryview) -> list[RecordColumns]:
+    """The records of one chunk. Raises DataError when its table cannot be read."""
     length = int.from_bytes(chunk[:4], "little")
     try:
         table = _decode_table(chunk[4 : 4 + length])
-        body = chunk[4 + length + -(length + 4) % 8 :].toreadonly()
-        return [
-            {
-                name: np.frombuffer(body, dtype, math.prod(shape), offset).reshape(shape)
-                for name, dtype, shape, offset in row
-            }
-            for row in table
-        ]
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+    except msgspec.MsgspecError as error:
         raise DataError(f"a chunk of columns is malformed: {error}", where="store") from None
+    body = chunk[4 + length + -(length + 4) % 8 :].toreadonly()
+    return [RecordColumns(row, body) for row in table]
 
 
 def sign(secret: bytes, ref: Ref) -> bytes:
@@ -97,7 +114,7 @@ class StoreReader:
         self._directory, self._node, self._secret = directory, node, secret
         self._mapped: dict[str, mmap.mmap] = {}
 
-    def open(self, ref: Ref) -> list[dict[str, np.ndarray]]:
+    def open(self, ref: Ref) -> list[RecordColumns]:
         """The records of the chunk. Raises DataError when the reference is not what the run signed or stored."""
         if not hmac.compare_digest(sign(self._secret, ref), ref.mac):
             raise DataError("a reference carries a wrong MAC", where=f"slab {ref.slab}")

@@ -102,8 +102,11 @@ class Supervisor:
         finally:
             self._observers.run_end(self._run, error)
             self._metrics.close()
-            cpu_s = sum(self.usage.cpu_s.values())
-            summary.write(self._run, wall_s=time.monotonic() - self._started_s, cpu_s=cpu_s)
+            try:
+                wall_s = time.monotonic() - self._started_s
+                summary.write(self._run, wall_s=wall_s, cpu_s=sum(self.usage.cpu_s.values()))
+            except GcoreError as unwritten:  # must not hide how the run ended
+                self._display.note(str(unwritten))
 
     # -- what workers tell --------------------------------------------------------------------------------------------
 

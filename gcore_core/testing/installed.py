@@ -1,7 +1,7 @@
 """Fabricates installed distributions in a directory, so that discovery is tested without pip.
 
-    with InstalledPlugins(tmp_path) as installed:
-        installed.add("greedy", "from gcore_core import hookimpl\\n...")
+with InstalledPlugins(tmp_path) as installed:
+    installed.add("greedy", "from gcore_core import hookimpl\\n...")
 """
 
 from __future__ import annotations

@@ -192,7 +192,14 @@ async def _serve_supervisor(network: InlineNetwork, job: SimulatedJob, outcome: 
 
 async def _serve_workers(network: InlineNetwork, job: SimulatedJob, store: Path, trainer: fake.FakeTrainer) -> None:
     datasets = {name: fake.FakeDataset(fake.FakeDataConfig(rows=16)) for name in ("train", "evaluation")}
-    settings = {"seed": job.seed, "shards": job.shards, "deterministic": False, "gather_s": 0.05, "rank": 0}
+    settings = {
+        "seed": job.seed,
+        "shards": job.shards,
+        "deterministic": False,
+        "gather_s": 0.05,
+        "batch_s": 0.0,
+        "rank": 0,
+    }
     for i in range(job.replicas):
         view = network.view(f"rollout.{i}")
 

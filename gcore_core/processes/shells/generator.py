@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -39,7 +40,8 @@ class _Round:
 
 
 class GeneratorShell:
-    """Settings: seed, shards, deterministic, gather_s (how long to wait for the other shards' part of a round)."""
+    """Settings: seed, shards, deterministic; gather_s, batch_s: how long to wait for the other shards' part of a round,
+    and for more records to end before those that did are sent."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class GeneratorShell:
         self._compute, self._network = compute, network
         self._seed, self._shards = settings["seed"], settings["shards"]
         self._gather_s: float | None = None if settings["deterministic"] else settings.get("gather_s", 0.02)
+        self._batch_s: float = settings.get("batch_s", 0.005)
         self._rounds: dict[tuple[int, int, str], _Round] = {}
         self._listeners: list[_Listener] = []
         self._running: dict[Key, int] = {}  # -> step
@@ -143,11 +146,11 @@ class GeneratorShell:
             raise
 
     def _advance(self) -> list[Finished]:
-        """Steps until something ends, at most 64 times, so that messages are few and the loop stays responsive."""
-        for _ in range(64):
-            if finished := self._backend.step():
-                return finished
-        return []
+        """Steps for at least ``batch_s``, so that records that end close together travel in one message."""
+        until_s, finished = time.perf_counter() + self._batch_s, self._backend.step()
+        while time.perf_counter() < until_s and len(finished) < len(self._running):
+            finished += self._backend.step()
+        return finished
 
     async def _emit(self, finished: list[Finished]) -> None:
         known = [record for record in finished if _key(record) in self._running]

@@ -7,12 +7,11 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.messages import TRAIN, ScoreReply, ScoreRequest
 from gcore_core.processes.service import Call, Service
-from gcore_core.processes.store import StoreReader
+from gcore_core.processes.store import RecordColumns, StoreReader
 from gcore_core.protocols import Dataset, Score, ScoredRecord, Scorer
 from gcore_core.records import OK, REWARD_FAILED, REWARD_TIMEOUT, Header, RecordScore
 
@@ -60,7 +59,7 @@ class ScorerShell:
         return ScoreReply(scores)
 
     def _open(self, headers: list[Header], dataset: Dataset) -> list[ScoredRecord]:
-        chunks: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        chunks: dict[tuple[str, int], list[RecordColumns]] = {}
         records = []
         for header in headers:
             ref = header.columns

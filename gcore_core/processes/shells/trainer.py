@@ -26,7 +26,7 @@ from gcore_core.processes.messages import (
 )
 from gcore_core.processes.push import PushSource
 from gcore_core.processes.service import Call, Service
-from gcore_core.processes.store import StoreReader
+from gcore_core.processes.store import RecordColumns, StoreReader
 from gcore_core.protocols import Trainer, TrainRecord
 from gcore_core.records import WeightPlan
 
@@ -69,7 +69,7 @@ class TrainerShell:
         return {key: [row[name] for name in names] for key, row in zip(self._keys, rows, strict=True)}
 
     def _open(self, items: Iterable[TrainItem]) -> list[TrainRecord]:
-        chunks: dict[tuple[str, int], list[dict[str, np.ndarray]]] = {}
+        chunks: dict[tuple[str, int], list[RecordColumns]] = {}
         records = []
         for item in items:
             place = item.columns.slab, item.columns.offset

@@ -1,0 +1,279 @@
+"""Rows of prompts from JSON-lines and Parquet files, read one at a time; no dataset is ever held in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from gcore_core.data_config import JsonLinesConfig, ParquetConfig, RowsConfig
+from gcore_core.errors import ConfigError, DataError, did_you_mean
+from gcore_core.records import Prompt
+
+_BOM = b"\xef\xbb\xbf"
+_OFFSET = struct.Struct("<q")
+_SHOWN_CHARACTERS = 60
+_GROUPS_HELD = 4
+
+
+class JsonLines:
+    """A file with one JSON object a line; blank lines do not count.
+
+    The first use validates every line and writes where each begins into an index file (int64, little endian; the last
+    entry is the end of the last line), which later uses of the unchanged file find again. A row costs three reads.
+    """
+
+    def __init__(self, config: JsonLinesConfig) -> None:
+        path = Path(config.path)
+        _require_there(path)
+        if path.is_dir():
+            raise DataError("is a directory, not a file of JSON lines", where=str(path), todo=_data_files_in(path))
+        self._config = config
+        self._file = _opened(path)
+        index = _index_file(self._file, config)
+        if not index.exists():
+            _build_index(self._file, config, index)
+        self._index = _opened(index)
+        self._rows = os.fstat(self._index.fileno()).st_size // _OFFSET.size - 1
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, row: int) -> Prompt:
+        if not 0 <= row < self._rows:
+            raise IndexError(f"row {row} of {self._rows}")
+        start, end = (self._offset(row), self._offset(row + 1))
+        line = os.pread(self._file.fileno(), end - start, start)
+        try:
+            return prompt_from(row, msgspec.json.decode(line), self._config)
+        except (msgspec.DecodeError, DataError) as error:
+            raise DataError(
+                f"row {row} is no longer what it was when the file was indexed: {_shortened(line)}",
+                where=self._config.path,
+                todo="do not write into a file that a run is reading; start the run again",
+            ) from error
+
+    def close(self) -> None:
+        self._file.close()
+        self._index.close()
+
+    def _offset(self, row: int) -> int:
+        # Not a memory map: its pages would count as memory of every worker that reads.
+        raw = os.pread(self._index.fileno(), _OFFSET.size, row * _OFFSET.size)
+        return int(_OFFSET.unpack(raw)[0])
+
+
+class Parquet:
+    """Parquet or Arrow files. A row group is read when one of its rows is wanted; the last few stay in memory.
+
+    Rows in random order are cheap from Arrow files, which are memory-mapped, and from row groups of a few thousand rows.
+    """
+
+    def __init__(self, config: ParquetConfig) -> None:
+        path = Path(config.path)
+        _require_there(path)
+        self._config = config
+        self._parts = list(_parts(path))
+        self._ends = list(accumulate(rows for _, _, rows in self._parts))
+        self._rows = min(self._ends[-1] if self._ends else 0, config.limit or 1 << 62)
+        if not self._rows:
+            raise DataError("has no rows", where=str(path))
+        self._table = lru_cache(maxsize=_GROUPS_HELD)(self._read)
+        prompt_from(0, self._values(0), config, where=f"{path}, row 0")
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, row: int) -> Prompt:
+        if not 0 <= row < self._rows:
+            raise IndexError(f"row {row} of {self._rows}")
+        return prompt_from(row, self._values(row), self._config, where=f"{self._config.path}, row {row}")
+
+    def _values(self, row: int) -> dict[str, Any]:
+        part = bisect_right(self._ends, row)
+        start = self._ends[part] - self._parts[part][2]
+        values: dict[str, Any] = self._table(part).slice(row - start, 1).to_pylist()[0]
+        return values
+
+    def _read(self, part: int) -> Any:
+        file, group, _ = self._parts[part]
+        return file.read_row_group(group) if hasattr(file, "read_row_group") else file[group]
+
+
+def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -> Prompt:
+    """The row as a prompt; DataError, at ``where``, when it is no object or its prompt is missing or of a wrong type."""
+    where = where or config.path
+    if not isinstance(values, dict):
+        raise DataError(f"expected an object, found {_shortened(msgspec.json.encode(values))}", where=where)
+    fields = dict(values)
+    name = config.messages or config.prompt
+    if name not in fields:
+        key = "messages" if config.messages else "prompt"
+        raise DataError(
+            f"no field {name!r}{did_you_mean(name, list(fields))}",
+            where=where,
+            why=f"it has: {', '.join(fields) or 'none'}",
+            todo=f"set data.config.{key} to the field that holds the prompt",
+        )
+    value = fields.pop(name)
+    if config.messages:
+        if not _is_chat(value):
+            raise DataError(
+                f"field {name!r} is not a list of chat messages: {_shortened(repr(value).encode())}",
+                where=where,
+                why='each message is an object with "role" and "content"',
+            )
+        return Prompt(row=row, messages=value, fields=fields)
+    if not isinstance(value, str):
+        todo = f"for chat messages set data.config.messages: {name}" if _is_chat(value) else ""
+        raise DataError(f"field {name!r} is {_shortened(repr(value).encode())}, not a text", where=where, todo=todo)
+    return Prompt(row=row, text=value, fields=fields)
+
+
+def _is_chat(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) and "content" in turn for turn in value)
+    )
+
+
+def _require_there(path: Path) -> None:
+    if path.exists():
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise DataError("no such file", where=str(path), why=f"there is no directory {folder} either")
+    names = sorted(entry.name for entry in folder.iterdir())
+    why = "" if did_you_mean(path.name, names) else _data_files_in(folder)
+    raise DataError(f"no such file{did_you_mean(path.name, names)}", where=str(path), why=why)
+
+
+def _data_files_in(folder: Path) -> str:
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in (".jsonl", ".json", ".parquet", ".arrow"))
+    return f"data files in {folder}: {', '.join(names[:8]) or 'none'}"
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb", buffering=0)  # type: ignore[return-value]
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _shortened(text: bytes) -> str:
+    shown = text.decode("utf-8", "replace").strip()
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
+
+
+# -- the index of a JSON-lines file -----------------------------------------------------------------------------------
+
+
+def _index_file(file: BinaryIO, config: JsonLinesConfig) -> Path:
+    """Where the index is: named by the file, its size and time, and by all that was validated."""
+    stat = os.fstat(file.fileno())
+    key = (os.path.realpath(config.path), stat.st_size, stat.st_mtime_ns)
+    checked = (config.prompt, config.messages, config.limit)
+    name = hashlib.blake2b(repr((key, checked)).encode(), digest_size=16).hexdigest()
+    if config.index_dir:
+        return Path(config.index_dir).expanduser() / f"{name}.offsets"
+    cache = os.environ.get("G_CORE_CACHE") or "~/.cache/g-core"
+    return Path(cache).expanduser() / "index" / f"{name}.offsets"
+
+
+def _build_index(file: BinaryIO, config: JsonLinesConfig, index: Path) -> None:
+    """Writes beside and renames, so several processes may do it at once: each makes the same file."""
+    try:
+        index.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=index.parent, prefix=index.stem)
+    except OSError as error:
+        raise ConfigError(
+            f"the index of {config.path} cannot be written: {error.strerror}",
+            where=str(index.parent),
+            todo="set data.config.index_dir or $G_CORE_CACHE to a directory that can",
+        ) from error
+    try:
+        with open(descriptor, "wb") as out:
+            for offset in _offsets(config):
+                out.write(_OFFSET.pack(offset))
+        os.replace(temporary, index)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _offsets(config: JsonLinesConfig) -> Iterator[int]:
+    """Offset of every line that holds a row, then the end of the last one; validates each."""
+    position, row = 0, 0
+    with open(config.path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if row == config.limit:
+                break
+            start, position = position, position + len(line)
+            if number == 1 and line.startswith(_BOM):
+                start, line = len(_BOM), line[len(_BOM) :]
+            if not line.strip():
+                continue
+            where = f"{config.path}, line {number}"
+            try:
+                values = msgspec.json.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise DataError(f"not JSON: {_shortened(line)}", where=where, why=str(error)) from error
+            prompt_from(row, values, config, where=where)
+            row += 1
+            yield start
+    if not row:
+        raise DataError("is empty: it holds no rows", where=config.path)
+    yield position
+
+
+# -- Parquet and Arrow files ------------------------------------------------------------------------------------------
+
+
+def _parts(path: Path) -> Iterator[tuple[Any, int, int]]:
+    """(reader, group, rows) of every row group or record batch, in order."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ConfigError(
+            "reading Parquet needs pyarrow", where=str(path), todo='pip install "gcore-core[parquet]"'
+        ) from error
+    for file in _files(path):
+        try:
+            if file.suffix == ".arrow":
+                batches = list(pa.ipc.open_stream(pa.memory_map(str(file))))
+                yield from ((batches, group, batch.num_rows) for group, batch in enumerate(batches))
+            else:
+                reader = pq.ParquetFile(file)
+                groups = range(reader.num_row_groups)
+                yield from ((reader, group, reader.metadata.row_group(group).num_rows) for group in groups)
+        except (pa.ArrowInvalid, OSError) as error:
+            kind = "Arrow" if file.suffix == ".arrow" else "Parquet"
+            raise DataError(f"is not a {kind} file: {str(error).splitlines()[0]}", where=str(file)) from error
+
+
+def _files(path: Path) -> Iterable[Path]:
+    if path.is_file():
+        return [path]
+    if (path / "dataset_dict.json").is_file():
+        splits = msgspec.json.decode((path / "dataset_dict.json").read_bytes()).get("splits", [])
+        raise DataError(
+            f"holds the splits {', '.join(splits)}", where=str(path), todo="set data.config.path to the one to use"
+        )
+    if (path / "state.json").is_file():
+        state = msgspec.json.decode((path / "state.json").read_bytes())
+        return [path / entry["filename"] for entry in state["_data_files"]]
+    found = sorted(path.glob("*.parquet"))
+    if not found:
+        raise DataError("no Parquet files in this directory", where=str(path), why=_data_files_in(path))
+    return found

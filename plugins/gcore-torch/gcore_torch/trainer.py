@@ -1,0 +1,463 @@
+"""The provider ``torch`` of kind trainer: AdamW on a Hugging Face causal language model.
+
+One rank holds the model as it is; several share it by FSDP2 over gloo (CPU) or NCCL (CUDA; not tested there).
+
+The gradient of an update is sum(loss_sum) / sum(weight_sum) over all its micro-batches and ranks, whatever their number:
+each micro-batch adds its unnormalised gradient, and the sum is divided once.
+
+Metrics ``logprob_gap_max`` and ``logprob_gap_mean`` compare rollout and trainer log-probs where both have the same
+weights: over the first minibatch of a step, and over the others too when the objective requires ``old_logp``.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcore_core.errors import ConfigError, NonFiniteLoss
+from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.records import TensorSpec
+from gcore_torch import checkpoint
+from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.model import DTYPES, choose_device, load_model, load_tokenizer, model_path
+from gcore_torch.packing import (
+    FLAT_ROW_TOKENS,
+    Batch,
+    Layout,
+    Sample,
+    cheapest_layout,
+    micro_batches,
+)
+from gcore_torch.policy import Entropy, Policy, check_layouts
+from gcore_torch.ranks import Ranks, Sums
+from gcore_torch.schedule import rate_at
+from gcore_torch.weights import full, named_tensors, spec_of, to_bytes
+
+#: What an objective may require.
+_SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy"})
+#: Scalar -> per-action term of d = logp - ref_logp (Schulman 2020, "Approximating KL divergence").
+_SCALARS = {
+    "kl_k1": lambda d: d,
+    "kl_k2": lambda d: d * d / 2,
+    "kl_k3": lambda d: torch.exp(-d) - 1 + d,
+}
+
+
+@dataclass(kw_only=True)
+class _Prepared:
+    """The records of a step. batches: per minibatch, padded with None to the same number on every rank."""
+
+    records: Sequence[TrainRecord]
+    batches: list[list[Batch | None]]
+    extra: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # id(batch) -> old_logp, ref_logp
+
+    def columns(self, batch: Batch) -> dict[str, Tensor]:
+        return self.extra.setdefault(id(batch), {})
+
+
+class TorchTrainer:
+    """One data-parallel rank of a policy; see ``gcore_core.protocols.Trainer``."""
+
+    def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
+        self.version = 0
+        self._config, self._context = config, context
+        self._objective = context.parts["objective"]
+        self._check_requirements()
+        self._device = choose_device(config.device, context, config.threads)
+        self._path = model_path(context.model, context.role)
+        self._ranks = Ranks(context, self._device)
+        self._policy = self._open(self._path)
+        load_tokenizer(self._path, self._policy.model, trust_remote_code=config.trust_remote_code)
+        self._layouts = self._allowed_layouts()
+        self._reference = self._open(config.reference_path or self._path) if self._keeps_reference() else None
+        if self._reference is not None:
+            self._reference.requires_grad_(False)
+        self._tensors = named_tensors(self._policy.model)
+        self._parameters = [t for t in self._tensors.values() if t.requires_grad]
+        self._optimizer = self._make_optimizer()
+        self._updates = 0
+        self._prepared: _Prepared | None = None
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _check_requirements(self) -> None:
+        unknown = sorted(frozenset(self._objective.requires) - _SUPPLIED)
+        if unknown:
+            raise ConfigError(
+                f"the objective requires {', '.join(unknown)}, which this trainer does not compute.",
+                where=f"roles.{self._context.role}.use",
+                why=f"It computes {', '.join(sorted(_SUPPLIED))}.",
+            )
+
+    def _keeps_reference(self) -> bool:
+        config = self._config
+        return config.reference or bool(config.reference_path) or "ref_logp" in self._objective.requires
+
+    def _open(self, path: str) -> Policy:
+        config = self._config
+        model = load_model(
+            path,
+            dtype="float32",
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+        ).to(self._device)
+        if config.gradient_checkpointing:
+            for module in model.modules():  # checkpointing needs training mode, in which dropout would change log-probs
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+            model.gradient_checkpointing_enable()
+            model.train()
+        policy = Policy(model)
+        exact = config.dtype == "float32"
+        with self._autocast():
+            check_layouts(
+                policy,
+                self._device,
+                may_flat=exact and self._device.type == "cpu" and config.packing != "padded",
+                tolerance=1e-4 if exact else 5e-2,
+            )
+        self._ranks.shard(policy, set(model._no_split_modules or ()))
+        return policy
+
+    def _allowed_layouts(self) -> frozenset[Layout]:
+        found, packing = self._policy.layouts, self._config.packing
+        if packing == "padded":
+            return frozenset({"padded"})
+        if packing == "auto":
+            return found
+        if found == {"padded"}:
+            raise ConfigError(
+                "packing: shared_prompt does not give this model's log-probs.",
+                where=f"roles.{self._context.role}.config.packing",
+                why="Its positions or attention windows ignore position_ids or a 4-D mask.",
+                todo="Use packing: auto or padded.",
+            )
+        return found - {"padded"}
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        config = self._config
+        matrices = [p for p in self._parameters if p.dim() > 1]
+        vectors = [p for p in self._parameters if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        betas = (config.betas[0], config.betas[1])
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=0.0, betas=betas, eps=config.eps, fused=True
+        )
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16")
+
+    # -- preparation --------------------------------------------------------------------------------------------------
+
+    def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
+        """See ``Trainer.prepare``; scalars: kl_k1, kl_k2, kl_k3, each summed over a record's trained actions."""
+        unknown = sorted(scalars - _SCALARS.keys())
+        if unknown:
+            raise ConfigError(
+                f"no preparation scalar named {', '.join(unknown)}.",
+                where=f"roles.{self._context.role}.use",
+                why=f"This trainer computes {', '.join(_SCALARS)}.",
+            )
+        if scalars and self._reference is None:
+            raise ConfigError(
+                f"{', '.join(sorted(scalars))} need a reference model.",
+                where=f"roles.{self._context.role}.config.reference",
+                todo="Set it to true.",
+            )
+        self._prepared = prepared = self._pack(records)
+        every = [batch for part in prepared.batches for batch in part]
+        if self._reference is not None and (scalars or "ref_logp" in self._objective.requires):
+            self._fill(prepared, every, "ref_logp", self._reference)
+        if scalars:
+            self._fill(prepared, every, "old_logp", self._policy)
+        found: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in records]
+        for batch in every if scalars else []:
+            if batch is None:
+                continue
+            columns = prepared.columns(batch)
+            gap = columns["old_logp"] - columns["ref_logp"]
+            for name in scalars:
+                terms = _SCALARS[name](gap) * batch.columns["mask"]
+                sums = torch.zeros(len(batch.index), device=gap.device).index_add_(0, batch.columns["record"], terms)
+                for place, value in zip(batch.index.tolist(), sums.tolist(), strict=True):
+                    found[place][name] = value
+        return found
+
+    def _pack(self, records: Sequence[TrainRecord]) -> _Prepared:
+        parts: list[list[Sample]] = []
+        for index, record in enumerate(records):
+            while len(parts) <= record.minibatch:
+                parts.append([])
+            if len(record.columns.get("action_ids", ())):  # a record without actions teaches nothing
+                prompt = record.columns["prompt_ids"]
+                parts[record.minibatch].append(
+                    Sample(index=index, ordinal=record.ordinal, prompt=prompt, columns=record.columns)
+                )
+        layout = self._layout([sample for part in parts for sample in part])
+        budget = self._config.budget_tokens
+        batches: list[list[Batch | None]] = [list(micro_batches(p, layout, budget, self._device)) for p in parts]
+        (minibatches,) = self._ranks.max([len(batches)])
+        batches += [[] for _ in range(minibatches - len(batches))]
+        for part, count in zip(batches, self._ranks.max([len(part) for part in batches]), strict=True):
+            part += [None] * (count - len(part))
+        return _Prepared(records=records, batches=batches)
+
+    def _layout(self, samples: Sequence[Sample]) -> Layout:
+        if not samples:
+            return "padded"
+        longest = max(len(s.prompt) for s in samples) + max(s.fed for s in samples)
+        if "flat" in self._layouts and longest <= FLAT_ROW_TOKENS:
+            return "flat"
+        if self._layouts >= {"shared", "padded"}:
+            return cheapest_layout(samples, int(self._policy.model.config.get_text_config().hidden_size))
+        return "shared" if "shared" in self._layouts else "padded"
+
+    @torch.no_grad()
+    def _fill(self, prepared: _Prepared, batches: Sequence[Batch | None], name: str, policy: Policy) -> None:
+        for batch in batches:
+            logp = self._forward(policy, batch, "none")[0]
+            if batch is not None:
+                prepared.columns(batch)[name] = logp
+
+    def _forward(self, policy: Policy, batch: Batch | None, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies; for None those of a stand-in, because sharded ranks must all go forward."""
+        self._context.progress()
+        with self._autocast():
+            return policy(_stand_in(self._device) if batch is None else batch, entropy)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        """See ``Trainer.train``. Besides the promised metrics gives those of the objective, actions and updates.
+
+        ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout policy, current policy).
+        """
+        prepared = self._prepared
+        if prepared is None or len(advantages) != len(prepared.records):
+            count = "none" if prepared is None else str(len(prepared.records))
+            raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
+        progress = _Progress(step=step)
+        for part in prepared.batches:
+            for batch in part:
+                if batch is not None:
+                    by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(self._device)
+                    batch.columns["advantage"] = by_record[batch.columns["record"]]
+        if "old_logp" in self._objective.requires:
+            # the first minibatch needs no pass of its own: its first update starts from these very weights
+            later = [b for part in prepared.batches[1:] for b in part]
+            if any(b is not None and "old_logp" not in prepared.columns(b) for b in later) or self._ranks.count > 1:
+                self._fill(prepared, later, "old_logp", self._policy)
+            for batch in later:
+                if batch is not None:
+                    progress.compare(prepared.columns(batch)["old_logp"], batch)
+        for epoch in range(epochs):
+            for minibatch in range(minibatches):
+                part = prepared.batches[minibatch] if minibatch < len(prepared.batches) else []
+                self._update(prepared, part, progress, first=epoch == 0 and minibatch == 0)
+        self._prepared = None
+        self.version = step + 1
+        (gap,) = self._ranks.max([math.ceil(progress.gap * 1e9)])
+        return progress.metrics(self._ranks.add_up(progress.sums), gap / 1e9)
+
+    def _update(self, prepared: _Prepared, part: Sequence[Batch | None], progress: _Progress, *, first: bool) -> None:
+        rate = rate_at(self._config, self._updates, self._context.steps * self._context.updates_per_step)
+        self._optimizer.zero_grad(set_to_none=True)
+        weight, broken = 0.0, None
+        loss = 0.0
+        for batch in part:
+            batch_loss, batch_weight = self._backward(prepared, batch, progress, first=first)
+            loss, weight = loss + batch_loss, weight + batch_weight
+            if broken is None and not math.isfinite(batch_loss):
+                broken = batch
+        loss, weight = self._ranks.sum([loss, weight])
+        norm = self._scale_gradients(weight) if weight > 0 else 0.0
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._not_finite(prepared, [broken] if broken is not None else part, progress, loss, norm)
+        if weight > 0:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+        self._updates += 1
+        progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
+
+    def _backward(
+        self, prepared: _Prepared, batch: Batch | None, progress: _Progress, *, first: bool
+    ) -> tuple[float, float]:
+        """Adds the gradient of one micro-batch's loss_sum; returns loss_sum and weight_sum."""
+        entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
+        logp, entropies = self._forward(self._policy, batch, entropy)
+        if batch is None:
+            (logp.sum() * 0.0).backward()
+            return 0.0, 0.0
+        extra = prepared.columns(batch)
+        if first:
+            progress.compare(logp.detach(), batch)
+            extra.setdefault("old_logp", logp.detach())
+        current = {"logp": logp} | ({"entropy": entropies} if entropy == "gradient" else {})
+        loss, weight, metrics = self._objective.loss({**batch.columns, **extra}, current)
+        loss.backward()
+        progress.observe(logp.detach(), entropies.detach(), batch, metrics)  # type: ignore[union-attr]
+        return float(loss), float(weight)
+
+    def _scale_gradients(self, weight: float) -> float:
+        """Makes summed gradients those of the normalised loss, clips them, and returns their norm before clipping."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        scale = self._ranks.count / weight  # FSDP2 has averaged over the ranks; the rule says sum
+        norm = scale * float(full(torch.nn.utils.get_total_norm(gradients)))
+        if not math.isfinite(norm):
+            return norm
+        limit = self._config.clip_grad_norm
+        clip = min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
+        torch._foreach_mul_(gradients, scale * clip)
+        return norm
+
+    def _not_finite(
+        self, prepared: _Prepared, batches: Sequence[Batch | None], progress: _Progress, loss: float, norm: float
+    ) -> NonFiniteLoss:
+        """Writes the columns of the batches to a file and names it in the error."""
+        from safetensors.numpy import save_file
+
+        rank, update = self._context.rank, len(progress.rates)
+        path = Path(self._config.dump_dir) / f"nonfinite-step{progress.step}-update{update}-rank{rank}.safetensors"
+        arrays: dict[str, np.ndarray] = {}
+        for batch in batches:
+            for index in [] if batch is None else batch.index.tolist():
+                record = prepared.records[index]
+                for name, column in record.columns.items():
+                    arrays[f"{record.ordinal}/{record.sample}/{name}"] = np.ascontiguousarray(column)
+        if arrays:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(arrays, path)
+        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
+        return NonFiniteLoss(
+            f"{what} in update {update} of step {progress.step}, rank {rank}.",
+            where=f"roles.{self._context.role}",
+            why=f"The records that led to it are in {path}." if arrays else "This rank had no part in it.",
+            todo="Look for infinite log-probs or advantages there, or lower learning_rate.",
+            step=progress.step,
+            rank=rank,
+            update=update,
+            file=str(path) if arrays else "",
+        )
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return [spec_of(name, tensor, DTYPES[self._config.dtype]) for name, tensor in self._tensors.items()]
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        """Weights by Hugging Face name; an array is a view of live memory on one CPU rank, valid until ``train``."""
+        for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
+            whole = full(tensor)
+            yield spec, to_bytes(whole, DTYPES[self._config.dtype]) if self._ranks.rank == 0 else np.empty(0, np.uint8)
+
+    def save(self, directory: Path) -> None:
+        """Safetensors of whole float32 weights and moments, and JSON."""
+        numbers = {"version": self.version, "updates": self._updates}
+        checkpoint.save_state(directory, self._tensors, self._optimizer, numbers, self._ranks)
+
+    def load(self, directory: Path) -> None:
+        numbers = checkpoint.load_state(directory, self._tensors, self._optimizer, self._ranks)
+        self.version, self._updates = int(numbers["version"]), int(numbers["updates"])
+
+    def save_pretrained(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        weights: dict[str, Tensor] = {}
+        for name, tensor in self._tensors.items():
+            whole = full(tensor)
+            if self._ranks.rank == 0:
+                dtype = DTYPES[self._config.dtype] if whole.is_floating_point() else whole.dtype
+                weights[name] = whole.to("cpu", dtype).contiguous()
+        if self._ranks.rank == 0:
+            model = self._policy.model
+            model.save_pretrained(directory, state_dict=weights)
+            source = Path(self._path)
+            if source.is_dir():
+                for file in sorted(source.iterdir()):
+                    if file.is_file() and ("token" in file.name or file.name in _TOKENIZER_FILES):
+                        shutil.copy2(file, directory / file.name)
+        self._ranks.wait()
+
+    def close(self) -> None:
+        self._prepared = None
+        self._ranks.close()
+
+
+_TOKENIZER_FILES = frozenset({"vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"})
+
+
+def _stand_in(device: torch.device) -> Batch:
+    """A batch of one action, for ranks that have none where others have some."""
+    columns = {
+        "action_ids": np.zeros(1, np.int32),
+        "action_mask": np.zeros(1, np.uint8),
+        "logp": np.zeros(1, np.float32),
+        "temperature": np.float32(1),
+    }
+    sample = Sample(index=0, ordinal=0, prompt=np.zeros(1, np.int32), columns=columns)
+    return next(micro_batches([sample], "padded", 1, device))
+
+
+@dataclass(kw_only=True)
+class _Progress:
+    """Numbers of one step, before they are added up over ranks."""
+
+    step: int
+    sums: Sums = field(default_factory=dict)
+    gap: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+    def add(self, name: str, value: float, weight: float) -> None:
+        before = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (before[0] + value, before[1] + weight)
+
+    def compare(self, logp: Tensor, batch: Batch) -> None:
+        """Rollout against trainer log-probs under the same weights."""
+        gap = (logp - batch.columns["rollout_logp"]).abs() * batch.columns["mask"]
+        self.gap = max(self.gap, float(gap.max()))
+        self.add("logprob_gap_mean", float(gap.sum()), float(batch.columns["mask"].sum()))
+
+    def observe(
+        self, logp: Tensor, entropies: Tensor, batch: Batch, metrics: dict[str, tuple[Tensor, Tensor]]
+    ) -> None:
+        mask = batch.columns["mask"]
+        count = float(mask.sum())
+        ratio = (logp - batch.columns["rollout_logp"]) * mask
+        self.add("entropy", float((entropies * mask).sum()), count)
+        if "kl" not in metrics:
+            self.add("kl", float((torch.exp(ratio) - 1 - ratio).sum()), count)
+        for name, (value, weight) in metrics.items():
+            self.add(name, float(value), float(weight))
+        self.add("actions", count, 0.0)
+
+    def updated(self, loss: float, norm: float, rate: float) -> None:
+        self.losses.append(loss)
+        self.norms.append(norm)
+        self.rates.append(rate)
+
+    def metrics(self, sums: Sums, gap: float) -> dict[str, float]:
+        found = {name: value / weight if weight else value for name, (value, weight) in sums.items()}
+        defaults = dict.fromkeys(("entropy", "kl", "clip_share", "logprob_gap_mean"), 0.0)
+        return {
+            **defaults,
+            **found,
+            "loss": float(np.mean(self.losses)) if self.losses else 0.0,
+            "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,
+            "learning_rate": self.rates[-1] if self.rates else 0.0,
+            "logprob_gap_max": gap,
+            "updates": float(len(self.rates)),
+        }
