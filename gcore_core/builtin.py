@@ -33,8 +33,13 @@ def gcore_roles() -> Iterable[p.RoleProvider]:
 
 @hookimpl
 def gcore_launchers() -> Iterable[p.LauncherProvider]:
+    from gcore_core.processes.config import LocalConfig
+
     yield p.LauncherProvider(
-        name="local", summary="processes on this machine", factory="gcore_core.processes.launchers:LocalLauncher"
+        name="local",
+        summary="processes on this machine",
+        factory="gcore_core.processes.launchers:LocalLauncher",
+        config=LocalConfig,
     )
     yield p.LauncherProvider(
         name="inline",

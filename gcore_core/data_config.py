@@ -20,8 +20,6 @@ class RowsConfig:
     """Field that holds the prompt as chat messages, [{role, content}, ...]; takes the place of ``prompt``."""
     limit: int | None = None
     """Use this many rows, from the first on."""
-    index_dir: str | None = None
-    """Where indexes of files are kept. Empty: $G_CORE_CACHE/index, else ~/.cache/g-core/index."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -31,6 +29,9 @@ class RowsConfig:
 @dataclass(frozen=True, kw_only=True)
 class JsonLinesConfig(RowsConfig):
     """A file with one JSON object a line."""
+
+    index_dir: str | None = None
+    """Where the index of the file is kept. Empty: $G_CORE_CACHE/index, else ~/.cache/g-core/index."""
 
 
 @dataclass(frozen=True, kw_only=True)

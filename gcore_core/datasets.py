@@ -7,11 +7,12 @@ import os
 import struct
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,9 @@ from gcore_core.records import Prompt
 _BOM = b"\xef\xbb\xbf"
 _OFFSET = struct.Struct("<q")
 _SHOWN_CHARACTERS = 60
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 _GROUPS_HELD = 4
+_FILES_HELD = 64
 
 
 class JsonLines:
@@ -55,7 +58,7 @@ class JsonLines:
         line = os.pread(self._file.fileno(), end - start, start)
         try:
             return prompt_from(row, msgspec.json.decode(line), self._config)
-        except (msgspec.DecodeError, DataError) as error:
+        except (*_NOT_JSON, DataError) as error:
             raise DataError(
                 f"row {row} is no longer what it was when the file was indexed: {_shortened(line)}",
                 where=self._config.path,
@@ -75,7 +78,8 @@ class JsonLines:
 class Parquet:
     """Parquet or Arrow files. A row group is read when one of its rows is wanted; the last few stay in memory.
 
-    Rows in random order are cheap from Arrow files, which are memory-mapped, and from row groups of a few thousand rows.
+    Rows in random order are cheap from Arrow files, which are memory-mapped, and from row groups of a few thousand
+    rows.
     """
 
     def __init__(self, config: ParquetConfig) -> None:
@@ -106,11 +110,11 @@ class Parquet:
 
     def _read(self, part: int) -> Any:
         file, group, _ = self._parts[part]
-        return file.read_row_group(group) if hasattr(file, "read_row_group") else file[group]
+        return _record_batches(file)[group] if file.suffix == ".arrow" else _row_group(file, group)
 
 
 def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -> Prompt:
-    """The row as a prompt; DataError, at ``where``, when it is no object or its prompt is missing or of a wrong type."""
+    """The row as a prompt; DataError, at ``where``, when it is no object or its prompt is not there or no prompt."""
     where = where or config.path
     if not isinstance(values, dict):
         raise DataError(f"expected an object, found {_shortened(msgspec.json.encode(values))}", where=where)
@@ -163,9 +167,9 @@ def _data_files_in(folder: Path) -> str:
     return f"data files in {folder}: {', '.join(names[:8]) or 'none'}"
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> FileIO:
     try:
-        return path.open("rb", buffering=0)  # type: ignore[return-value]
+        return path.open("rb", buffering=0)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
@@ -178,7 +182,7 @@ def _shortened(text: bytes) -> str:
 # -- the index of a JSON-lines file -----------------------------------------------------------------------------------
 
 
-def _index_file(file: BinaryIO, config: JsonLinesConfig) -> Path:
+def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
     """Where the index is: named by the file, its size and time, and by all that was validated."""
     stat = os.fstat(file.fileno())
     key = (os.path.realpath(config.path), stat.st_size, stat.st_mtime_ns)
@@ -190,7 +194,7 @@ def _index_file(file: BinaryIO, config: JsonLinesConfig) -> Path:
     return Path(cache).expanduser() / "index" / f"{name}.offsets"
 
 
-def _build_index(file: BinaryIO, config: JsonLinesConfig, index: Path) -> None:
+def _build_index(file: FileIO, config: JsonLinesConfig, index: Path) -> None:
     """Writes beside and renames, so several processes may do it at once: each makes the same file."""
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
@@ -203,30 +207,32 @@ def _build_index(file: BinaryIO, config: JsonLinesConfig, index: Path) -> None:
         ) from error
     try:
         with open(descriptor, "wb") as out:
-            for offset in _offsets(config):
+            for offset in _offsets(file, config):
                 out.write(_OFFSET.pack(offset))
+            out.flush()
+            os.fsync(out.fileno())
         os.replace(temporary, index)
     except BaseException:
         os.unlink(temporary)
         raise
 
 
-def _offsets(config: JsonLinesConfig) -> Iterator[int]:
+def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:
     """Offset of every line that holds a row, then the end of the last one; validates each."""
     position, row = 0, 0
-    with open(config.path, "rb") as file:
-        for number, line in enumerate(file, start=1):
+    with open(os.dup(file.fileno()), "rb") as lines:
+        for number, line in enumerate(lines, start=1):
             if row == config.limit:
                 break
             start, position = position, position + len(line)
             if number == 1 and line.startswith(_BOM):
                 start, line = len(_BOM), line[len(_BOM) :]
-            if not line.strip():
+            if not line.strip(b" \t\r\n"):
                 continue
             where = f"{config.path}, line {number}"
             try:
                 values = msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except _NOT_JSON as error:
                 raise DataError(f"not JSON: {_shortened(line)}", where=where, why=str(error)) from error
             prompt_from(row, values, config, where=where)
             row += 1
@@ -239,8 +245,8 @@ def _offsets(config: JsonLinesConfig) -> Iterator[int]:
 # -- Parquet and Arrow files ------------------------------------------------------------------------------------------
 
 
-def _parts(path: Path) -> Iterator[tuple[Any, int, int]]:
-    """(reader, group, rows) of every row group or record batch, in order."""
+def _parts(path: Path) -> Iterator[tuple[Path, int, int]]:
+    """(file, group, rows) of every row group or record batch, in order."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -251,18 +257,32 @@ def _parts(path: Path) -> Iterator[tuple[Any, int, int]]:
     for file in _files(path):
         try:
             if file.suffix == ".arrow":
-                batches = list(pa.ipc.open_stream(pa.memory_map(str(file))))
-                yield from ((batches, group, batch.num_rows) for group, batch in enumerate(batches))
+                counts = [batch.num_rows for batch in _record_batches(file)]
             else:
-                reader = pq.ParquetFile(file)
-                groups = range(reader.num_row_groups)
-                yield from ((reader, group, reader.metadata.row_group(group).num_rows) for group in groups)
+                metadata = pq.read_metadata(file)
+                counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         except (pa.ArrowInvalid, OSError) as error:
             kind = "Arrow" if file.suffix == ".arrow" else "Parquet"
             raise DataError(f"is not a {kind} file: {str(error).splitlines()[0]}", where=str(file)) from error
+        yield from ((file, group, rows) for group, rows in enumerate(counts))
 
 
-def _files(path: Path) -> Iterable[Path]:
+def _row_group(file: Path, group: int) -> Any:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as reader:
+        return reader.read_row_group(group)
+
+
+@lru_cache(maxsize=_FILES_HELD)
+def _record_batches(file: Path) -> list[Any]:
+    """Views of the mapped file; nothing is copied until a row is taken."""
+    import pyarrow as pa
+
+    return list(pa.ipc.open_stream(pa.memory_map(str(file))))
+
+
+def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if (path / "dataset_dict.json").is_file():

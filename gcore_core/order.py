@@ -1,4 +1,4 @@
-"""The seeded order in which a run visits its rows, and the seed of every sample; both are computed, neither is stored."""
+"""The seeded order in which a run visits its rows, and the seed of every sample: computed, never stored."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MASK64 = (1 << 64) - 1
 def row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
     """(pass, row) of the ``ordinal``-th prompt of a run over a dataset of ``rows`` rows.
 
-    Each pass visits every row once, in an order of its own. The permutation is evaluated for this one index by a Feistel
-    network that walks until it is back inside the dataset (Black and Rogaway, Ciphers with Arbitrary Finite Domains,
-    2002): constant memory, under two walks on average.
+    Each pass visits every row once, in an order of its own. The permutation is evaluated for this one index by a
+    Feistel network that walks until it is back inside the dataset (Black and Rogaway, Ciphers with Arbitrary Finite
+    Domains, 2002): constant memory, under two walks on average.
     """
     if rows < 1:
         raise DataError("a dataset without rows has no order")

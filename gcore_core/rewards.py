@@ -8,7 +8,6 @@ import math
 import numbers
 import re
 import threading
-import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from gcore_core.data_config import FunctionRewardConfig, VerifierConfig
-from gcore_core.errors import ConfigError, DataError, did_you_mean
-from gcore_core.factories import import_file
 from gcore_core.protocols import Score, ScoredRecord, WorkerContext
 from gcore_core.records import REWARD_FAILED
+from gcore_core.user_functions import line_in, load_function
 
 _REASON_CHARACTERS = 200
 #: a number as people write it: 1,234.5 or -.5 or 2e3; a minus after a digit, a letter or a bracket is an operator
@@ -43,7 +41,8 @@ class FunctionScorer:
         if self._batch:
             return self._score_batch(list(records))
         if self._async:
-            return self._wait(self._score_concurrently(records))
+            scores: list[Score] = self._wait(self._score_concurrently(records))
+            return scores
         return [self._score_one(record) for record in records]
 
     def close(self) -> None:
@@ -58,17 +57,22 @@ class FunctionScorer:
             return self._failed(error)
 
     async def _score_concurrently(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        async def value(record: ScoredRecord) -> Any:
+            return await self._function(record)
+
         # return_exceptions also keeps a CancelledError that the function lets out from cancelling the others
-        results = await asyncio.gather(*map(self._function, records), return_exceptions=True)
+        results = await asyncio.gather(*map(value, records), return_exceptions=True)
         return [self._failed(r) if isinstance(r, BaseException) else self._checked(r) for r in results]
 
     def _score_batch(self, records: list[ScoredRecord]) -> list[Score]:
         try:
             result = self._function(records)
             values = self._wait(result) if inspect.iscoroutine(result) else result
-            values = values.tolist() if isinstance(values, np.ndarray) else list(values)
         except Exception as error:
             return [self._failed(error)] * len(records)
+        values = values.tolist() if isinstance(values, np.ndarray) else values
+        if not isinstance(values, list | tuple):
+            return [_failure(f"{self._name} returned {type(values).__name__}, not a list")] * len(records)
         if len(values) != len(records):
             return [_failure(f"{self._name} returned {len(values)} values for {len(records)} records")] * len(records)
         return [self._checked(value) for value in values]
@@ -85,8 +89,8 @@ class FunctionScorer:
         return Score(value=number) if math.isfinite(number) else _failure(f"{self._name} returned {number}")
 
     def _failed(self, error: BaseException) -> Score:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == self._file.resolve()]
-        place = f" ({self._file.name}:{lines[-1]})" if lines else ""
+        line = line_in(self._file, error)
+        place = f" ({self._file.name}:{line})" if line else ""
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return _failure(message[:_REASON_CHARACTERS] + place)
 
@@ -138,47 +142,17 @@ class Numeric:
         if expected is None:
             return _failure(f"field {self._answer!r} of row {record.prompt.row} holds no number: {str(answer)[:40]}")
         found = _last_number(_extracted(record.text, self._pattern) or "")
-        return Score(value=float(found is not None and abs(found - expected) <= self._tolerance))
+        return Score(value=float(found is not None and self._equal(found, expected)))
 
-
-def load_function(file: Path, name: str) -> Callable[..., Any]:
-    """The function ``name`` of a Python file.
-
-    Raises ConfigError when the file or the function is not there or cannot be called, DataError with the line when the
-    file fails to import.
-    """
-    if not file.is_file():
-        folder = file.parent
-        names = [p.name for p in folder.iterdir() if p.suffix == ".py"] if folder.is_dir() else []
-        raise ConfigError(f"no such file{did_you_mean(file.name, names)}", where=str(file))
-    try:
-        module = import_file(file)
-    except (Exception, SystemExit) as error:
-        raise DataError(
-            f"does not import: {type(error).__name__}: {error}", where=f"{file}{_line_in(file, error)}"
-        ) from error
-    if not hasattr(module, name):
-        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise ConfigError(
-            f"has no function {name!r}{did_you_mean(name, own)}",
-            where=str(file),
-            why=f"its functions: {', '.join(own) or 'none'}",
-        )
-    found: Any = getattr(module, name)
-    if not callable(found):
-        raise ConfigError(f"{name} is a {type(found).__name__}, not a function", where=str(file))
-    return found  # type: ignore[no-any-return]
-
-
-def _line_in(file: Path, error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f":{error.lineno}"
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.resolve()]
-    return f":{lines[-1]}" if lines else ""
+    def _equal(self, a: Decimal, b: Decimal) -> bool:
+        try:
+            return abs(a - b) <= self._tolerance
+        except ArithmeticError:  # too far apart for decimal
+            return False
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _failure(reason: str) -> Score:
@@ -194,12 +168,10 @@ def _extracted(text: str, pattern: re.Pattern[str] | None) -> str | None:
     """The text, or what the last match of the pattern holds; None where nothing matches."""
     if pattern is None:
         return text
-    last = None
-    for last in pattern.finditer(text):
-        pass
-    if last is None:
+    matches = list(pattern.finditer(text))
+    if not matches:
         return None
-    return last.group(1) if pattern.groups else last.group()
+    return matches[-1].group(1 if pattern.groups else 0)
 
 
 def _last_number(text: str) -> Decimal | None:

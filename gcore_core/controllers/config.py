@@ -15,7 +15,7 @@ class SyncConfig:
     max_rounds: rounds of generation after which a step that still lacks useful groups goes on with those it has.
     logprob_band: largest |generator - trainer| log-prob of one action, right after a push, before the run stops.
     too_long: what happens to a prompt longer than the context: its group is dropped and counted, or the run stops.
-    failure_limit: share of a round's groups that may be unusable (failed rewards, failed records) before the run stops.
+    failure_limit: share of a step's groups that may be unusable (failed rewards, failed records) before the run stops.
     push_bucket_bytes: size of one bucket of a weight push; one more of them is needed in memory.
     """
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from gcore_core.controllers.config import SyncConfig
@@ -20,6 +23,15 @@ from gcore_core.records import FAILED, OK, Header, Lease
 
 GENERATE_DEADLINE_S = 600.0
 SCORE_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """What became of a round's groups of one shard; ``kept`` teach, ``failures`` could not be used."""
+
+    kept: list[list[Header]]
+    failures: list[list[Header]]
+    complete: int
 
 
 class Rollout:
@@ -37,14 +49,19 @@ class Rollout:
         """
         kept: list[list[Header]] = []
         counts: Counter[str] = Counter()
-        missing = self._config.prompts
+        missing, unusable, seen = self._config.prompts, 0, 0
         for turn in range(self._config.max_rounds):
             leases = ledger.lease(missing)
             counts["issued"] += len(leases)
             await self.draw(ledger, step, turn, TRAIN, leases)
-            found = self._settle(ledger, counts)
-            kept += found
-            missing -= round(float((await self._context.agree.sum("kept", np.array([len(found)])))[0]))
+            settled = self._settle(ledger, counts)
+            kept += settled.kept
+            told = [len(settled.kept), len(settled.failures), settled.complete]
+            totals = await self._context.agree.sum("settled", np.array(told))
+            new, failed, complete = (round(float(total)) for total in totals)
+            missing, unusable, seen = missing - new, unusable + failed, seen + complete
+            if settled.failures and unusable > self._config.failure_limit * seen:
+                raise _too_many_failures(settled.failures, unusable, seen)
             if missing == 0:
                 break
         counts["kept"] = len(kept)
@@ -64,23 +81,25 @@ class Rollout:
     async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest) -> None:
         ordinals = {lease.ordinal for lease in request.leases}
         scoring: list[asyncio.Task[None]] = []
-        for attempt in range(TRIES):
-            try:
-                stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
-                async for headers in stream:
-                    fresh = [header for header in headers if ledger.finished(header)]
-                    if ready := [header for header in fresh if header.status != FAILED]:
-                        scoring.append(asyncio.ensure_future(self._score(ledger, request.purpose, ready)))
-                break
-            except (WorkerDied, DeadlineExceeded):
-                if attempt == TRIES - 1:
-                    raise
-                await asyncio.sleep(backoff_s(attempt))
-                leases = ledger.lost(ordinals)
-                request = GenerateRequest(
-                    request.step, request.round, request.shard, request.purpose, leases, request.release_before
-                )
-        await _all(scoring)
+        try:
+            for attempt in range(TRIES):
+                try:
+                    stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
+                    async with contextlib.aclosing(stream):
+                        async for headers in stream:
+                            fresh = [header for header in headers if ledger.finished(header)]
+                            if ready := [header for header in fresh if header.status != FAILED]:
+                                scoring.append(asyncio.ensure_future(self._score(ledger, request.purpose, ready)))
+                    break
+                except (WorkerDied, DeadlineExceeded):
+                    if attempt == TRIES - 1:
+                        raise
+                    await asyncio.sleep(backoff_s(attempt))
+                    request = msgspec.structs.replace(request, leases=ledger.lost(ordinals))
+            await asyncio.gather(*scoring)
+        finally:
+            for task in scoring:
+                task.cancel()
 
     async def _score(self, ledger: Ledger, purpose: str, headers: list[Header]) -> None:
         async def ask(peer: Peer) -> None:
@@ -90,9 +109,10 @@ class Rollout:
 
         await _all(ask(peer) for peer, _ in self._context.scorers)
 
-    def _settle(self, ledger: Ledger, counts: Counter[str]) -> list[list[Header]]:
-        """Gives every complete group its verdict and returns those that teach."""
-        kept, failures = [], []
+    def _settle(self, ledger: Ledger, counts: Counter[str]) -> _Settled:
+        """Gives every complete group its verdict."""
+        kept: list[list[Header]] = []
+        failures: list[list[Header]] = []
         complete = ledger.complete()
         for group in complete:
             ordinal = group[0].ordinal
@@ -106,9 +126,7 @@ class Rollout:
                 counts[f"dropped/{reason}"] += 1
             ledger.settle(ordinal, TRAINED if keep else FILTERED, reason)
             kept += [group] if keep else []
-        if failures and len(failures) > self._config.failure_limit * len(complete):
-            raise _too_many_failures(failures, len(complete))
-        return kept
+        return _Settled(kept, failures, len(complete))
 
     def _unusable(self, group: list[Header]) -> str:
         for header in group:
@@ -125,10 +143,10 @@ class Rollout:
         return ""
 
 
-def _too_many_failures(failures: list[list[Header]], total: int) -> TrainingError:
+def _too_many_failures(failures: list[list[Header]], unusable: int, seen: int) -> TrainingError:
     reasons = [header.reason for group in failures for header in group if header.reason]
     return TrainingError(
-        f"{len(failures)} of {total} groups could not be used",
+        f"{unusable} of {seen} groups could not be used",
         where="rewarding",
         why="\n".join(dict.fromkeys(reasons[:64])) or "no reason was given",
         todo="mend the reward or the data; controller.config.failure_limit says how many may fail",

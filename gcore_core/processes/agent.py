@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from gcore_core.processes.messages import (
+    RESTART_EXIT_CODE,
     Nothing,
     SlabReply,
     SlabRequest,
@@ -45,6 +46,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[str, str]
     secret: bytes
     store: str
+    meeting: str  # the run's private directory; removed, like the store, when the launcher could not
 
 
 class SlabService:
@@ -104,7 +106,7 @@ class Agent:
             reading, self._lifelines[spec.name] = os.pipe()
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(spec.python or sys.executable, "-m", "gcore_core.processes.worker"),
+                    *(spec.python or sys.executable, "-u", "-m", "gcore_core.processes.worker"),
                     *("--fd", str(told.fileno()), "--lifeline", str(reading)),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
@@ -121,9 +123,11 @@ class Agent:
     async def _watch(self, spec: WorkerSpec, process: asyncio.subprocess.Process) -> None:
         for start in range(spec.restarts + 1):
             code = await process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
             os.close(self._lifelines.pop(spec.name))
             del self._workers[spec.name]
-            again = start < spec.restarts and code != 0 and not self._stopping
+            again = code == RESTART_EXIT_CODE and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
             self._exits.put_nowait(WorkerExit(spec.name, process.pid, code, again, _tail(spec.log)))
             if not again:
@@ -139,7 +143,7 @@ class Agent:
         pids = {name: process.pid for name, process in self._workers.items()} | {self._spec.name: os.getpid()}
         cpu_s, memory_mib = {}, {}
         for name, pid in pids.items():
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError):
                 cpu_s[name], memory_mib[name] = process_usage(pid)
         return UsageReply(cpu_s, memory_mib)
 
@@ -157,16 +161,24 @@ class Agent:
 
 
 def process_usage(pid: int) -> tuple[float, float]:
-    """(user and system seconds of the process and its ended children, peak resident MiB)."""
+    """(user and system seconds of the process and its ended children, peak resident MiB).
+
+    Raises OSError for a process that has ended.
+    """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    peak = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S, int(peak.split()[1]) / 1024
+    _, found, peak = Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")
+    if not found:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S, int(peak.split()[0]) / 1024
 
 
 def _tail(path: str, lines: int = 20) -> str:
-    with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - 8192))
-        return b"\n".join(deque(file.read().splitlines(), lines)).decode("utf-8", "replace")
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - 8192))
+            return b"\n".join(deque(file.read().splitlines(), lines)).decode("utf-8", "replace")
+    except OSError as error:
+        return f"its log cannot be read: {error}"
 
 
 async def _main(spec: AgentSpec, lifeline: int) -> None:
@@ -188,6 +200,7 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
         await agent.stop(StopRequest(GRACE_S), Call(lambda: None))
         await network.close()
         agent.slabs.close()
+        shutil.rmtree(spec.meeting, ignore_errors=True)
 
 
 def main() -> None:

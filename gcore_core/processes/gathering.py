@@ -29,8 +29,8 @@ class Gathering:
         else:
             values[member] = value
             if len(values) == self.members:
-                await self._run(values, result, act)
                 self._forget()
+                await self._run(values, result, act)
         return await asyncio.shield(result)
 
     async def _run(
@@ -51,6 +51,13 @@ class Gathering:
 
         task.add_done_callback(finish)
         await asyncio.shield(result)  # the action outlives the member that happened to come last
+
+    def abandon(self, error: BaseException) -> None:
+        """Raises ``error`` at every member that waits for others."""
+        for _, result in self._open.values():
+            if not result.done():
+                result.set_exception(error)
+                result.exception()  # a member that went away must not leave a warning
 
     def _forget(self) -> None:
         finished = [key for key, (_, result) in self._open.items() if result.done()]

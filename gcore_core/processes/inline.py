@@ -8,7 +8,8 @@ uses the calm one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -20,13 +21,13 @@ T = TypeVar("T")
 
 
 class Weather(Protocol):
-    async def travel(self, source: str, target: str, method: str) -> bool:
-        """Takes the time of the way; False when the message is lost."""
+    async def travel(self, source: str, target: str, method: str) -> int:
+        """Takes the time of the way; how often the message arrives, 0 when it is lost. Only requests come twice."""
 
 
 class Calm:
-    async def travel(self, source: str, target: str, method: str) -> bool:
-        return True
+    async def travel(self, source: str, target: str, method: str) -> int:
+        return 1
 
 
 class InlineNetwork:
@@ -35,6 +36,7 @@ class InlineNetwork:
     def __init__(self, weather: Weather | None = None) -> None:
         self.weather = weather or Calm()
         self.services: dict[str, Service] = {}
+        self.copies: set[asyncio.Task[None]] = set()  # of requests that arrived once more
 
     def view(self, name: str) -> InlineView:
         return InlineView(self, name)
@@ -63,20 +65,24 @@ class InlinePeer:
         self._network, self._source = network, source
 
     async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
-        async for kind, body in self._exchange(method, request, deadline_s):
-            if kind == "reply":
-                return msgspec.msgpack.decode(body, type=reply)
+        async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as messages:
+            async for kind, body in messages:
+                if kind == "reply":
+                    return msgspec.msgpack.decode(body, type=reply)
         raise ContractError(f"{method} gave no reply", where=self.name)
 
-    async def stream(self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0) -> AsyncIterator[T]:
-        async for kind, body in self._exchange(method, request, deadline_s):
-            if kind == "item":
-                yield msgspec.msgpack.decode(body, type=item)
+    async def stream(
+        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[T, None]:
+        async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as messages:
+            async for kind, body in messages:
+                if kind == "item":
+                    yield msgspec.msgpack.decode(body, type=item)
 
     async def close(self) -> None:
         pass
 
-    async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncIterator[tuple[str, bytes]]:
+    async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncGenerator[tuple[str, bytes], None]:
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         task = asyncio.ensure_future(self._serve(method, encode(request), inbox))
         try:
@@ -102,9 +108,14 @@ class InlinePeer:
     async def _serve(self, method: str, body: bytes, inbox: asyncio.Queue[Any]) -> None:
         travel = self._network.weather.travel
         service = self._network.services.get(self.name)
-        if service is None or not await travel(self._source, self.name, method):
+        arrivals = await travel(self._source, self.name, method) if service is not None else 0
+        if service is None or not arrivals:
             inbox.put_nowait(("lost", b""))
             return
+        if arrivals > 1:
+            copy = asyncio.ensure_future(self._serve_copy(service, method, body))
+            self._network.copies.add(copy)
+            copy.add_done_callback(self._network.copies.discard)
 
         async def emit(item: bytes) -> None:
             if not await travel(self.name, self._source, method):
@@ -120,3 +131,13 @@ class InlinePeer:
         except Exception as error:  # isolation point: it is re-raised at the caller
             message = "error", encode(to_wire(error, self.name))
         inbox.put_nowait(message if await travel(self.name, self._source, method) else ("lost", b""))
+
+    async def _serve_copy(self, service: Service, method: str, body: bytes) -> None:
+        """The same request once more, some time later; nobody listens to its answer."""
+
+        async def emit(item: bytes) -> None:
+            pass
+
+        await self._network.weather.travel(self._source, self.name, method)
+        with contextlib.suppress(Exception):  # isolation point: the caller has the answer to the first
+            await service.handle(method, body, Call(lambda: None), emit)

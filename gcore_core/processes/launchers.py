@@ -19,6 +19,7 @@ import msgspec
 from gcore_core.errors import AddressError, ConfigError, WorkerError
 from gcore_core.processes.agent import AgentSpec, SlabService, process_usage
 from gcore_core.processes.compute import DirectCompute
+from gcore_core.processes.config import LocalConfig
 from gcore_core.processes.inline import InlineNetwork
 from gcore_core.processes.messages import (
     Nothing,
@@ -32,18 +33,6 @@ from gcore_core.processes.service import Call, Network, Peer, Service
 
 AGENT = "agent.0"
 _MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalConfig:
-    """Settings of ``core/local``.
-
-    socket_dir: where the run's private directory of sockets is made; its path must be short. Default: the system's.
-    port: first of a row of loopback ports to use instead of unix sockets.
-    """
-
-    socket_dir: str | None = None
-    port: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +61,23 @@ class LocalLauncher:
 
     @contextlib.asynccontextmanager
     async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
-        from gcore_core.processes.rpc import RpcNetwork
+        from gcore_core.processes.rpc import RpcNetwork, check_free
 
         with _private_directory(self._config.socket_dir) as directory:
             addresses = self._addresses([supervisor.name, AGENT, *names], directory)
+            for address in addresses.values():
+                check_free(address)
             secret = secrets.token_bytes(32)
             store = (_MEMORY if _MEMORY.is_dir() else directory) / directory.name
             network = RpcNetwork(addresses, secret)
-            spec = AgentSpec(name=AGENT, address=addresses[AGENT], addresses=addresses, secret=secret, store=str(store))
+            spec = AgentSpec(
+                name=AGENT,
+                address=addresses[AGENT],
+                addresses=addresses,
+                secret=secret,
+                store=str(store),
+                meeting=str(directory),
+            )
             agent, lifeline = None, -1
             try:
                 await network.serve(supervisor.name, supervisor)
@@ -126,16 +124,21 @@ async def _start_agent(spec: AgentSpec, log: Path) -> tuple[asyncio.subprocess.P
         told.write(msgspec.msgpack.encode(spec))
         told.seek(0)
         reading, lifeline = os.pipe()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gcore_core.processes.agent"),
-            *("--fd", str(told.fileno()), "--lifeline", str(reading)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(told.fileno(), reading),
-            start_new_session=True,
-        )
-        os.close(reading)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gcore_core.processes.agent"),
+                *("--fd", str(told.fileno()), "--lifeline", str(reading)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(told.fileno(), reading),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(lifeline)  # an agent that was started all the same ends by it
+            raise
+        finally:
+            os.close(reading)
     return process, lifeline
 
 

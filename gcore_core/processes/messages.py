@@ -13,7 +13,9 @@ import msgspec
 from gcore_core.factories import FactorySpec
 from gcore_core.records import Header, Lease, RecordScore, Ref, StepReport, TensorSpec
 
+RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
 TRAIN, GREEDY, SAMPLED = "train", "greedy", "sampled"  # why records are drawn; the last two are evaluation
+_REASON_LIMIT_BYTES = 128
 
 
 class Message(msgspec.Struct, array_like=True):
@@ -22,6 +24,11 @@ class Message(msgspec.Struct, array_like=True):
 
 class Nothing(Message):
     pass
+
+
+def short_reason(text: str) -> str:
+    """The beginning of a reason, short enough for a header."""
+    return text.encode("utf-8", "replace")[:_REASON_LIMIT_BYTES].decode("utf-8", "ignore")
 
 
 # -- generation and rewarding -----------------------------------------------------------------------------------------
@@ -84,19 +91,24 @@ class TrainReply(Message):
 
 
 class OpenPush(Message):
+    """Another ``attempt`` at the same version begins the push anew."""
+
     version: int
     bucket_bytes: int
     receivers: int
+    attempt: int = 0
 
 
 class PullWeights(Message):
     version: int
     receiver: int
     source: str  # peer name of trainer rank 0
+    attempt: int = 0
 
 
 class PlanRequest(Message):
     version: int
+    attempt: int = 0
 
 
 class BucketRequest(Message):
@@ -105,6 +117,7 @@ class BucketRequest(Message):
     version: int
     receiver: int
     index: int
+    attempt: int = 0
 
 
 class Bucket(Message):

@@ -7,15 +7,17 @@ next is written when all have asked. One gather, one bucket of extra memory, wha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from gcore_core.errors import WeightMismatch
+from gcore_core.errors import ContractError, WeightMismatch
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
+from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import (
     Bucket,
     BucketRequest,
@@ -32,12 +34,17 @@ from gcore_core.records import TensorSpec, WeightPlan
 PUSH_DEADLINE_S = 300.0
 
 
+def exhaust(tensors: Iterable[object]) -> None:
+    """Runs an export to its end without keeping anything."""
+    deque(tensors, maxlen=0)
+
+
 class PushSource:
     """The sending half, in the shell of trainer rank 0. ``path`` is a file in shared memory, made on first use."""
 
     def __init__(self, trainer: Trainer, path: Path, compute: Compute, request: OpenPush) -> None:
-        self._trainer, self._path, self._compute = trainer, path, compute
-        self.version = request.version
+        self._path, self._compute = path, compute
+        self.key = request.version, request.attempt
         specs = trainer.weight_specs()
         self.plan = WeightPlan(request.version, specs)
         self._size = max(request.bucket_bytes, max((spec.nbytes for spec in specs), default=0))
@@ -52,6 +59,11 @@ class PushSource:
 
         answer: Bucket = await self._gathering.join(request.index, request.receiver, None, fill)
         return answer
+
+    async def close(self) -> None:
+        """Gives up what is not sent. The export still runs to its end, since other ranks may take part in it."""
+        self._gathering.abandon(ContractError("another push began before this one ended", where="push"))
+        await self._compute(exhaust, self._tensors)
 
     def _fill(self, index: int) -> Bucket:
         """Copies the next tensors into the bucket until one does not fit any more."""
@@ -72,26 +84,31 @@ class PushSource:
             used += spec.nbytes
         digest = xxhash.xxh3_64_intdigest(memoryview(memory)[:used])
         last = self._held is None
-        return Bucket(self.version, index, str(self._path), used, digest, specs, digests, last)
+        return Bucket(self.key[0], index, str(self._path), used, digest, specs, digests, last)
 
 
 async def pull_weights(
     receiver: ReceivesWeights, source: Peer, request: PullWeights, compute: Compute, call: Call
 ) -> PushConfirmed:
     """The receiving half. Raises WeightMismatch for a push that is truncated, altered, or not of this model."""
-    plan = await source.call("plan", PlanRequest(request.version), WeightPlan, deadline_s=PUSH_DEADLINE_S)
+    version, attempt = request.version, request.attempt
+    plan = await insist(source, "plan", PlanRequest(version, attempt), WeightPlan, PUSH_DEADLINE_S)
     await compute(receiver.begin_weights, plan)
     digests: dict[str, int] = {}
+    awaited = deque(plan.tensors)
     total, index, last = 0, 0, False
     while not last:
-        asked = BucketRequest(request.version, request.receiver, index)
-        bucket = await source.call("bucket", asked, Bucket, deadline_s=PUSH_DEADLINE_S)
+        asked = BucketRequest(version, request.receiver, index, attempt)
+        bucket = await insist(source, "bucket", asked, Bucket, PUSH_DEADLINE_S)
+        for spec in bucket.tensors:
+            if not awaited or spec != awaited.popleft():
+                raise WeightMismatch(f"tensor {spec.name!r} is not the one planned here", where=f"version {version}")
         await compute(_load, receiver, bucket)
         digests.update((spec.name, digest) for spec, digest in zip(bucket.tensors, bucket.digests, strict=True))
         total, index, last = total + bucket.nbytes, index + 1, bucket.last
         call.progress()
-    if missing := {spec.name for spec in plan.tensors} - digests.keys():
-        raise WeightMismatch(f"the push ended without tensor {min(missing)!r}", where=f"version {request.version}")
+    if awaited:
+        raise WeightMismatch(f"the push ended without tensor {awaited[0].name!r}", where=f"version {version}")
     await compute(receiver.commit_weights, plan)
     verified = isinstance(receiver, Fingerprints)
     if isinstance(receiver, Fingerprints):
@@ -99,19 +116,20 @@ async def pull_weights(
         if wrong := [name for name, digest in digests.items() if held.get(name) != digest]:
             raise WeightMismatch(
                 f"after the push the generator holds other bytes in {wrong[0]!r}",
-                where=f"version {request.version}",
+                where=f"version {version}",
                 why=f"{len(wrong)} of {len(digests)} tensors differ",
             )
-    return PushConfirmed(request.version, total, verified)
+    return PushConfirmed(version, total, verified)
 
 
 def _load(receiver: ReceivesWeights, bucket: Bucket) -> None:
     memory = memoryview(map_file(Path(bucket.path), writable=False))[: bucket.nbytes]
-    if xxhash.xxh3_64_intdigest(memory) != bucket.digest:
+    whole = len(memory) == bucket.nbytes == sum(spec.nbytes for spec in bucket.tensors)
+    if not whole or xxhash.xxh3_64_intdigest(memory) != bucket.digest:
         raise WeightMismatch(
             "a bucket is not what its sender hashed",
             where=f"version {bucket.version}, bucket {bucket.index}",
-            why=f"tensors {bucket.tensors[0].name!r} to {bucket.tensors[-1].name!r}",
+            why="tensors " + ", ".join(repr(spec.name) for spec in bucket.tensors[:8]),
         )
     offset, tensors = 0, []
     for spec in bucket.tensors:

@@ -8,13 +8,14 @@ stream carries the run's secret and the version of gcore-core, which both sides 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hmac
 import itertools
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,10 +40,14 @@ T = TypeVar("T")
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS = range(6)
 _METHOD = "/gcore/session"
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.max_receive_message_length", 2 * MESSAGE_LIMIT_BYTES),  # our own limit is checked frame by frame
+    ("grpc.max_send_message_length", 2 * MESSAGE_LIMIT_BYTES),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),  # a peer that starts is reached soon after
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
 ]
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
 _SOCKET_PATH_LIMIT = 107
 
 
@@ -72,7 +77,8 @@ class _Outbox:
             await self._ready.wait()
             self._ready.clear()
             frames, self._frames = self._frames, []
-            await self._write(encode(frames))
+            for batch in _batches(frames):
+                await self._write(encode(batch))
 
     async def close(self) -> None:
         if self._frames:
@@ -98,7 +104,7 @@ class RpcNetwork:
         """Raises AddressError when the address is taken, too long or not private."""
         address = self.addresses[name]
         target = _target(address)
-        _check_free(address)
+        check_free(address)
         server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
         session = grpc.stream_stream_rpc_method_handler(_Session(service, self._secret).serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("gcore", {"session": session}),))
@@ -153,11 +159,13 @@ class _Session:
         call = Call(lambda: outbox.put(Frame(frame.call, PROGRESS)))
 
         async def emit(item: bytes) -> None:
-            outbox.put(Frame(frame.call, ITEM, "", msgspec.Raw(item)))
+            outbox.put(Frame(frame.call, ITEM, "", _fitting(item, f"an item of {frame.method}", self._service.name)))
 
         try:
             reply = await self._service.handle(frame.method, frame.body, call, emit)
-            outbox.put(Frame(frame.call, REPLY, "", msgspec.Raw(reply)))
+            outbox.put(
+                Frame(frame.call, REPLY, "", _fitting(reply, f"the reply to {frame.method}", self._service.name))
+            )
         except asyncio.CancelledError:
             raise
         except Exception as error:  # isolation point: it is re-raised at the caller
@@ -175,25 +183,30 @@ class RpcPeer:
         self._outbox: _Outbox | None = None
         self._channel: grpc.aio.Channel | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[None] | None = None
 
     async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
-        async for frame in self._exchange(method, request, deadline_s):
-            if frame.kind == REPLY:
-                return msgspec.msgpack.decode(frame.body, type=reply)
+        async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as frames:
+            async for frame in frames:
+                if frame.kind == REPLY:
+                    return msgspec.msgpack.decode(frame.body, type=reply)
         raise ContractError(f"{method} gave no reply", where=self.name)
 
-    async def stream(self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0) -> AsyncIterator[T]:
+    async def stream(
+        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[T, None]:
         decoder = msgspec.msgpack.Decoder(item)
-        async for frame in self._exchange(method, request, deadline_s):
-            if frame.kind == ITEM:
-                yield decoder.decode(frame.body)
+        async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as frames:
+            async for frame in frames:
+                if frame.kind == ITEM:
+                    yield decoder.decode(frame.body)
 
-    async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncIterator[Frame]:
+    async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncGenerator[Frame, None]:
+        body = _fitting(encode(request), f"a request of {method}", self.name)
         outbox = await self._connected()
         number, inbox = next(self._ids), asyncio.Queue[Frame | GcoreError]()
         self._calls[number] = inbox
-        outbox.put(Frame(number, CALL, method, msgspec.Raw(encode(request))))
+        outbox.put(Frame(number, CALL, method, body))
         done = False
         try:
             while not done:
@@ -218,41 +231,50 @@ class RpcPeer:
                 outbox.put(Frame(number, CANCEL))
 
     async def _connected(self) -> _Outbox:
-        async with self._connecting:
-            if self._outbox is None:
-                await self._drop_channel()
-                self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
-                try:
-                    await _within(self._channel.channel_ready(), self._timeout_s)
-                except TimeoutError:
-                    raise WorkerDied(f"nobody answers at {self._target}", where=self.name) from None
-                told = (
-                    ("g-core-secret", self._secret.hex()),
-                    ("g-core-version", __version__),
-                    ("g-core-python", sys.executable),
-                )
-                stream = self._channel.stream_stream(_METHOD)(metadata=told)
-                self._outbox = _Outbox(stream.write)
-                self._reader = asyncio.ensure_future(self._read(stream))
-            return self._outbox
+        if self._outbox is None:
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.ensure_future(self._connect())
+            await asyncio.shield(self._connecting)  # one attempt for all who wait
+        if self._outbox is None:
+            raise WorkerDied("the connection ended as soon as it was made", where=self.name, process=self.name)
+        return self._outbox
+
+    async def _connect(self) -> None:
+        await self._drop_channel()
+        self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        try:
+            await _within(self._channel.channel_ready(), self._timeout_s)
+        except TimeoutError:
+            raise WorkerDied(f"nobody answers at {self._target}", where=self.name, process=self.name) from None
+        told = (
+            ("g-core-secret", self._secret.hex()),
+            ("g-core-version", __version__),
+            ("g-core-python", sys.executable),
+        )
+        stream = self._channel.stream_stream(_METHOD)(metadata=told)
+        self._outbox = _Outbox(stream.write)
+        self._reader = asyncio.ensure_future(self._read(stream))
 
     async def _read(self, stream: Any) -> None:
-        why = "the connection ended"
+        code, why = grpc.StatusCode.OK, "the connection ended"
         try:
             while (message := await stream.read()) is not grpc.aio.EOF:
                 for frame in _decode(message):
                     if frame.call in self._calls:
                         self._calls[frame.call].put_nowait(frame)
-            if (code := await stream.code()) != grpc.StatusCode.OK:
-                why = f"{code.name.lower().replace('_', ' ')}: {await stream.details()}"
         except grpc.aio.AioRpcError as error:
-            why = error.details() or why
+            code, why = error.code(), error.details() or why
         finally:
             outbox, self._outbox = self._outbox, None
             for inbox in self._calls.values():
-                inbox.put_nowait(WorkerDied(f"{self.name} is gone", where=self.name, why=why, process=self.name))
+                inbox.put_nowait(self._ended(code, why))
             if outbox is not None:
                 await outbox.close()
+
+    def _ended(self, code: grpc.StatusCode, why: str) -> GcoreError:
+        if code in _REFUSALS:
+            return ContractError("refused the connection", where=self.name, why=why, process=self.name)
+        return WorkerDied("the process is gone", where=self.name, why=why, process=self.name)
 
     async def _drop_channel(self) -> None:
         if self._channel is not None:
@@ -260,14 +282,35 @@ class RpcPeer:
             await channel.close()
 
     async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        tasks = [task for task in (self._connecting, self._reader) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._drop_channel()
 
 
 def _drop(running: dict[int, asyncio.Task[None]], call: int, task: asyncio.Task[None]) -> None:
     running.pop(call, None)
+
+
+def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
+    if len(body) > MESSAGE_LIMIT_BYTES:
+        raise ContractError(f"{what} has {len(body)} bytes, the limit is {MESSAGE_LIMIT_BYTES}", where=where)
+    return msgspec.Raw(body)
+
+
+def _batches(frames: list[Frame]) -> Iterator[list[Frame]]:
+    """The frames in order, in messages of at most ``MESSAGE_LIMIT_BYTES`` of bodies each."""
+    batch: list[Frame] = []
+    nbytes = 0
+    for frame in frames:
+        size = len(memoryview(frame.body))
+        if batch and nbytes + size > MESSAGE_LIMIT_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(frame)
+        nbytes += size
+    yield batch
 
 
 async def _within(awaitable: Any, timeout_s: float) -> Any:
@@ -296,7 +339,9 @@ def _target(address: str) -> str:
     )
 
 
-def _check_free(address: str) -> None:
+def check_free(address: str) -> None:
+    """Raises AddressError when something else listens at the address, or it is too long or not private."""
+    _target(address)
     scheme, _, rest = address.partition(":")
     if scheme == "unix":
         if os.path.exists(rest):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -44,9 +45,15 @@ class Service:
     def __init__(self, name: str) -> None:
         self.name = name
         self._handlers: dict[str, tuple[msgspec.msgpack.Decoder[Any], Handler]] = {}
+        self._running: set[Call] = set()
 
     def add(self, method: str, request: type, handler: Handler) -> None:
         self._handlers[method] = msgspec.msgpack.Decoder(request), handler
+
+    def progress(self) -> None:
+        """Extends the deadline of every running request; any thread may call it."""
+        for call in tuple(self._running):
+            call.progress()
 
     async def handle(
         self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Callable[[bytes], Awaitable[None]]
@@ -58,14 +65,19 @@ class Service:
             raise ContractError(f"no method {method!r}", where=self.name) from None
         try:
             request = decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
             raise ContractError(f"malformed request {method!r}: {error}", where=self.name) from None
-        outcome = handler(request, call)
-        if inspect.isasyncgen(outcome):
-            async for item in outcome:
-                await emit(encode(item))
+        self._running.add(call)
+        try:
+            outcome = handler(request, call)
+            if not inspect.isasyncgen(outcome):
+                return encode(await outcome)
+            async with contextlib.aclosing(outcome):
+                async for item in outcome:
+                    await emit(encode(item))
             return encode(None)
-        return encode(await outcome)
+        finally:
+            self._running.discard(call)
 
 
 class Peer(Protocol):
@@ -76,7 +88,7 @@ class Peer(Protocol):
     async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
         """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is gone."""
 
-    def stream(self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0) -> AsyncIterator[T]:
+    def stream(self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0) -> AsyncGenerator[T, None]:
         """Items in the order they were sent; closing it early cancels the request."""
 
     async def close(self) -> None: ...

@@ -1,12 +1,9 @@
 """Columns in shared memory: written once by their producer, opened by reference.
 
-A slab is a file in the run's private directory in shared memory, owned by the node agent and written by one worker. A
-chunk holds the columns of some records, back to back:
-
-    uint32 length of the table | table (msgpack: per record name -> (dtype, shape, offset)) | arrays, 8-aligned
-
-Chunks of a step are freed together, when the controllers say that it is over; a slab whose chunks are all freed is
-written again. A reference carries a MAC under the run's secret; whoever opens one checks MAC, bounds and content hash.
+A slab is a file in the run's private directory in shared memory, owned by the node agent and written by one worker,
+chunk after chunk (see ``columns``). Chunks of a step are freed together, when the controllers say that it is over; a
+slab whose chunks are all freed is written again. A reference carries a MAC under the run's secret; whoever opens one
+checks MAC, bounds and content hash.
 """
 
 from __future__ import annotations
@@ -14,76 +11,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import math
 import mmap
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-import numpy as np
 import xxhash
 
 from gcore_core.errors import DataError
+from gcore_core.processes.columns import Chunk, Columns, pack
 from gcore_core.records import Ref
 
-Columns = Mapping[str, np.ndarray]
 SLAB_BYTES = 8 << 20
-_Table = list[dict[str, tuple[str, tuple[int, ...], int]]]
-_encode_table = msgspec.msgpack.Encoder().encode
-_decode_table = msgspec.msgpack.Decoder(_Table).decode
-
-
-def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
-    """The parts of one chunk, in order."""
-    table: _Table = []
-    parts: list[bytes | memoryview] = []
-    offset = 0
-    for record in records:
-        row = {}
-        for name, column in record.items():
-            array = np.ascontiguousarray(column)
-            row[name] = array.dtype.str, array.shape, offset
-            parts += [array.data.cast("B") if array.nbytes else b"", bytes(-array.nbytes % 8)]
-            offset += array.nbytes + -array.nbytes % 8
-        table.append(row)
-    head = _encode_table(table)
-    return [len(head).to_bytes(4, "little"), head, bytes(-(len(head) + 4) % 8), *parts]
-
-
-class RecordColumns(Mapping[str, np.ndarray]):
-    """The columns of one record in a chunk; each becomes a read-only view when it is asked for.
-
-    Raises DataError for a column that its table places outside the chunk.
-    """
-
-    def __init__(self, places: Mapping[str, tuple[str, tuple[int, ...], int]], body: memoryview) -> None:
-        self._places, self._body = places, body
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        dtype, shape, offset = self._places[name]
-        try:
-            return np.frombuffer(self._body, dtype, math.prod(shape), offset).reshape(shape)
-        except (ValueError, TypeError) as error:
-            raise DataError(f"column {name!r} is malformed: {error}", where="store") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
-def unpack(chunk: memoryview) -> list[RecordColumns]:
-    """The records of one chunk. Raises DataError when its table cannot be read."""
-    length = int.from_bytes(chunk[:4], "little")
-    try:
-        table = _decode_table(chunk[4 : 4 + length])
-    except msgspec.MsgspecError as error:
-        raise DataError(f"a chunk of columns is malformed: {error}", where="store") from None
-    body = chunk[4 + length + -(length + 4) % 8 :].toreadonly()
-    return [RecordColumns(row, body) for row in table]
 
 
 def sign(secret: bytes, ref: Ref) -> bytes:
@@ -114,7 +54,7 @@ class StoreReader:
         self._directory, self._node, self._secret = directory, node, secret
         self._mapped: dict[str, mmap.mmap] = {}
 
-    def open(self, ref: Ref) -> list[RecordColumns]:
+    def open(self, ref: Ref) -> Chunk:
         """The records of the chunk. Raises DataError when the reference is not what the run signed or stored."""
         if not hmac.compare_digest(sign(self._secret, ref), ref.mac):
             raise DataError("a reference carries a wrong MAC", where=f"slab {ref.slab}")
@@ -128,7 +68,7 @@ class StoreReader:
         chunk = memoryview(memory)[ref.offset : ref.offset + ref.nbytes]
         if xxhash.xxh3_64_intdigest(chunk) != ref.digest:
             raise DataError("the content is not what the reference says", where=f"slab {ref.slab}")
-        return unpack(chunk)
+        return Chunk(chunk)
 
     def close(self) -> None:
         for memory in self._mapped.values():

@@ -24,6 +24,7 @@ from gcore_core import __version__, config
 from gcore_core.errors import GcoreError, WorkerDied
 from gcore_core.factories import build
 from gcore_core.processes.agreements import AgreementService
+from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.jobs import Job, place, worker_specs
 from gcore_core.processes.launchers import Launcher, Site
 from gcore_core.processes.messages import (
@@ -69,6 +70,7 @@ class Supervisor:
         self._site: Site | None = None
         self._datasets = {name: build(spec) for name, spec in _dataset_specs(job).items()}
         self._started_s = time.monotonic()
+        self._once = Gathering(1)  # a controller asks again when the answer was lost
         self.usage = UsageReply({}, {})
 
     def _service(self) -> Service:
@@ -133,10 +135,22 @@ class Supervisor:
         return Nothing()
 
     async def published(self, request: Published, call: Call) -> PublishedReply:
-        self._observers.weights_published(self._run, request.version)
-        return PublishedReply(stop=False)
+        async def act(_: list[None]) -> PublishedReply:
+            self._observers.weights_published(self._run, request.version)
+            return PublishedReply(stop=False)
+
+        reply: PublishedReply = await self._once.join(("published", request.version), 0, None, act)
+        return reply
 
     async def step_end(self, request: StepEnd, call: Call) -> Nothing:
+        async def act(_: list[None]) -> Nothing:
+            await self._step_ended(request)
+            return Nothing()
+
+        reply: Nothing = await self._once.join(("step", request.report.step), 0, None, act)
+        return reply
+
+    async def _step_ended(self, request: StepEnd) -> None:
         """Everything a step leaves behind: metrics with what each process used, samples, the position in the data."""
         assert self._site is not None
         self.usage = await self._site.agent.call("usage", Nothing(), UsageReply)
@@ -154,7 +168,6 @@ class Supervisor:
             run_directory.write_text(self._job.directory / "position.json", json.dumps(position) + "\n")
         self._display.step(report)
         self._observers.step_end(self._run, report)
-        return Nothing()
 
     # -- what the agent tells -----------------------------------------------------------------------------------------
 
@@ -263,7 +276,7 @@ def _terminated_as_interrupt() -> Iterator[dict[str, int]]:
 
     def interrupt(*_: Any) -> None:
         codes["code"] = 143
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # whoever handles an interrupt at this moment
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

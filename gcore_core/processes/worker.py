@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,7 @@ class Worker:
         self, spec: WorkerSpec, network: Network, compute: Compute, give_up: Callable[[int], None] = os._exit
     ) -> None:
         self._spec, self._network, self._compute, self._give_up = spec, network, compute, give_up
+        self._service = Service(spec.name)
         self._closing: list[Callable[[], Any]] = []
 
     async def run(self) -> None:
@@ -53,9 +55,8 @@ class Worker:
                 await self._hello()
                 await self._controller()
                 return
-            service = Service(spec.name)
-            await self._compute(self._build, service)
-            await self._network.serve(spec.name, service)
+            await self._compute(self._build, self._service)
+            await self._network.serve(spec.name, self._service)
             await self._hello()
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -73,7 +74,8 @@ class Worker:
 
     async def _hello(self) -> None:
         hello = Hello(self._spec.name, os.getpid(), __version__, sys.executable)
-        await insist(self._network.peer("supervisor"), "hello", hello, Nothing, 60.0)
+        # A controller's hello is answered when everybody is up, and loading a model may take long.
+        await insist(self._network.peer("supervisor"), "hello", hello, Nothing, float("inf"))
 
     async def _controller(self) -> None:
         from gcore_core.controllers.context import make_context
@@ -130,6 +132,7 @@ class Worker:
             rendezvous=told["rendezvous"],
             parts=parts,
             engine=told["engine"],
+            progress=self._service.progress,
         )
 
     def _datasets(self) -> dict[str, Dataset]:
@@ -158,7 +161,8 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
     from gcore_core.processes.rpc import RpcNetwork
 
     network = RpcNetwork({**spec.peers, spec.name: spec.address}, spec.secret)
-    asyncio.get_running_loop().add_reader(lifeline, os._exit, 1)  # readable means ended: the node agent is gone
+    # Readable means ended: the node agent is gone. The group is this worker's own, with all that it started.
+    asyncio.get_running_loop().add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
     try:
         await Worker(spec, network, ThreadCompute()).run()
     finally:
@@ -173,11 +177,13 @@ def main() -> None:
     with os.fdopen(args.fd, "rb") as file:
         spec = msgspec.msgpack.decode(file.read(), type=WorkerSpec)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    code = 0
     try:
         asyncio.run(_main(spec, args.lifeline))
     except Exception:  # isolation point: it was reported and logged
-        sys.exit(1)
-    os._exit(0)  # library threads must not hold a finished worker
+        code = 1
+    logging.shutdown()
+    os._exit(code)  # a thread of a library, or one that hangs, must not hold a finished worker
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,17 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()), np.float32)
 
 
+def weight_specs() -> list[TensorSpec]:
+    """The table of logits as two tensors, so that a push can have more than one bucket."""
+    return [TensorSpec("letters", "F32", (END,), 4 * END), TensorSpec("end", "F32", (1,), 4)]
+
+
+def tensors_of(logits: np.ndarray) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+    """float32[V] as the flat uint8 tensors of a push."""
+    for spec, part in zip(weight_specs(), (logits[:END], logits[END:]), strict=True):
+        yield spec, part.view(np.uint8)
+
+
 class FakeGenerator:
     """Draws letters until the end mark. A sample's letters depend on its seed and the weights only."""
 
@@ -69,7 +81,7 @@ class FakeGenerator:
         self._config = config
         self._logits = initial_logits(0)
         self._running: dict[tuple[int, int], tuple[SampleRequest, list[int]]] = {}
-        self._incoming: np.ndarray | None = None
+        self._incoming: dict[str, np.ndarray] = {}
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         self._running.update({(r.ordinal, r.sample): (r, []) for r in requests})
@@ -108,21 +120,22 @@ class FakeGenerator:
 
     def begin_weights(self, plan: WeightPlan) -> None:
         if plan.version < self.version:
-            raise WeightMismatch(f"version {plan.version} is older than {self.version}", where="tensor 'logits'")
-        if [spec.name for spec in plan.tensors] != ["logits"]:
-            raise WeightMismatch("the push is of another model", where=f"tensor {plan.tensors[0].name!r}")
+            what = f"version {plan.version} is older than {self.version}"
+            raise WeightMismatch(what, where=f"tensor {plan.tensors[0].name!r}")
+        for planned, mine in zip_longest(plan.tensors, weight_specs()):
+            if planned != mine:
+                raise WeightMismatch("the push is of another model", where=f"tensor {(planned or mine).name!r}")
+        self._incoming.clear()
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
-        for _, array in tensors:
-            self._incoming = array.view(np.float32).copy()
+        self._incoming.update({spec.name: array.view(np.float32).copy() for spec, array in tensors})
 
     def commit_weights(self, plan: WeightPlan) -> None:
-        if self._incoming is None:
-            raise WeightMismatch("the push ended without it", where="tensor 'logits'")
-        self._logits, self._incoming, self.version = self._incoming, None, plan.version
+        self._logits = np.concatenate([self._incoming[spec.name] for spec in plan.tensors])
+        self.version = plan.version
 
     def fingerprint(self) -> dict[str, int]:
-        return {"logits": xxhash.xxh3_64_intdigest(self._logits.data)}
+        return {spec.name: xxhash.xxh3_64_intdigest(part.data) for spec, part in tensors_of(self._logits)}
 
     def close(self) -> None:
         pass
@@ -186,10 +199,10 @@ class FakeTrainer:
         return gradient / max(actions, 1)
 
     def weight_specs(self) -> list[TensorSpec]:
-        return [TensorSpec("logits", "F32", self._logits.shape, self._logits.nbytes)]
+        return weight_specs()
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        yield self.weight_specs()[0], self._logits.view(np.uint8)
+        yield from tensors_of(self._logits)
 
     def save(self, directory: Path) -> None:
         np.save(directory / "logits.npy", self._logits, allow_pickle=False)

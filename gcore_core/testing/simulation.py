@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import make_context
@@ -85,21 +85,27 @@ async def _settle() -> None:
 
 
 class Storm:
-    """Delays every message; loses some, with notice (a broken connection) or without (the deadline must notice)."""
+    """Delays every message; loses some, with notice (a broken connection) or without (the deadline must notice).
 
-    def __init__(self, seed: int, lose: float = 0.04, silently: float = 0.02, delay_s: float = 0.5) -> None:
+    Some requests arrive twice. ``lost``: how often by (sender, method); a worker's number is left out.
+    """
+
+    def __init__(
+        self, seed: int, *, lose: float = 0.04, silently: float = 0.02, twice: float = 0.04, delay_s: float = 0.5
+    ) -> None:
         self._random = random.Random(seed)
-        self._lose, self._silently, self._delay_s = lose, silently, delay_s
-        self.lost = 0
+        self._lose, self._silently, self._twice, self._delay_s = lose, silently, twice, delay_s
+        self.lost: Counter[tuple[str, str]] = Counter()
 
-    async def travel(self, source: str, target: str, method: str) -> bool:
+    async def travel(self, source: str, target: str, method: str) -> int:
         await asyncio.sleep(self._random.uniform(0, self._delay_s))
         fate = self._random.random()
-        if fate < self._silently:
-            self.lost += 1
-            await asyncio.get_running_loop().create_future()  # for ever
-        self.lost += fate < self._silently + self._lose
-        return fate >= self._silently + self._lose
+        if fate < self._silently + self._lose:
+            self.lost[source.rstrip("0123456789."), method] += 1
+            if fate < self._silently:
+                await asyncio.get_running_loop().create_future()  # for ever
+            return 0
+        return 2 if fate < self._silently + self._lose + self._twice else 1
 
 
 class TimedCompute:
@@ -125,6 +131,7 @@ class SimulatedJob:
     prompts: int = 8
     samples: int = 4
     minibatches: int = 2
+    max_rounds: int = 10
     seed: int = 0
     evaluate_prompts: int = 6
     filter: str = "gcore_core.filters:KeepAll"
@@ -256,5 +263,7 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         "balance": FactorySpec("gcore_core.placement.balance:InOrder"),
     }
     context = make_context(settings, factories, network.view(f"controller.{shard}"))
-    config = msgspec.convert({"prompts": job.prompts, "minibatches": job.minibatches}, SyncConfig)
+    config = SyncConfig(
+        prompts=job.prompts, minibatches=job.minibatches, max_rounds=job.max_rounds, push_bucket_bytes=1
+    )  # one tensor a bucket
     return SynchronousController(config, context)

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from gcore_core.errors import ContractError
 from gcore_core.order import sample_seed
 from gcore_core.processes.compute import Compute
-from gcore_core.processes.messages import GREEDY, TRAIN, GenerateRequest, PullWeights, PushConfirmed
+from gcore_core.processes.gathering import Gathering
+from gcore_core.processes.messages import GREEDY, TRAIN, GenerateRequest, PullWeights, PushConfirmed, short_reason
 from gcore_core.processes.push import pull_weights
 from gcore_core.processes.service import Call, Network, Service
 from gcore_core.processes.store import StoreWriter
@@ -56,14 +58,15 @@ class GeneratorShell:
         self._compute, self._network = compute, network
         self._seed, self._shards = settings["seed"], settings["shards"]
         self._gather_s: float | None = None if settings["deterministic"] else settings.get("gather_s", 0.02)
-        self._batch_s: float = settings.get("batch_s", 0.005)
+        self._batch_s: float = settings.get("batch_s", 0.02)
         self._rounds: dict[tuple[int, int, str], _Round] = {}
         self._listeners: list[_Listener] = []
         self._running: dict[Key, int] = {}  # -> step
         self._finished: dict[Key, tuple[int, Header]] = {}
         self._engine = asyncio.Lock()
         self._driver: asyncio.Task[None] | None = None
-        self._pulled: PushConfirmed | None = None
+        self._pulls = Gathering(1)
+        self._released = 0
 
     def register(self, service: Service) -> None:
         service.add("generate", GenerateRequest, self.generate)
@@ -71,6 +74,8 @@ class GeneratorShell:
 
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncIterator[list[Header]]:
         """Streams headers as records finish. Asking again for a sample gives the record it already made."""
+        if request.step < self._released:
+            raise ContractError(f"step {request.step} is over, its records are gone", where="generate")
         self._release_before(request.release_before)
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
         listener = _Listener(set(keys), call)
@@ -168,18 +173,23 @@ class GeneratorShell:
                 listener.inbox.put_nowait(mine)
 
     def _release_before(self, step: int) -> None:
+        self._released = max(self._released, step)
         self._finished = {key: found for key, found in self._finished.items() if found[0] >= step}
         self._rounds = {key: group for key, group in self._rounds.items() if key[0] >= step}
         self._store.release_before(step)
 
     async def pull(self, request: PullWeights, call: Call) -> PushConfirmed:
         """Takes a push from the trainer; no step of the engine runs meanwhile."""
-        if self._pulled is None or self._pulled.version != request.version:
+
+        async def act(_: list[PullWeights]) -> PushConfirmed:
             async with self._engine:
                 receiver = cast(ReceivesWeights, self._backend)
                 source = self._network.peer(request.source)
-                self._pulled = await pull_weights(receiver, source, request, self._compute, call)
-        return self._pulled
+                return await pull_weights(receiver, source, request, self._compute, call)
+
+        # Once, and to its end: a pull that was begun anew would find the first buckets overwritten.
+        confirmed: PushConfirmed = await self._pulls.join((request.version, request.attempt), 0, request, act)
+        return confirmed
 
 
 def _key(record: Finished) -> Key:
@@ -198,5 +208,5 @@ def _header(record: Finished) -> Header:
         n_prompt=columns["prompt_ids"].size if "prompt_ids" in columns else 0,
         n_actions=columns["action_mask"].size if "action_mask" in columns else 0,
         status=record.status,
-        reason=record.reason,
+        reason=short_reason(record.reason),
     )

@@ -8,15 +8,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gcore_core.processes.columns import Chunk
 from gcore_core.processes.compute import Compute
-from gcore_core.processes.messages import TRAIN, ScoreReply, ScoreRequest
+from gcore_core.processes.messages import RESTART_EXIT_CODE, TRAIN, ScoreReply, ScoreRequest, short_reason
 from gcore_core.processes.service import Call, Service
-from gcore_core.processes.store import RecordColumns, StoreReader
+from gcore_core.processes.store import StoreReader
 from gcore_core.protocols import Dataset, Score, ScoredRecord, Scorer
 from gcore_core.records import OK, REWARD_FAILED, REWARD_TIMEOUT, Header, RecordScore
 
 log = logging.getLogger(__name__)
-TIMEOUT_EXIT_CODE = 75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,7 @@ class ScorerShell:
     ) -> None:
         self._scorers, self._datasets, self._store = scorers, datasets, store
         self._compute, self._give_up = compute, give_up
+        self._turn = asyncio.Lock()
 
     def register(self, service: Service) -> None:
         service.add("score", ScoreRequest, self.score)
@@ -59,7 +60,7 @@ class ScorerShell:
         return ScoreReply(scores)
 
     def _open(self, headers: list[Header], dataset: Dataset) -> list[ScoredRecord]:
-        chunks: dict[tuple[str, int], list[RecordColumns]] = {}
+        chunks: dict[tuple[str, int], Chunk] = {}
         records = []
         for header in headers:
             ref = header.columns
@@ -83,14 +84,15 @@ class ScorerShell:
         return records
 
     async def _ask(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
-        work = asyncio.ensure_future(self._compute(named.scorer.score, records))
         try:
-            async with asyncio.timeout(named.timeout_s):
-                answers = await asyncio.shield(work)
+            async with self._turn:  # the limit counts from when the reward begins, not from when it was asked
+                work = asyncio.ensure_future(self._compute(named.scorer.score, records))
+                async with asyncio.timeout(named.timeout_s):
+                    answers = await asyncio.shield(work)
         except TimeoutError:
             reason = f"no answer within {named.timeout_s:g} s"
             log.error("rewards.%s: %s; the scorer is started again", named.name, reason)
-            self._give_up(TIMEOUT_EXIT_CODE)
+            self._give_up(RESTART_EXIT_CODE)
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
         except Exception as error:  # isolation point: the failure becomes the records' status
             log.exception("rewards.%s failed", named.name)
@@ -106,5 +108,5 @@ def _with(score: RecordScore, name: str, answer: Score) -> RecordScore:
     if status == OK and (value is None or not math.isfinite(value)):
         status, reason = REWARD_FAILED, f"the reward is {value}"
     values = {**score.values, name: float(value)} if status == OK and value is not None else score.values
-    told = score.reason or (f"rewards.{name}: {reason}" if reason and status != OK else "")
+    told = score.reason or (short_reason(f"rewards.{name}: {reason}") if reason and status != OK else "")
     return RecordScore(score.ordinal, score.sample, values, {**score.statuses, name: status}, told)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gcore_core.errors import ContractError
+from gcore_core.processes.columns import Chunk
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.messages import (
@@ -24,9 +25,9 @@ from gcore_core.processes.messages import (
     TrainReply,
     TrainRequest,
 )
-from gcore_core.processes.push import PushSource
+from gcore_core.processes.push import PushSource, exhaust
 from gcore_core.processes.service import Call, Service
-from gcore_core.processes.store import RecordColumns, StoreReader
+from gcore_core.processes.store import StoreReader
 from gcore_core.protocols import Trainer, TrainRecord
 from gcore_core.records import WeightPlan
 
@@ -42,7 +43,7 @@ class TrainerShell:
         self._gathering = Gathering(settings["shards"])
         self._keys: list[tuple[int, int]] = []
         self._push: PushSource | None = None
-        self._exports = Gathering(1)
+        self._pushes = Gathering(1)
 
     def register(self, service: Service) -> None:
         service.add("prepare", PrepareRequest, self.prepare)
@@ -69,7 +70,7 @@ class TrainerShell:
         return {key: [row[name] for name in names] for key, row in zip(self._keys, rows, strict=True)}
 
     def _open(self, items: Iterable[TrainItem]) -> list[TrainRecord]:
-        chunks: dict[tuple[str, int], list[RecordColumns]] = {}
+        chunks: dict[tuple[str, int], Chunk] = {}
         records = []
         for item in items:
             place = item.columns.slab, item.columns.offset
@@ -102,31 +103,32 @@ class TrainerShell:
             raise ContractError(
                 f"asked to push version {request.version}, the trainer holds {self._backend.version}", where="push"
             )
-        if self._rank:
-            await self._exports.join(request.version, 0, None, self._follow)
-        elif self._push is None or self._push.version != request.version:
-            self._push = PushSource(self._backend, self._push_path, self._compute, request)
+        act = self._follow if self._rank else self._offer
+        await self._pushes.join((request.version, request.attempt), 0, request, act)
         return Nothing()
 
-    async def _follow(self, _: list[None]) -> None:
-        await self._compute(_exhaust, self._backend)
+    async def _follow(self, _: list[OpenPush]) -> None:
+        await self._compute(exhaust, self._backend.export_weights())
 
-    def _source(self, version: int) -> PushSource:
-        if self._push is None or self._push.version != version:
-            raise ContractError(f"no push of version {version} is open", where="push")
+    async def _offer(self, requests: list[OpenPush]) -> None:
+        before, self._push = self._push, None
+        if before is not None:
+            await before.close()
+        self._push = await self._compute(PushSource, self._backend, self._push_path, self._compute, requests[0])
+
+    def _source(self, request: PlanRequest | BucketRequest) -> PushSource:
+        if self._push is None or self._push.key != (request.version, request.attempt):
+            raise ContractError(
+                f"no push of version {request.version}, attempt {request.attempt}, is open", where="push"
+            )
         return self._push
 
     async def plan(self, request: PlanRequest, call: Call) -> WeightPlan:
-        return self._source(request.version).plan
+        return self._source(request).plan
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
-        return await self._source(request.version).bucket(request)
+        return await self._source(request).bucket(request)
 
     async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
         await self._compute(self._backend.save_pretrained, Path(request.directory))
         return Nothing()
-
-
-def _exhaust(backend: Trainer) -> None:
-    for _ in backend.export_weights():
-        pass

@@ -1,4 +1,4 @@
-"""The plugin named ``torch``: a trainer and a generator for any Hugging Face causal language model, without an engine."""
+"""The plugin named ``torch``: trainer and generator on plain torch for any Hugging Face causal language model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 @hookimpl
 def gcore_generators() -> Iterable[GeneratorProvider]:
     yield GeneratorProvider(
-        summary="samples with a batched key-value cache: own decoder for Llama, Mistral and Qwen, transformers' for others",
+        summary="a batched key-value cache: own decoder for Llama, Mistral and Qwen, transformers' for others",
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
         capabilities=frozenset({"abort", "determinism", "logprobs", "weights.push", "weights.fingerprint"}),

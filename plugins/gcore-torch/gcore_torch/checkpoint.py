@@ -1,4 +1,4 @@
-"""A trainer's state as safetensors of whole tensors and one JSON file: any number of ranks can load it, nothing pickled."""
+"""A trainer's state as safetensors of whole tensors and one JSON file; any number of ranks can load it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def save_state(
 def load_state(
     directory: Path, tensors: dict[str, Tensor], optimizer: torch.optim.Optimizer, ranks: Ranks
 ) -> dict[str, Any]:
-    """Copies a saved state into ``tensors`` and the optimizer; returns the numbers. Raises DataError naming what lacks."""
+    """Copies a saved state into ``tensors`` and the optimizer; returns the numbers. Raises DataError."""
     manifest = directory / "state.json"
     try:
         numbers: dict[str, Any] = json.loads(manifest.read_text())

@@ -50,8 +50,8 @@ class TorchTrainerConfig:
     """Model directory of the reference; empty: the initial policy."""
     gradient_checkpointing: bool = False
     """Keep only the layers' inputs and compute the rest again in the backward pass."""
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """Attention of transformers; flash_attention_2 goes with packing: padded."""
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with packing: padded."""
     trust_remote_code: bool = False
     """Run Python code that lies in the model directory."""
     dump_dir: str = "."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 
 
-def model_path(model: Mapping[str, Any], role: str) -> str:
+def model_path(context: WorkerContext) -> str:
     """The ``path`` of a role's model, checked as far as that goes without loading it: a directory with a readable
     ``config.json`` and safetensors, or else a hub name. Raises ConfigError, DataError."""
-    path = str(model.get("path") or "")
+    if context.engine:
+        raise ConfigError(
+            f"there is no engine to pass {', '.join(context.engine)} to.",
+            where=f"roles.{context.role}.engine",
+            todo="This plugin's settings go under config.",
+        )
+    path = str(context.model.get("path") or "")
     if not path:
-        raise ConfigError("no model directory is given.", where=f"roles.{role}.model.path")
+        raise ConfigError("no model directory is given.", where=f"roles.{context.role}.model.path")
     directory = Path(path)
     if directory.is_dir():
         _check_directory(directory)
@@ -32,7 +37,7 @@ def model_path(model: Mapping[str, Any], role: str) -> str:
     named = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
     if not named:
         raise DataError("model directory does not exist.", where=path, todo="Correct model.path.")
-    if any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise DataError(
             "model is neither a directory nor reachable.",
             where=path,
@@ -60,7 +65,7 @@ def _check_directory(directory: Path) -> None:
         )
 
 
-def load_model(path: str, *, dtype: str, attn_implementation: str = "sdpa", trust_remote_code: bool = False) -> Any:
+def load_model(path: str, *, dtype: str, attn_implementation: str = "auto", trust_remote_code: bool = False) -> Any:
     """A transformers causal language model on the CPU in evaluation mode. Raises DataError."""
     from transformers import AutoModelForCausalLM
 
@@ -68,7 +73,7 @@ def load_model(path: str, *, dtype: str, attn_implementation: str = "sdpa", trus
         model = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=DTYPES[dtype],
-            attn_implementation=attn_implementation,
+            attn_implementation=None if attn_implementation == "auto" else attn_implementation,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
         )
@@ -104,6 +109,9 @@ def choose_device(name: str, context: WorkerContext, threads: int) -> torch.devi
     """The torch device of this worker; sets its number of CPU threads. Raises ConfigError."""
     if threads > 0:
         torch.set_num_threads(threads)
+    if threads == 1:
+        # else the tokenizer library's thread pool takes more CPU time for small batches than their work
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":

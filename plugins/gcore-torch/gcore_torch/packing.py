@@ -1,4 +1,4 @@
-"""Records to micro-batches: which tokens go through the model together, and where the log-prob of each action comes from.
+"""Records to micro-batches: which tokens go through the model together, and where each action's log-prob comes from.
 
 A record's last action predicts nothing, so it is never fed. Three layouts give the same log-probs:
 
@@ -85,7 +85,7 @@ def group_samples(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 def cheapest_layout(samples: Sequence[Sample], hidden_size: int) -> Layout:
-    """The cheaper of "shared" and "padded", by multiplications: 12 D^2 a token, 2 D a pair of tokens that attention sees.
+    """The cheaper of "shared" and "padded", in D multiplications: 12 D a token, 2 a pair of tokens that attention sees.
 
     The 4-D mask makes attention visit all pairs of a row, a causal one half of them.
     """
@@ -114,6 +114,18 @@ def micro_batches(
         taken.append(row)
     if taken:
         yield build(taken, device)
+
+
+def stand_in(device: torch.device) -> Batch:
+    """A batch of one action, for ranks that have none where others have some."""
+    columns = {
+        "action_ids": np.zeros(1, np.int32),
+        "action_mask": np.zeros(1, np.uint8),
+        "logp": np.zeros(1, np.float32),
+        "temperature": np.ones((), np.float32),
+    }
+    sample = Sample(index=0, ordinal=0, prompt=np.zeros(1, np.int32), columns=columns)
+    return next(micro_batches([sample], "padded", 1, device))
 
 
 def _width(row: Sequence[Sample]) -> int:
@@ -169,8 +181,8 @@ def _batch(
     device: torch.device,
     **layout: Tensor | FlatLayout | None,
 ) -> Batch:
-    """Fills in what all layouts share; ``last_prompt`` and ``completion`` int64[R]: token that predicts the first action,
-    and token that is the first action."""
+    """Fills in what all layouts share. last_prompt and completion int64[R]: the token that predicts a record's first
+    action, and the token that is it."""
     samples = [s for row in rows for s in row]
     actions = sizes.fed + 1
     predict = ragged(completion - 1, actions)
@@ -191,7 +203,7 @@ def _batch(
         temperature=None if (temperature == 1).all() else torch.from_numpy(temperature).to(device),
         index=np.array([s.index for s in samples]),
         columns=columns,
-        **layout,  # type: ignore[arg-type]
+        **layout,
     )
 
 
@@ -209,7 +221,8 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     blocks = [_block(prompt_at, prompt_at, np.tri(width, dtype=bool)[None], prompt_real, device)]
     if fed.any():
         fed_at, fed_real = _grid(fed_start, fed)
-        first = group[:1] if (prompts == prompts[0]).all() else group  # one mask for all rows if prompts are of one length
+        # one mask does for all rows if all prompts have one length
+        first = group[:1] if (prompts == prompts[0]).all() else group
         shape = (len(first), fed_at.shape[1], width)
         seen = np.broadcast_to((np.arange(width) < prompts[first, None])[:, None], shape)
         own = np.broadcast_to(np.tri(shape[1], dtype=bool), (shape[0], shape[1], shape[1]))
@@ -233,9 +246,7 @@ def _grid(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.where(real, starts[:, None] + steps, 0), real
 
 
-def _block(
-    queries: np.ndarray, keys: np.ndarray, visible: np.ndarray, real: np.ndarray, device: torch.device
-) -> Block:
+def _block(queries: np.ndarray, keys: np.ndarray, visible: np.ndarray, real: np.ndarray, device: torch.device) -> Block:
     bias = np.where(visible, np.float32(0), np.float32(-np.inf))[:, :, None]
     return Block(
         queries=torch.from_numpy(queries).to(device),

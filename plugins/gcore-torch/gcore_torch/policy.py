@@ -1,4 +1,4 @@
-"""A causal language model as a function of a packed batch: the log-prob of each action, and the policy's entropy there."""
+"""A causal language model as a function of a packed batch: each action's log-prob, and the policy's entropy there."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ _TRIAL_ACTIONS = 6
 def _trial_samples(vocabulary: int) -> list[Sample]:
     """Two groups of two samples with prompts of different lengths."""
     draw = np.random.default_rng(0)
-    samples = []
+    samples: list[Sample] = []
     for group, length in enumerate((5, 9)):
         prompt = draw.integers(0, vocabulary, length).astype(np.int32)
         for _ in range(2):
@@ -139,7 +139,7 @@ def _trial_samples(vocabulary: int) -> list[Sample]:
                 "action_ids": draw.integers(0, vocabulary, _TRIAL_ACTIONS).astype(np.int32),
                 "action_mask": np.ones(_TRIAL_ACTIONS, np.uint8),
                 "logp": np.zeros(_TRIAL_ACTIONS, np.float32),
-                "temperature": np.float32(1),
+                "temperature": np.ones((), np.float32),
             }
             samples.append(Sample(index=len(samples), ordinal=group, prompt=prompt, columns=columns))
     return samples

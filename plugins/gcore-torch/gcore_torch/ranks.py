@@ -50,11 +50,11 @@ class Ranks:
         dist.all_reduce(total)
         return total.tolist()
 
-    def max(self, values: list[int]) -> list[int]:
+    def max(self, values: list[float]) -> list[float]:
         """Element by element over the ranks."""
         if self.count == 1:
             return values
-        most = torch.tensor(values, dtype=torch.int64, device=self.device)
+        most = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return most.tolist()
 
@@ -63,7 +63,7 @@ class Ranks:
         if self.count == 1:
             return sums
         mine = np.frombuffer(json.dumps(sums).encode(), np.uint8)
-        (longest,) = self.max([len(mine)])
+        longest = int(self.max([len(mine)])[0])
         padded = torch.full((longest,), ord(" "), dtype=torch.uint8, device=self.device)
         padded[: len(mine)] = torch.from_numpy(mine.copy()).to(self.device)
         everyone = [torch.empty_like(padded) for _ in range(self.count)]

@@ -8,7 +8,7 @@ from gcore_torch.config import TorchTrainerConfig
 
 
 def rate_at(config: TorchTrainerConfig, update: int, updates: int) -> float:
-    """Rate of update 0 <= ``update`` < ``updates``: rises over the warm-up, then falls to final_fraction at the last."""
+    """Rate of update 0 .. ``updates`` - 1: rises over the warm-up, then goes to its final fraction at the last."""
     if update < config.warmup_updates:
         return config.learning_rate * (update + 1) / config.warmup_updates
     if config.schedule == "constant":

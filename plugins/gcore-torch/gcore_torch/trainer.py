@@ -2,8 +2,8 @@
 
 One rank holds the model as it is; several share it by FSDP2 over gloo (CPU) or NCCL (CUDA; not tested there).
 
-The gradient of an update is sum(loss_sum) / sum(weight_sum) over all its micro-batches and ranks, whatever their number:
-each micro-batch adds its unnormalised gradient, and the sum is divided once.
+The gradient of an update is sum(loss_sum) / sum(weight_sum) over all its micro-batches and ranks, whatever their
+number: each micro-batch adds its unnormalised gradient, and the sum is divided once.
 
 Metrics ``logprob_gap_max`` and ``logprob_gap_mean`` compare rollout and trainer log-probs where both have the same
 weights: over the first minibatch of a step, and over the others too when the objective requires ``old_logp``.
@@ -15,7 +15,7 @@ import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,11 @@ from gcore_torch.packing import (
     Sample,
     cheapest_layout,
     micro_batches,
+    stand_in,
 )
 from gcore_torch.policy import Entropy, Policy, check_layouts
-from gcore_torch.ranks import Ranks, Sums
+from gcore_torch.progress import Progress
+from gcore_torch.ranks import Ranks
 from gcore_torch.schedule import rate_at
 from gcore_torch.weights import full, named_tensors, spec_of, to_bytes
 
@@ -54,14 +56,17 @@ _SCALARS = {
 
 @dataclass(kw_only=True)
 class _Prepared:
-    """The records of a step. batches: per minibatch, padded with None to the same number on every rank."""
+    """The records of a step. minibatches: the micro-batches of each, padded with None to one number on every rank.
+
+    Log-probs and advantages join the columns of the micro-batches as they become known.
+    """
 
     records: Sequence[TrainRecord]
-    batches: list[list[Batch | None]]
-    extra: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # id(batch) -> old_logp, ref_logp
+    minibatches: list[list[Batch | None]]
+    has_old_logp: bool = False
 
-    def columns(self, batch: Batch) -> dict[str, Tensor]:
-        return self.extra.setdefault(id(batch), {})
+    def all(self, first: int = 0) -> list[Batch | None]:
+        return [batch for part in self.minibatches[first:] for batch in part]
 
 
 class TorchTrainer:
@@ -73,10 +78,11 @@ class TorchTrainer:
         self._objective = context.parts["objective"]
         self._check_requirements()
         self._device = choose_device(config.device, context, config.threads)
-        self._path = model_path(context.model, context.role)
+        self._path = model_path(context)
         self._ranks = Ranks(context, self._device)
         self._policy = self._open(self._path)
-        load_tokenizer(self._path, self._policy.model, trust_remote_code=config.trust_remote_code)
+        trust = config.trust_remote_code
+        self._tokenizer = load_tokenizer(self._path, self._policy.model, trust_remote_code=trust)
         self._layouts = self._allowed_layouts()
         self._reference = self._open(config.reference_path or self._path) if self._keeps_reference() else None
         if self._reference is not None:
@@ -177,22 +183,16 @@ class TorchTrainer:
                 todo="Set it to true.",
             )
         self._prepared = prepared = self._pack(records)
-        every = [batch for part in prepared.batches for batch in part]
         if self._reference is not None and (scalars or "ref_logp" in self._objective.requires):
-            self._fill(prepared, every, "ref_logp", self._reference)
-        if scalars:
-            self._fill(prepared, every, "old_logp", self._policy)
+            self._fill(prepared.all(), "ref_logp", self._reference)
         found: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in records]
-        for batch in every if scalars else []:
-            if batch is None:
-                continue
-            columns = prepared.columns(batch)
-            gap = columns["old_logp"] - columns["ref_logp"]
-            for name in scalars:
-                terms = _SCALARS[name](gap) * batch.columns["mask"]
-                sums = torch.zeros(len(batch.index), device=gap.device).index_add_(0, batch.columns["record"], terms)
-                for place, value in zip(batch.index.tolist(), sums.tolist(), strict=True):
-                    found[place][name] = value
+        if scalars:
+            self._fill(prepared.all(), "old_logp", self._policy)
+            prepared.has_old_logp = True
+            for batch in filter(None, prepared.all()):
+                for name in scalars:
+                    for place, value in zip(batch.index.tolist(), _sum_terms(batch, name), strict=True):
+                        found[place][name] = value
         return found
 
     def _pack(self, records: Sequence[TrainRecord]) -> _Prepared:
@@ -208,11 +208,11 @@ class TorchTrainer:
         layout = self._layout([sample for part in parts for sample in part])
         budget = self._config.budget_tokens
         batches: list[list[Batch | None]] = [list(micro_batches(p, layout, budget, self._device)) for p in parts]
-        (minibatches,) = self._ranks.max([len(batches)])
+        minibatches = int(self._ranks.max([len(batches)])[0])
         batches += [[] for _ in range(minibatches - len(batches))]
-        for part, count in zip(batches, self._ranks.max([len(part) for part in batches]), strict=True):
-            part += [None] * (count - len(part))
-        return _Prepared(records=records, batches=batches)
+        for batch, count in zip(batches, self._ranks.max([len(batch) for batch in batches]), strict=True):
+            batch += [None] * (int(count) - len(batch))
+        return _Prepared(records=records, minibatches=batches)
 
     def _layout(self, samples: Sequence[Sample]) -> Layout:
         if not samples:
@@ -225,17 +225,17 @@ class TorchTrainer:
         return "shared" if "shared" in self._layouts else "padded"
 
     @torch.no_grad()
-    def _fill(self, prepared: _Prepared, batches: Sequence[Batch | None], name: str, policy: Policy) -> None:
+    def _fill(self, batches: Sequence[Batch | None], name: str, policy: Policy) -> None:
         for batch in batches:
             logp = self._forward(policy, batch, "none")[0]
             if batch is not None:
-                prepared.columns(batch)[name] = logp
+                batch.columns[name] = logp
 
     def _forward(self, policy: Policy, batch: Batch | None, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropies; for None those of a stand-in, because sharded ranks must all go forward."""
         self._context.progress()
         with self._autocast():
-            return policy(_stand_in(self._device) if batch is None else batch, entropy)
+            return policy(stand_in(self._device) if batch is None else batch, entropy)
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -248,43 +248,40 @@ class TorchTrainer:
         if prepared is None or len(advantages) != len(prepared.records):
             count = "none" if prepared is None else str(len(prepared.records))
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
-        progress = _Progress(step=step)
-        for part in prepared.batches:
-            for batch in part:
-                if batch is not None:
-                    by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(self._device)
-                    batch.columns["advantage"] = by_record[batch.columns["record"]]
+        progress = Progress(step=step)
+        for batch in filter(None, prepared.all()):
+            by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(self._device)
+            batch.columns["advantage"] = by_record[batch.columns["record"]]
         if "old_logp" in self._objective.requires:
             # the first minibatch needs no pass of its own: its first update starts from these very weights
-            later = [b for part in prepared.batches[1:] for b in part]
-            if any(b is not None and "old_logp" not in prepared.columns(b) for b in later) or self._ranks.count > 1:
-                self._fill(prepared, later, "old_logp", self._policy)
-            for batch in later:
-                if batch is not None:
-                    progress.compare(prepared.columns(batch)["old_logp"], batch)
+            if not prepared.has_old_logp:
+                self._fill(prepared.all(first=1), "old_logp", self._policy)
+            for batch in filter(None, prepared.all(first=1)):
+                progress.compare(batch.columns["old_logp"], batch)
         for epoch in range(epochs):
             for minibatch in range(minibatches):
-                part = prepared.batches[minibatch] if minibatch < len(prepared.batches) else []
+                part = prepared.minibatches[minibatch] if minibatch < len(prepared.minibatches) else []
                 self._update(prepared, part, progress, first=epoch == 0 and minibatch == 0)
         self._prepared = None
         self.version = step + 1
-        (gap,) = self._ranks.max([math.ceil(progress.gap * 1e9)])
-        return progress.metrics(self._ranks.add_up(progress.sums), gap / 1e9)
+        return progress.metrics(self._ranks.add_up(progress.sums), self._ranks.max([progress.gap])[0])
 
-    def _update(self, prepared: _Prepared, part: Sequence[Batch | None], progress: _Progress, *, first: bool) -> None:
+    def _update(self, prepared: _Prepared, part: Sequence[Batch | None], progress: Progress, *, first: bool) -> None:
         rate = rate_at(self._config, self._updates, self._context.steps * self._context.updates_per_step)
         self._optimizer.zero_grad(set_to_none=True)
-        weight, broken = 0.0, None
-        loss = 0.0
+        own_loss = own_weight = 0.0
+        broken: list[Batch | None] = []
         for batch in part:
-            batch_loss, batch_weight = self._backward(prepared, batch, progress, first=first)
-            loss, weight = loss + batch_loss, weight + batch_weight
-            if broken is None and not math.isfinite(batch_loss):
-                broken = batch
-        loss, weight = self._ranks.sum([loss, weight])
+            batch_loss, batch_weight = self._backward(batch, progress, first=first)
+            own_loss, own_weight = own_loss + batch_loss, own_weight + batch_weight
+            if not math.isfinite(batch_loss):
+                broken.append(batch)
+        loss, weight = self._ranks.sum([own_loss, own_weight])
         norm = self._scale_gradients(weight) if weight > 0 else 0.0
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise self._not_finite(prepared, [broken] if broken is not None else part, progress, loss, norm)
+        if not math.isfinite(loss):
+            raise self._not_finite(prepared, broken, progress, f"loss {loss}")
+        if not math.isfinite(norm):
+            raise self._not_finite(prepared, part, progress, f"gradient norm {norm}")
         if weight > 0:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
@@ -292,24 +289,21 @@ class TorchTrainer:
         self._updates += 1
         progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
 
-    def _backward(
-        self, prepared: _Prepared, batch: Batch | None, progress: _Progress, *, first: bool
-    ) -> tuple[float, float]:
+    def _backward(self, batch: Batch | None, progress: Progress, *, first: bool) -> tuple[float, float]:
         """Adds the gradient of one micro-batch's loss_sum; returns loss_sum and weight_sum."""
         entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
         logp, entropies = self._forward(self._policy, batch, entropy)
         if batch is None:
             (logp.sum() * 0.0).backward()
             return 0.0, 0.0
-        extra = prepared.columns(batch)
         if first:
             progress.compare(logp.detach(), batch)
-            extra.setdefault("old_logp", logp.detach())
+            batch.columns.setdefault("old_logp", logp.detach())
         current = {"logp": logp} | ({"entropy": entropies} if entropy == "gradient" else {})
-        loss, weight, metrics = self._objective.loss({**batch.columns, **extra}, current)
+        loss, weight, metrics = self._objective.loss(batch.columns, current)
         loss.backward()
         progress.observe(logp.detach(), entropies.detach(), batch, metrics)  # type: ignore[union-attr]
-        return float(loss), float(weight)
+        return float(loss.detach()), float(weight)
 
     def _scale_gradients(self, weight: float) -> float:
         """Makes summed gradients those of the normalised loss, clips them, and returns their norm before clipping."""
@@ -324,7 +318,7 @@ class TorchTrainer:
         return norm
 
     def _not_finite(
-        self, prepared: _Prepared, batches: Sequence[Batch | None], progress: _Progress, loss: float, norm: float
+        self, prepared: _Prepared, batches: Sequence[Batch | None], progress: Progress, what: str
     ) -> NonFiniteLoss:
         """Writes the columns of the batches to a file and names it in the error."""
         from safetensors.numpy import save_file
@@ -340,7 +334,6 @@ class TorchTrainer:
         if arrays:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(arrays, path)
-        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
         return NonFiniteLoss(
             f"{what} in update {update} of step {progress.step}, rank {rank}.",
             where=f"roles.{self._context.role}",
@@ -383,12 +376,18 @@ class TorchTrainer:
         if self._ranks.rank == 0:
             model = self._policy.model
             model.save_pretrained(directory, state_dict=weights)
-            source = Path(self._path)
-            if source.is_dir():
-                for file in sorted(source.iterdir()):
-                    if file.is_file() and ("token" in file.name or file.name in _TOKENIZER_FILES):
-                        shutil.copy2(file, directory / file.name)
+            self._save_tokenizer(directory)
         self._ranks.wait()
+
+    def _save_tokenizer(self, directory: Path) -> None:
+        """Copies the files as they are; transformers would write its own reading of them."""
+        source = Path(self._path)
+        if not source.is_dir():  # a model of the hub
+            self._tokenizer.save_pretrained(directory)
+            return
+        for file in sorted(source.iterdir()):
+            if file.is_file() and ("token" in file.name or file.name in _TOKENIZER_FILES):
+                shutil.copy2(file, directory / file.name)
 
     def close(self) -> None:
         self._prepared = None
@@ -398,66 +397,8 @@ class TorchTrainer:
 _TOKENIZER_FILES = frozenset({"vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"})
 
 
-def _stand_in(device: torch.device) -> Batch:
-    """A batch of one action, for ranks that have none where others have some."""
-    columns = {
-        "action_ids": np.zeros(1, np.int32),
-        "action_mask": np.zeros(1, np.uint8),
-        "logp": np.zeros(1, np.float32),
-        "temperature": np.float32(1),
-    }
-    sample = Sample(index=0, ordinal=0, prompt=np.zeros(1, np.int32), columns=columns)
-    return next(micro_batches([sample], "padded", 1, device))
-
-
-@dataclass(kw_only=True)
-class _Progress:
-    """Numbers of one step, before they are added up over ranks."""
-
-    step: int
-    sums: Sums = field(default_factory=dict)
-    gap: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-
-    def add(self, name: str, value: float, weight: float) -> None:
-        before = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = (before[0] + value, before[1] + weight)
-
-    def compare(self, logp: Tensor, batch: Batch) -> None:
-        """Rollout against trainer log-probs under the same weights."""
-        gap = (logp - batch.columns["rollout_logp"]).abs() * batch.columns["mask"]
-        self.gap = max(self.gap, float(gap.max()))
-        self.add("logprob_gap_mean", float(gap.sum()), float(batch.columns["mask"].sum()))
-
-    def observe(
-        self, logp: Tensor, entropies: Tensor, batch: Batch, metrics: dict[str, tuple[Tensor, Tensor]]
-    ) -> None:
-        mask = batch.columns["mask"]
-        count = float(mask.sum())
-        ratio = (logp - batch.columns["rollout_logp"]) * mask
-        self.add("entropy", float((entropies * mask).sum()), count)
-        if "kl" not in metrics:
-            self.add("kl", float((torch.exp(ratio) - 1 - ratio).sum()), count)
-        for name, (value, weight) in metrics.items():
-            self.add(name, float(value), float(weight))
-        self.add("actions", count, 0.0)
-
-    def updated(self, loss: float, norm: float, rate: float) -> None:
-        self.losses.append(loss)
-        self.norms.append(norm)
-        self.rates.append(rate)
-
-    def metrics(self, sums: Sums, gap: float) -> dict[str, float]:
-        found = {name: value / weight if weight else value for name, (value, weight) in sums.items()}
-        defaults = dict.fromkeys(("entropy", "kl", "clip_share", "logprob_gap_mean"), 0.0)
-        return {
-            **defaults,
-            **found,
-            "loss": float(np.mean(self.losses)) if self.losses else 0.0,
-            "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,
-            "learning_rate": self.rates[-1] if self.rates else 0.0,
-            "logprob_gap_max": gap,
-            "updates": float(len(self.rates)),
-        }
+def _sum_terms(batch: Batch, name: str) -> list[float]:
+    """A preparation scalar of each of the batch's records."""
+    columns = batch.columns
+    terms = _SCALARS[name](columns["old_logp"] - columns["ref_logp"]) * columns["mask"]
+    return torch.zeros(len(batch.index), device=terms.device).index_add_(0, columns["record"], terms).tolist()

@@ -1,0 +1,237 @@
+"""The quickstart against TRL: what it learns, how fast for the processor time it takes, and with how much memory.
+
+    python benchmarks/quickstart.py [--json] [--check] [--seeds 0:3] [--trl-python .tox/bench-trl/bin/python]
+
+For each seed a model is taught, then trained twice, by ``g-core run recipes/quickstart.yaml`` and by TRL's GRPOTrainer
+(benchmarks/trl_quickstart.py), one after the other on one machine; every second seed TRL goes first. Both start from
+the same weights and get the same prompts, reward, batch, updates and schedule, read from the resolved recipe; neither
+evaluates, and every process has one thread. The weights that each leaves are scored alike, in a fresh process
+(benchmarks/arithmetic_accuracy.py). Without a Python that has TRL, the claims about it are absent.
+
+samples per CPU-second: samples of all steps but the first, over the user and system seconds that *all* processes of the
+run took from the end of the first step to the end of the last; over all seeds. Peak memory is the sum of the peak
+resident sets of a run's processes, the largest of the seeds; pages that processes share are counted in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from report import Claim, add_options, publish
+
+from gcore_core import config
+from gcore_core.run.directory import read_metrics
+from gcore_core.run.making import make_model
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes/quickstart.yaml"
+DISTRIBUTIONS = ["gcore-core", "gcore-torch", "torch", "transformers", "trl", "numpy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One run of reinforcement learning. samples, cpu_s and wall_s leave the first step out."""
+
+    samples: int
+    cpu_s: float
+    wall_s: float
+    peak_memory_mib: float
+    after: dict[str, float]
+    startup_s: float = 0.0
+    logprob_gap_max: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    """Everything measured with one seed."""
+
+    before: dict[str, float]
+    teaching_s: float
+    ours: Trained
+    trl: Trained | None
+
+
+class Bench:
+    def __init__(self, folder: Path, trl_python: Path | None) -> None:
+        self._folder, self._trl_python = folder, trl_python
+        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "G_CORE_CACHE": str(folder / "cache")}
+        self._environment = {**os.environ, **own}
+
+    def seed(self, seed: int) -> Seed:
+        overrides = [
+            f"run.seed={seed}",
+            f"run.dir={self._folder / f'run-{seed}'}",
+            f"roles.policy.model.make.config.seed={seed}",
+            "evaluation.every=0",
+            "evaluation.data=null",
+        ]
+        plan = config.load(RECIPE, overrides).config
+        began_s = time.perf_counter()
+        model = make_model(plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None)
+        teaching_s = time.perf_counter() - began_s
+        told: dict[str, Trained] = {}
+        runs: list[tuple[str, Callable[[], Trained]]] = [("ours", lambda: self._ours(plan, overrides))]
+        if self._trl_python is not None:
+            runs.insert(1 - seed % 2, ("trl", lambda: self._trl(plan, model)))
+        for name, run in runs:
+            told[name] = run()
+        return Seed(before=self._score(model), teaching_s=teaching_s, ours=told["ours"], trl=told.get("trl"))
+
+    def _ours(self, plan: dict[str, Any], overrides: Sequence[str]) -> Trained:
+        directory = Path(plan["run"]["dir"])
+        began_unix_s = time.time()
+        command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *overrides]
+        supervisor_mib = self._watched(command, directory.with_suffix(".log"))
+        rows = {row["step"]: row for row in read_metrics(directory)}
+        first, last = rows[1], rows[plan["run"]["steps"]]
+        used = {name: value for name, value in last["metrics"].items() if name.startswith("memory_mib/")}
+        used.setdefault("memory_mib/supervisor", supervisor_mib)
+        return Trained(
+            samples=samples_after_the_first_step(plan),
+            cpu_s=last["metrics"]["cpu_seconds"] - first["metrics"]["cpu_seconds"],
+            wall_s=last["time_unix_s"] - first["time_unix_s"],
+            peak_memory_mib=sum(used.values()),
+            after=self._score(directory / "weights"),
+            startup_s=rows[0]["time_unix_s"] - began_unix_s,
+            logprob_gap_max=max(rows[step]["metrics"]["logprob_gap_max"] for step in rows if step),
+        )
+
+    def _trl(self, plan: dict[str, Any], model: Path) -> Trained:
+        output = self._folder / f"trl-{plan['run']['seed']}"
+        output.mkdir()
+        words = [str(ROOT / "benchmarks/trl_quickstart.py"), str(model), str(output), json.dumps(trl_settings(plan))]
+        told = self._last_line([str(self._trl_python), *words])
+        return Trained(
+            samples=samples_after_the_first_step(plan),
+            cpu_s=told["cpu_s"],
+            wall_s=told["wall_s"],
+            peak_memory_mib=told["peak_memory_mib"],
+            after=self._score(output / "weights"),
+        )
+
+    def _score(self, model: Path) -> dict[str, float]:
+        return self._last_line([sys.executable, str(ROOT / "benchmarks/arithmetic_accuracy.py"), str(model)])
+
+    def _last_line(self, command: Sequence[str]) -> dict[str, float]:
+        """The JSON object that a command prints last."""
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    def _watched(self, command: Sequence[str], log: Path) -> float:
+        """Runs a command; the peak resident MiB of its own process, looked at five times a second."""
+        peak_mib = 0.0
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
+            while process.poll() is None:
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                peaks = [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")]
+                peak_mib = max([peak_mib, *peaks])
+                time.sleep(0.2)
+        if process.returncode:
+            sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+        return peak_mib
+
+
+def samples_after_the_first_step(plan: dict[str, Any]) -> int:
+    batch = plan["controller"]["config"]["prompts"] * plan["advantage"]["config"]["group_size"]
+    return int((plan["run"]["steps"] - 1) * batch)
+
+
+def trl_settings(plan: dict[str, Any]) -> dict[str, Any]:
+    """What benchmarks/trl_quickstart.py takes, read from the recipe. Ends where TRL cannot do the same."""
+    trainer, loss, steps = plan["roles"]["policy"]["config"], plan["objective"]["config"], plan["controller"]["config"]
+    same = {
+        "epochs 1": steps["epochs"] == 1,
+        "one clip for both sides": loss["clip_low"] == loss["clip_high"],
+        "a linear schedule without warm-up": (trainer["schedule"], trainer["warmup_updates"]) == ("linear", 0),
+        "no weight decay": trainer["weight_decay"] == 0,
+        "float32": trainer["dtype"] == "float32",
+    }
+    if missing := [what for what, holds in same.items() if not holds]:
+        sys.exit(f"trl_quickstart.py is written for a recipe with {', '.join(missing)}")
+    return {
+        "data": plan["data"]["config"]["path"],
+        "seed": plan["run"]["seed"],
+        "steps": plan["run"]["steps"],
+        "prompts": steps["prompts"],
+        "minibatches": steps["minibatches"],
+        "group_size": plan["advantage"]["config"]["group_size"],
+        "max_new_tokens": plan["roles"]["rollout"]["config"]["max_new_tokens"],
+        "learning_rate": trainer["learning_rate"],
+        "final_fraction": trainer["final_fraction"],
+        "betas": trainer["betas"],
+        "clip_grad_norm": trainer["clip_grad_norm"],
+        "clip": loss["clip_low"],
+    }
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+def rate(runs: Sequence[Trained]) -> float:
+    """Samples per CPU-second of all runs together."""
+    return sum(run.samples for run in runs) / sum(run.cpu_s for run in runs)
+
+
+def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
+    ours = [seed.ours for seed in seeds]
+    gains = [seed.ours.after["greedy_accuracy"] - seed.before["greedy_accuracy"] for seed in seeds]
+    claims = [
+        Claim("accuracy_before_mean", statistics.mean(s.before["greedy_accuracy"] for s in seeds), "share, greedy"),
+        Claim("accuracy_after_min", min(run.after["greedy_accuracy"] for run in ours), "share, greedy", 0.9),
+        Claim("accuracy_gain_min", min(gains), "share, greedy", 0.5),
+        Claim("worked_share_after_min", min(run.after["sampled_worked_share"] for run in ours), "share, sampled", 0.8),
+        Claim("samples_per_cpu_second", rate(ours), "samples/CPU-s"),
+        Claim("train_inference_logprob_gap_max", max(run.logprob_gap_max for run in ours), "nats", 1e-4, "<="),
+        Claim("peak_memory_mib", max(run.peak_memory_mib for run in ours), "MiB, all processes"),
+        Claim("sampled_accuracy_after_min", min(run.after["sampled_accuracy"] for run in ours), "share, sampled"),
+        Claim("startup_seconds", statistics.mean(run.startup_s for run in ours), "s"),
+        Claim("teaching_seconds", statistics.mean(seed.teaching_s for seed in seeds), "s"),
+        Claim("scoring_seconds", statistics.mean(run.after["seconds"] for run in ours), "s"),
+        Claim("wall_seconds", statistics.mean(run.wall_s for run in ours), "s, all steps but one"),
+    ]
+    trl = [seed.trl for seed in seeds if seed.trl is not None]
+    if trl:
+        claims += [
+            Claim("trl_samples_per_cpu_second", rate(trl), "samples/CPU-s"),
+            Claim("samples_per_cpu_second_over_trl", rate(ours) / rate(trl), "ratio", 1.3),
+            Claim("trl_accuracy_after_min", min(run.after["greedy_accuracy"] for run in trl), "share, greedy"),
+            Claim("trl_peak_memory_mib", max(run.peak_memory_mib for run in trl), "MiB, one process"),
+            Claim("trl_wall_seconds", statistics.mean(run.wall_s for run in trl), "s, all steps but one"),
+        ]
+    return claims
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:3", help="first:end, default 0:3")
+    parser.add_argument("--trl-python", type=Path, default=ROOT / ".tox/bench-trl/bin/python")
+    parser.add_argument("--keep", type=Path, help="a new folder in which runs and models stay")
+    add_options(parser)
+    args = parser.parse_args()
+    first, end = map(int, args.seeds.split(":"))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if args.keep is not None:
+            args.keep.mkdir(parents=True)
+            folder = args.keep.resolve()
+        bench = Bench(folder, args.trl_python if args.trl_python.exists() else None)
+        seeds = [bench.seed(seed) for seed in range(first, end)]
+    return publish("quickstart", claims_of(seeds), args, DISTRIBUTIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What every benchmark prints: claims, the bars they are held to, and what they were measured with."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import operator
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HOLDS = {">=": operator.ge, "<=": operator.le}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One measured number. Without a bar it is told beside the others and can not be missed."""
+
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+    op: str = ">="
+
+    @property
+    def missed(self) -> bool:
+        return self.bar is not None and not HOLDS[self.op](self.value, self.bar)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--check", action="store_true", help="end with exit code 1 when a bar is missed")
+
+
+def publish(benchmark: str, claims: Sequence[Claim], args: argparse.Namespace, distributions: Sequence[str]) -> int:
+    """Prints the claims as ``args`` ask and returns the exit code."""
+    told = {
+        "benchmark": benchmark,
+        "machine": machine(),
+        "versions": versions(distributions),
+        "claims": [asdict(claim) for claim in claims],
+    }
+    if args.json:
+        print(json.dumps(told, indent=2))
+    else:
+        width = max(len(claim.name) for claim in claims)
+        for claim in claims:
+            bar = "" if claim.bar is None else f"   {claim.op} {claim.bar:g}{'   MISSED' if claim.missed else ''}"
+            print(f"{claim.name:<{width}}  {claim.value:12.4g} {claim.unit:<22}{bar}".rstrip())
+    return int(args.check and any(claim.missed for claim in claims))
+
+
+def machine() -> dict[str, object]:
+    """The processor, its cores, the memory and how busy the machine was in the last minute."""
+    model = next((line for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ": unknown")
+    memory = next((line for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), ": 0 kB")
+    return {
+        "system": platform.system(),
+        "processor": model.partition(": ")[2],
+        "cores": os.cpu_count(),
+        "memory_gib": round(int(memory.split()[1]) / 2**20, 1),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions(distributions: Sequence[str]) -> dict[str, str]:
+    """Versions of Python and of those ``distributions`` that are installed."""
+    found = {"python": platform.python_version()}
+    for name in distributions:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []

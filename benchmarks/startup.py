@@ -1,0 +1,82 @@
+"""How light the core is: ``g-core --help`` and ``g-core plugins list`` against a bare Python, a controller's memory.
+
+    python benchmarks/startup.py [--json] [--check] [--rounds 15]
+
+Each round starts the three commands one after the other, so that a busy machine slows all of them; the claims are
+ratios of medians. Memory is the peak resident set of a controller's process in a short run of real processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from report import Claim, add_options, publish
+
+import gcore_core.testing.fake
+
+BARE = [sys.executable, "-c", "import argparse, importlib.metadata"]
+HELP = [sys.executable, "-m", "gcore_core", "--help"]
+PLUGINS = [sys.executable, "-m", "gcore_core", "plugins", "list"]
+
+JOB = f"""
+run: {{name: startup, steps: 5}}
+controller: {{shards: 2, config: {{prompts: 8}}}}
+data: {{use: fake}}
+advantage: {{use: fake}}
+objective: {{use: fake}}
+roles: {{policy: {{use: fake}}, rollout: {{use: fake}}}}
+rewards: {{letters: {{use: fake}}}}
+local: [{gcore_core.testing.fake.__file__}]
+"""
+
+
+def seconds(command: list[str]) -> float:
+    began_s = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began_s
+
+
+def medians(rounds: int) -> list[float]:
+    """Median seconds of each command; the first round only warms the disk cache."""
+    commands = (BARE, HELP, PLUGINS)
+    measured = [[seconds(command) for command in commands] for _ in range(rounds + 1)][1:]
+    return [statistics.median(column) for column in zip(*measured, strict=True)]
+
+
+def controller_memory_mib() -> float:
+    """The larger of two controllers, after five steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        job, directory = Path(folder) / "job.yaml", Path(folder) / "run"
+        job.write_text(JOB)
+        command = [sys.executable, "-m", "gcore_core", "run", str(job), f"run.dir={directory}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        last = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
+    return max(last[f"memory_mib/controller.{shard}"] for shard in range(2))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    add_options(parser)
+    args = parser.parse_args()
+    bare_s, help_s, plugins_s = medians(args.rounds)
+    claims = [
+        Claim("help_over_bare_python", help_s / bare_s, "ratio", 1.5, "<="),
+        Claim("plugins_list_over_bare_python", plugins_s / bare_s, "ratio", 2.0, "<="),
+        Claim("controller_memory_mib", controller_memory_mib(), "MiB, peak resident", 80, "<="),
+        Claim("bare_python_ms", bare_s * 1000, "ms"),
+        Claim("help_ms", help_s * 1000, "ms"),
+        Claim("plugins_list_ms", plugins_s * 1000, "ms"),
+    ]
+    return publish("startup", claims, args, ["gcore-core", "grpcio", "msgspec", "numpy", "omegaconf", "pluggy"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

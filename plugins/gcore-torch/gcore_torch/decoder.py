@@ -1,0 +1,317 @@
+"""One token for every running sample: a batch of rows with cached keys and values, which samples join and leave.
+
+``FusedDecoder`` is for the families of ``gcore_torch.flat``, ``TransformersDecoder`` for every other causal language
+model. Legend of shapes: B running rows, D hidden size, H query heads, K key-value heads, E head size, T cached
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gcore_torch.flat import family_supported, rms_norm
+
+#: Most tokens, padding included, that go through the model at once when prompts are read.
+_PREFILL_TOKENS = 16384
+
+
+class Decoder(Protocol):
+    """Rows are numbered 0 .. rows - 1; new ones come last."""
+
+    rows: int
+
+    def prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int]) -> Tensor:
+        """Adds ``repeats[i]`` rows that start with ``prompts[i]``, read once; logits [sum(repeats), V] of what
+        follows."""
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """Appends int64[B] one token to each row; logits [B, V] of what follows."""
+
+    def drop(self, gone: np.ndarray) -> np.ndarray:
+        """Removes the rows where bool[B] is true; returns int64 the old numbers of those that stay, in new order."""
+
+    def clear(self) -> None:
+        """Removes all rows."""
+
+
+class FusedDecoder:
+    """A decoder for Llama-like models that shares their weights.
+
+    Query, key and value matrices become views of one matrix, gate and up of another, so loading the model's parameters
+    in place loads this decoder's. All rows write their next key and value into one column of the cache: a row that
+    joins is laid so that its prompt ends there, and what lies left of its first column is masked.
+    """
+
+    def __init__(self, model: Any, capacity: int) -> None:
+        self.rows = 0
+        self._model, self._capacity = model, capacity
+        config = model.config
+        self._query_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._layers = [_FusedLayer(layer) for layer in model.model.layers]
+        weight = model.lm_head.weight
+        self._device, self._dtype = weight.device, weight.dtype
+        self._norm = _norm_of(model.model.norm)
+        self._cos = self._sin = torch.empty(0, self._size, device=self._device)
+        self._starts = np.zeros(capacity, np.int64)  # first column of each row
+        self._column = 0  # next to write
+        self._masked = False  # whether some row starts later than column 0
+        self._cache = self._new_cache(0)
+
+    def _new_cache(self, columns: int) -> Tensor:
+        """[layers, 2, capacity, K, T, E]"""
+        shape = (len(self._layers), 2, self._capacity, self._kv_heads, columns, self._size)
+        # zeros, because a masked column still takes part in products, and 0 * nan is nan
+        return torch.zeros(shape, device=self._device, dtype=self._dtype)
+
+    def _lay(self, shift: int, columns: int) -> None:
+        """Moves what is cached by ``shift`` columns and makes room for ``columns``."""
+        first, last = max(0, -shift), self._column
+        grows = columns > self._cache.shape[4]
+        if shift or grows:
+            live = self._cache[:, :, : self.rows, :, first:last].clone()
+            if grows:
+                self._cache = self._new_cache(-(-columns * 3 // 2 // 16) * 16)
+            self._cache[:, :, : self.rows, :, first + shift : last + shift] = live
+        self._column += shift
+        self._starts[: self.rows] += shift
+        if columns > len(self._cos):
+            ahead = torch.arange(2 * columns, device=self._device)[None]
+            cos, sin = self._model.model.rotary_emb(self._cos[None], ahead)
+            half = self._size // 2
+            # the sign is folded in: a turn is x * cos + swapped halves * sin
+            self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int]) -> Tensor:
+        if self.rows + sum(repeats) > self._capacity:
+            raise ValueError(f"{self.rows} + {sum(repeats)} rows exceed the capacity of {self._capacity}")
+        if not self.rows:
+            self._column = 0
+        unused = int(self._starts[: self.rows].min(initial=self._column))
+        shift = max(max(map(len, prompts)) - self._column, -unused if unused > self._column // 2 else 0)
+        self._lay(shift, self._column + shift + 1)
+        logits = []
+        start = 0
+        while start < len(prompts):
+            stop, width = start, 0
+            while stop < len(prompts) and (
+                stop == start or (stop - start + 1) * max(width, len(prompts[stop])) <= _PREFILL_TOKENS
+            ):
+                width = max(width, len(prompts[stop]))
+                stop += 1
+            logits.append(self._prefill(prompts[start:stop], repeats[start:stop], width))
+            start = stop
+        self._masked = bool(self._starts[: self.rows].any())
+        return torch.cat(logits)
+
+    def _prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int], width: int) -> Tensor:
+        lengths = np.array([len(p) for p in prompts])
+        ids = np.zeros((len(prompts), width), np.int64)
+        for i, prompt in enumerate(prompts):
+            ids[i, width - len(prompt) :] = prompt
+        expand = np.repeat(np.arange(len(prompts)), repeats)
+        fresh = slice(self.rows, self.rows + len(expand))
+        columns = slice(self._column - width, self._column)
+        positions = np.maximum(np.arange(width) - (width - lengths[:, None]), 0).reshape(-1)
+        cos, sin = self._angles(positions)
+        x = self._model.model.embed_tokens(torch.from_numpy(ids.reshape(-1)).to(self._device))
+        mask = self._prefill_mask(width, lengths)
+        source = torch.from_numpy(expand).to(self._device)
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            turned = self._project(layer, x, cos, sin).view(len(prompts), width, -1, self._size).transpose(1, 2)
+            q, k, v = turned.split([self._query_heads, self._kv_heads, self._kv_heads], 1)
+            cache[0, fresh, :, columns] = k.index_select(0, source)
+            cache[1, fresh, :, columns] = v.index_select(0, source)
+            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+            x = layer.finish(x, out.transpose(1, 2).reshape(len(x), -1))
+        self._starts[fresh] = self._column - lengths[expand]
+        self.rows += len(expand)
+        return self._logits(x.view(len(prompts), width, -1)[:, -1]).index_select(0, source)
+
+    def _prefill_mask(self, width: int, lengths: np.ndarray) -> Tensor | None:
+        """bool[prompts, 1, width, width] for prompts padded on the left; None when none is padded."""
+        if (lengths == width).all():
+            return None
+        real = np.arange(width) >= width - lengths[:, None]
+        seen = np.tri(width, dtype=bool) & real[:, None, :]
+        return torch.from_numpy((seen | np.eye(width, dtype=bool))[:, None]).to(self._device)
+
+    def _angles(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        at = torch.from_numpy(positions).to(self._device)
+        return self._cos.index_select(0, at)[:, None], self._sin.index_select(0, at)[:, None]
+
+    @torch.no_grad()
+    def advance(self, tokens: Tensor) -> Tensor:
+        rows, column = self.rows, self._column
+        self._lay(0, column + 1)
+        starts = self._starts[:rows]
+        cos, sin = self._angles(column - starts)
+        bias = None
+        if self._masked:
+            seen = torch.from_numpy(np.arange(column + 1) >= starts[:, None]).to(self._device)
+            bias = torch.zeros(seen.shape, device=self._device, dtype=self._dtype).masked_fill_(~seen, -torch.inf)
+            bias = bias[:, None, None]
+        x = F.embedding(tokens, self._model.model.embed_tokens.weight)
+        heads, pairs = self._query_heads, rows * self._kv_heads
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            turned = self._project(layer, x, cos, sin)
+            cache[:, :rows, :, column] = turned[:, heads:].view(rows, 2, self._kv_heads, self._size).transpose(0, 1)
+            keys, values = cache[:, :rows].flatten(1, 2)[:, :, : column + 1]
+            q = (turned[:, :heads] * self._size**-0.5).view(pairs, -1, self._size)
+            scores = torch.bmm(q, keys.mT)
+            if bias is not None:
+                scores.view(rows, self._kv_heads, -1, column + 1).add_(bias)
+            x = layer.finish(x, torch.bmm(scores.softmax(-1), values).view(rows, -1))
+        self._column += 1
+        return self._logits(x)
+
+    def drop(self, gone: np.ndarray) -> np.ndarray:
+        # the last rows that stay move into the gaps: as few rows as go are copied
+        stay = int(len(gone) - gone.sum())
+        order = np.arange(stay)
+        gaps = gone[:stay].nonzero()[0]
+        if len(gaps):
+            moved = stay + (~gone[stay:]).nonzero()[0]
+            order[gaps] = moved
+            to, source = (torch.from_numpy(i).to(self._device) for i in (gaps, moved))
+            live = self._cache[..., : self._column, :]
+            live[:, :, to] = live[:, :, source]
+            self._starts[gaps] = self._starts[moved]
+        self.rows = stay
+        return order
+
+    def clear(self) -> None:
+        self.rows = self._column = 0
+
+    def _project(self, layer: _FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Turned queries and keys, and values, [n, H + 2K, E] of x [n, D]."""
+        projected = F.linear(layer.norm_in(x), layer.qkv, layer.qkv_bias).view(len(x), -1, self._size)
+        turning = projected[:, : self._query_heads + self._kv_heads]
+        if layer.norm_q is not None and layer.norm_k is not None:
+            turning[:, : self._query_heads] = layer.norm_q(turning[:, : self._query_heads])
+            turning[:, self._query_heads :] = layer.norm_k(turning[:, self._query_heads :])
+        half = self._size // 2
+        swapped = torch.cat([turning[..., half:], turning[..., :half]], -1).mul_(sin)
+        turning.mul_(cos).add_(swapped)
+        return projected
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return F.linear(self._norm(x), self._model.lm_head.weight)
+
+
+def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: rms_norm(x, module.weight, module.variance_epsilon)
+
+
+class _FusedLayer:
+    """One layer's weights; see ``FusedDecoder``."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv, self.qkv_bias = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.gate_up, _ = _fuse([mlp.gate_proj, mlp.up_proj])
+        self.output, self.down = attention.o_proj, mlp.down_proj
+        self.norm_in, self.norm_out = _norm_of(layer.input_layernorm), _norm_of(layer.post_attention_layernorm)
+        normed = hasattr(attention, "q_norm")
+        self.norm_q = _norm_of(attention.q_norm) if normed else None
+        self.norm_k = _norm_of(attention.k_norm) if normed else None
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Output projection, residual and feed-forward part of x [n, D]."""
+        x = x + self.output(attended)
+        gate, up = F.linear(self.norm_out(x), self.gate_up).chunk(2, -1)
+        return x + self.down(F.silu(gate).mul_(up))
+
+
+@torch.no_grad()
+def _fuse(modules: list[Any]) -> tuple[Tensor, Tensor | None]:
+    """One weight and bias under each other, of which the modules' own become views."""
+    fused: list[Tensor | None] = []
+    for name in ("weight", "bias"):
+        parts = [getattr(module, name) for module in modules]
+        if parts[0] is None:
+            fused.append(None)
+            continue
+        whole = torch.cat(parts)
+        for part, view in zip(parts, whole.split([len(p) for p in parts]), strict=True):
+            part.data = view
+        fused.append(whole)
+    return fused[0], fused[1]
+
+
+class TransformersDecoder:
+    """A decoder over the model's own forward pass and cache.
+
+    Neighbours whose prompts have one length run together, so there is no padding and no mask, and any causal language
+    model is right; prompts of many lengths make many small batches.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.rows = 0
+        self._model = model
+        self._parts: list[tuple[int, Any]] = []  # (rows, cache)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int]) -> Tensor:
+        device = self._model.device
+        same = sum(1 for _ in takewhile(lambda p: len(p) == len(prompts[0]), prompts))
+        if same < len(prompts):
+            return torch.cat(
+                [self.prefill(prompts[:same], repeats[:same]), self.prefill(prompts[same:], repeats[same:])]
+            )
+        ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(device)
+        expand = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(list(repeats))).to(device)
+        out = self._model(input_ids=ids, use_cache=True)
+        out.past_key_values.reorder_cache(expand)
+        self._parts.append((len(expand), out.past_key_values))
+        self.rows += len(expand)
+        return out.logits[:, -1].index_select(0, expand)
+
+    @torch.no_grad()
+    def advance(self, tokens: Tensor) -> Tensor:
+        logits, start = [], 0
+        for rows, cache in self._parts:
+            out = self._model(input_ids=tokens[start : start + rows, None], past_key_values=cache, use_cache=True)
+            logits.append(out.logits[:, -1])
+            start += rows
+        return torch.cat(logits)
+
+    def drop(self, gone: np.ndarray) -> np.ndarray:
+        parts, start = [], 0
+        for rows, cache in self._parts:
+            keep = (~gone[start : start + rows]).nonzero()[0]
+            if 0 < len(keep) < rows:
+                cache.reorder_cache(torch.from_numpy(keep).to(self._model.device))
+            if len(keep):
+                parts.append((len(keep), cache))
+            start += rows
+        self._parts = parts
+        self.rows = sum(rows for rows, _ in parts)
+        return (~gone).nonzero()[0]
+
+    def clear(self) -> None:
+        self._parts, self.rows = [], 0
+
+
+@torch.no_grad()
+def make_decoder(model: Any, choice: str, capacity: int, tolerance: float) -> Decoder:
+    """The decoder ``choice`` names; "auto" tries the fused one against the model's own logits on random tokens."""
+    if choice == "transformers" or not (choice == "fused" or family_supported(model.config)):
+        return TransformersDecoder(model)
+    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 12)
+    expected = model(input_ids=torch.from_numpy(ids)[None].to(model.device), use_cache=False).logits[0, 8:]
+    fused = FusedDecoder(model, max(capacity, 1))
+    found = [fused.prefill([ids[:9]], [1])[0]]
+    for token in ids[9:]:
+        found.append(fused.advance(torch.tensor([token], device=model.device))[0])
+    fused.clear()
+    agrees = bool((torch.stack(found) - expected).abs().max() <= tolerance)
+    return fused if agrees or choice == "fused" else TransformersDecoder(model)

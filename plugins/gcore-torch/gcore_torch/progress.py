@@ -1,0 +1,63 @@
+"""What a training step reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcore_torch.packing import Batch
+from gcore_torch.ranks import Sums
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Numbers of one step, before they are added up over ranks."""
+
+    step: int
+    sums: Sums = field(default_factory=dict)
+    gap: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+    def add(self, name: str, value: float, weight: float) -> None:
+        before = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (before[0] + value, before[1] + weight)
+
+    def compare(self, logp: Tensor, batch: Batch) -> None:
+        """Rollout against trainer log-probs under the same weights."""
+        gap = (logp - batch.columns["rollout_logp"]).abs() * batch.columns["mask"]
+        self.gap = max(self.gap, float(gap.max()))
+        self.add("logprob_gap_mean", float(gap.sum()), float(batch.columns["mask"].sum()))
+
+    def observe(self, logp: Tensor, entropies: Tensor, batch: Batch, metrics: dict[str, tuple[Tensor, Tensor]]) -> None:
+        mask = batch.columns["mask"]
+        count = float(mask.sum())
+        ratio = (logp - batch.columns["rollout_logp"]) * mask
+        self.add("entropy", float((entropies * mask).sum()), count)
+        if "kl" not in metrics:
+            self.add("kl", float((torch.exp(ratio) - 1 - ratio).sum()), count)
+        for name, (value, weight) in metrics.items():
+            self.add(name, float(value), float(weight))
+        self.add("actions", count, 0.0)
+
+    def updated(self, loss: float, norm: float, rate: float) -> None:
+        self.losses.append(loss)
+        self.norms.append(norm)
+        self.rates.append(rate)
+
+    def metrics(self, sums: Sums, gap: float) -> dict[str, float]:
+        found = {name: value / weight if weight else value for name, (value, weight) in sums.items()}
+        defaults = dict.fromkeys(("entropy", "kl", "clip_share", "logprob_gap_mean"), 0.0)
+        return {
+            **defaults,
+            **found,
+            "loss": float(np.mean(self.losses)) if self.losses else 0.0,
+            "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,
+            "learning_rate": self.rates[-1] if self.rates else 0.0,
+            "logprob_gap_max": gap,
+            "updates": float(len(self.rates)),
+        }

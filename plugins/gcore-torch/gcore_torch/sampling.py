@@ -1,0 +1,59 @@
+"""Tokens from logits, with randomness that depends on a sample's seed and the position alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014) over uint64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """float64 in [0, 1), one per row, from uint64 seeds and the number of the action in its completion."""
+    hashed = _mix(_mix(seeds + _GOLDEN) + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def choose(
+    logits: Tensor, uniform: Tensor, temperature: float, greedy: Tensor | None, *, top_p: float = 1.0, top_k: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(tokens int64[B], log-probs float32[B]) from logits [B, V] and uniform float64[B], by the inverse of the cdf.
+
+    greedy bool[B] or None: rows that take the likeliest token, with its log-prob at temperature 1. Log-probs are of the
+    softmax over all tokens, also when top_p or top_k narrows the choice: they are what a trainer computes.
+    """
+    logits = logits.float()
+    if temperature == 0:
+        greedy = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    elif temperature != 1:
+        scale = 1 / temperature if greedy is None else torch.where(greedy, 1.0, 1 / temperature)[:, None]
+        logits = logits * scale
+    logp = logits.log_softmax(-1)
+    weights = logp.exp()
+    if top_p < 1 or top_k > 0:
+        weights = _narrow(weights, top_p, top_k)
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    # searchsorted(right) returns the first token whose cdf exceeds the threshold, so never one of weight 0
+    tokens = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(max=logits.shape[1] - 1)
+    if greedy is not None:
+        tokens = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), tokens)
+    return tokens.squeeze(1), logp.gather(1, tokens).squeeze(1)
+
+
+def _narrow(weights: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Zero for tokens outside the nucleus (Holtzman et al. 2020) and outside the likeliest ``top_k``."""
+    ordered, order = weights.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    drop = before >= top_p
+    if top_k > 0:
+        drop[:, top_k:] = True
+    drop[:, 0] = False
+    return torch.zeros_like(weights).scatter_(-1, order, ordered.masked_fill(drop, 0.0))

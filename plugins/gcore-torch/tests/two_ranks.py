@@ -1,0 +1,57 @@
+"""Run by test_ranks.py, one process per rank: steps of a sharded trainer, and its numbers as JSON.
+
+Three steps, a saved state, then three more from the state in ``resume`` (written by another number of ranks).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from conftest import Clip, make_advantages, make_context, make_records
+from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.trainer import TorchTrainer
+
+
+def run(rank: int, ranks: int, model: Path, work: Path, resume: Path) -> None:
+    """Writes state/ and numbers.json under ``work``."""
+    (work / "meet").mkdir(parents=True, exist_ok=True)
+    context = make_context(model, Clip(beta=0.1), rank=rank, ranks=ranks, rendezvous=str(work / "meet"))
+    # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that should be zero
+    settings = TorchTrainerConfig(learning_rate=3e-3, eps=1e-3, clip_grad_norm=0.3, weight_decay=0.1, budget_tokens=64)
+    trainer = TorchTrainer(settings, context)
+    metrics = [_step(trainer, step, rank, ranks) for step in range(3)]
+    trainer.save(work / "state")
+    weights = _weights(trainer, rank)
+    trainer.load(resume)
+    metrics += [_step(trainer, step, rank, ranks) for step in range(trainer.version, trainer.version + 2)]
+    after = _weights(trainer, rank)
+    trainer.save_pretrained(work / "pretrained")
+    trainer.close()
+    if rank == 0:
+        (work / "numbers.json").write_text(json.dumps({"metrics": metrics, "weights": weights, "after": after}))
+
+
+def _step(trainer: TorchTrainer, step: int, rank: int, ranks: int) -> dict[str, float]:
+    records = make_records(seed=step, minibatches=2)
+    advantages = make_advantages(records, seed=step)
+    # uneven: the last rank has a quarter of one minibatch and nothing of the other
+    last = np.array([i % 4 == 0 and record.minibatch == 0 for i, record in enumerate(records)])
+    mine = (np.where(last, ranks - 1, 0) == rank).nonzero()[0]
+    trainer.prepare([records[i] for i in mine], frozenset({"kl_k1"}))
+    return trainer.train(step, advantages[mine], 2, 2)
+
+
+def _weights(trainer: TorchTrainer, rank: int) -> dict[str, list[float]]:
+    found = {}
+    for spec, array in trainer.export_weights():
+        if (array.size > 0) != (rank == 0):
+            raise RuntimeError(f"rank {rank} exports {array.size} bytes of {spec.name}")
+        found[spec.name] = array.copy().view(np.float32).tolist()
+    return found
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:6]))

@@ -1,0 +1,176 @@
+"""Imports point one way. What stands on one line may import what stands on it or above, never below."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: What the core consists of, lowest first; a folder stands for all modules in it.
+LAYERS = [
+    ["errors", "records", "order", "ledger"],
+    ["providers", "protocols", "hookspecs"],
+    ["catalog", "plugins", "config", "schema", "sources", "checks", "factories", "user_functions"],
+    ["processes", "placement", "run"],
+    ["controllers"],
+    ["cli", "__main__"],
+]
+#: The plugin ``core``: it may import every layer, and is reached by its entry point and its factory strings alone.
+BUILTIN = ["builtin", "data_config", "datasets", "filters", "rewards"]
+
+#: The one import that points up. A worker makes what its spec names, so in a controller's process the controller's
+#: context; it stands inside the function that does so, because no other worker may load the controllers.
+MAKES_A_CONTROLLER = ("gcore_core.processes.worker", "gcore_core.controllers.context")
+
+HEAVY = {"torch", "transformers", "vllm", "sglang", "deepspeed", "megatron", "ray", "safetensors", "tokenizers"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """``module`` imports ``target``. top: when it is itself imported. typing: for the type checker only."""
+
+    module: str
+    target: str
+    line: int
+    top: bool
+    typing: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def module_name(path: Path) -> str:
+    """``gcore_core.cli`` of ``gcore_core/cli/__init__.py``; below plugins/ the distribution's folder is left out."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[2:] if parts[0] == "plugins" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, own: frozenset[str] = frozenset()) -> Iterator[Import]:
+    """Every import of a file; ``from package import module`` names the module when ``own`` holds it."""
+    module = module_name(path)
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+
+    def walk(node: ast.AST, top: bool, typing: bool) -> Iterator[Import]:
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            targets = [name for name in inner if name in own]
+            targets += [base] if len(targets) < len(inner) else []
+        yield from (Import(module, target, node.lineno, top, typing) for target in targets)  # type: ignore[attr-defined]
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        unused = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, top and not inside, typing or unused)
+
+    yield from walk(ast.parse(path.read_text()), True, False)
+
+
+CORE = sorted((ROOT / "gcore_core").rglob("*.py"))
+OWN = frozenset(map(module_name, CORE))
+INNER = [found for path in CORE for found in imports_of(path, OWN)]
+
+
+def part(module: str) -> str:
+    """``processes`` of ``gcore_core.processes.rpc``; empty for the package itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def layer(module: str) -> int:
+    return next(number for number, parts in enumerate(LAYERS) if part(module) in parts)
+
+
+def within_layers() -> Iterator[Import]:
+    for found in INNER:
+        if found.target.startswith("gcore_core."):
+            outside = {"", "testing", *BUILTIN}
+            if part(found.module) not in outside and part(found.target) not in outside:
+                yield found
+
+
+def test_every_module_of_the_core_has_its_place() -> None:
+    known = {"", "testing", *BUILTIN, *(name for parts in LAYERS for name in parts)}
+    assert {part(module) for module in OWN} == known
+
+
+def test_imports_of_the_core_point_one_way() -> None:
+    up = [found for found in within_layers() if layer(found.target) > layer(found.module)]
+    assert [str(found) for found in up if (found.module, found.target) != MAKES_A_CONTROLLER] == []
+
+
+def test_only_a_controller_process_loads_the_controllers() -> None:
+    found = [item for item in INNER if (item.module, item.target) == MAKES_A_CONTROLLER]
+    assert found and not any(item.top for item in found)
+
+
+def test_the_package_itself_imports_nothing_of_the_core() -> None:
+    assert [str(found) for found in INNER if found.module == "gcore_core" and "gcore_core" in found.target] == []
+
+
+def test_no_layer_knows_the_built_in_plugin() -> None:
+    known = {"", "testing", *BUILTIN}
+    assert [str(f) for f in INNER if part(f.target) in BUILTIN and part(f.module) not in known] == []
+
+
+def test_no_layer_knows_the_testing_kit() -> None:
+    assert [str(f) for f in INNER if part(f.target) == "testing" and part(f.module) != "testing"] == []
+
+
+def test_modules_of_the_core_do_not_import_each_other_in_a_circle() -> None:
+    edges: dict[str, set[str]] = {}
+    for found in INNER:
+        if found.top and not found.typing and found.target in OWN and found.target != found.module:
+            edges.setdefault(found.module, set()).add(found.target)
+    while edges:  # what imports nothing that is left, is in no circle
+        free = {module for module, targets in edges.items() if not targets & edges.keys()}
+        assert free, f"in a circle, or leading to one: {sorted(edges)}"
+        edges = {module: targets for module, targets in edges.items() if module not in free}
+
+
+def test_the_core_imports_no_engine() -> None:
+    heavy = [found for found in INNER if found.target.partition(".")[0] in HEAVY and not found.typing]
+    assert [str(found) for found in heavy] == []
+
+
+def test_help_is_printed_by_the_standard_library_alone() -> None:
+    seen, queue = set(), ["gcore_core.__main__", "gcore_core.cli"]
+    while queue:
+        module = queue.pop()
+        seen.add(module)
+        for found in INNER:
+            if found.module == module and found.top and not found.typing and found.target not in seen:
+                if found.target in OWN:
+                    queue.append(found.target)
+                else:
+                    assert found.target.partition(".")[0] in sys.stdlib_module_names, str(found)
+
+
+def test_a_plugin_imports_of_the_project_only_public_modules_of_the_core() -> None:
+    strange = []
+    for folder in sorted((ROOT / "plugins").iterdir()):
+        root = folder.name.replace("-", "_")
+        for path in sorted(folder.rglob("*.py")):
+            for found in imports_of(path, OWN):
+                first, *rest = found.target.split(".")
+                private = first == "gcore_core" and any(word.startswith("_") for word in rest)
+                other = first.startswith("gcore_") and first not in ("gcore_core", root)
+                if private or other:
+                    strange.append(f"{path.relative_to(ROOT)}:{found.line} imports {found.target}")
+    assert strange == []
+
+
+@pytest.mark.parametrize("folder", ["contrib", "recipes"])
+def test_nothing_shipped_imports(folder: str) -> None:
+    shipped = [*CORE, *(ROOT / "plugins").rglob("*.py")]
+    found = [item for path in shipped for item in imports_of(path) if item.target.partition(".")[0] == folder]
+    assert [str(item) for item in found] == []

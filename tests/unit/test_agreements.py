@@ -1,0 +1,112 @@
+"""What shards agree on, through the middle of the star."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from gcore_core.errors import ContractError
+from gcore_core.processes.agreements import Agreements, AgreementService
+from gcore_core.processes.inline import InlineNetwork
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import CollectReply, CollectRequest, SumReply, SumRequest
+from gcore_core.processes.service import Peer, Service
+
+
+async def middle(shards: int, epoch: int = 0) -> Peer:
+    network, service = InlineNetwork(), Service("supervisor")
+    AgreementService(shards, epoch).register(service)
+    await network.view("supervisor").serve("supervisor", service)
+    return network.view("controller").peer("supervisor")
+
+
+async def all_shards(shards: int) -> list[Agreements]:
+    peer = await middle(shards)
+    return [Agreements(peer, shard, shards, insist) for shard in range(shards)]
+
+
+@pytest.mark.parametrize("arrival", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
+async def test_a_sum_is_taken_in_shard_order_whoever_comes_first(arrival: tuple[int, ...]) -> None:
+    """Float addition is not associative: another order would be other bits."""
+    parts = [np.array([1e16]), np.array([1.0]), np.array([-1e16]), np.array([1.0])]
+    shards = await all_shards(4)
+    found = await asyncio.gather(*(shards[i].sum("x", parts[i]) for i in arrival))
+    assert [float(value[0]) for value in found] == [((1e16 + 1.0) - 1e16) + 1.0] * 4
+
+
+async def test_a_sum_of_nothing_is_nothing() -> None:
+    found = await asyncio.gather(*(shard.sum("x", np.zeros(0)) for shard in await all_shards(2)))
+    assert [value.shape for value in found] == [(0,), (0,)]
+
+
+async def test_sums_of_different_lengths_fail_for_all() -> None:
+    first, second = await all_shards(2)
+    found = await asyncio.gather(
+        first.sum("x", np.zeros(2)), second.sum("x", np.zeros(3)), return_exceptions=True
+    )
+    assert all(isinstance(error, Exception) for error in found)
+
+
+async def test_only_the_lead_gets_what_is_collected() -> None:
+    found = await asyncio.gather(*(s.collect("facts", f"of {s.shard}".encode()) for s in await all_shards(3)))
+    assert found == [[b"of 0", b"of 1", b"of 2"], [], []]
+
+
+async def test_too_much_to_collect_is_refused() -> None:
+    (alone,) = await all_shards(1)
+    with pytest.raises(ContractError, match=r"0/facts: \d+ bytes are too many to agree on"):
+        await alone.collect("facts", bytes(17 << 20))
+
+
+async def test_a_deal_gives_every_shard_its_part() -> None:
+    shards = await all_shards(3)
+    parts = [b"a", b"b", b"c"]
+    assert await asyncio.gather(*(s.deal("plan", parts if s.lead else []) for s in shards)) == parts
+
+
+async def test_a_barrier_opens_when_the_last_has_come() -> None:
+    first, second = await all_shards(2)
+    early = asyncio.ensure_future(first.barrier("x"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not early.done()
+    await asyncio.gather(early, second.barrier("x"))
+
+
+async def test_agreements_one_after_the_other_do_not_mix() -> None:
+    async def shard(agree: Agreements) -> list[float]:
+        return [float((await agree.sum("same name", np.array([float(turn)])))[0]) for turn in range(100)]
+
+    found = await asyncio.gather(*(shard(agree) for agree in await all_shards(2)))
+    assert found == [[2.0 * turn for turn in range(100)]] * 2
+
+
+@pytest.mark.parametrize("method", ["sum", "collect", "deal"])
+async def test_a_shard_of_an_older_epoch_is_refused(method: str) -> None:
+    replaced = Agreements(await middle(1, epoch=3), shard=0, shards=1, insist=insist, epoch=2)
+    arguments = {"sum": np.zeros(1), "collect": b"x", "deal": [b"x"]}
+    with pytest.raises(ContractError, match="shard 0: epoch 2 is over, this is 3"):
+        await getattr(replaced, method)("x", arguments[method])
+
+
+async def test_asking_twice_gives_the_same_and_counts_once() -> None:
+    peer = await middle(2)
+
+    async def ask(shard: int) -> SumReply:
+        return await peer.call("agree.sum", SumRequest("7/x", shard, 0, [1.0]), SumReply)
+
+    found = await asyncio.gather(ask(0), ask(0), ask(1))
+    assert [*found, await ask(0)] == [SumReply([2.0])] * 4
+
+
+async def test_the_lead_may_ask_twice_for_what_was_collected() -> None:
+    peer = await middle(2)
+
+    async def ask(shard: int) -> CollectReply:
+        return await peer.call("agree.collect", CollectRequest("7/x", shard, 0, b"p"), CollectReply)
+
+    await asyncio.gather(ask(0), ask(1))
+    assert await ask(0) == CollectReply([b"p", b"p"])
+    assert await ask(1) == CollectReply([])

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from omegaconf import OmegaConf
+
+from gcore_core import datasets
+from gcore_core.data_config import JsonLinesConfig, ParquetConfig
+from gcore_core.datasets import JsonLines, Parquet
+from gcore_core.errors import ConfigError, DataError, GcoreError
+from gcore_core.protocols import Dataset
+
+CHAT = [{"role": "user", "content": "1+1="}]
+Write = Callable[[str | bytes], Path]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("G_CORE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "index"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def _write(text: str | bytes) -> Path:
+        file = tmp_path / "rows.jsonl"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return file
+
+    return _write
+
+
+def opened(file: Path, **config: Any) -> JsonLines:
+    return JsonLines(JsonLinesConfig(path=str(file), **config))
+
+
+def message(error: pytest.ExceptionInfo[GcoreError]) -> str:
+    text = str(error.value)
+    assert len(text.splitlines()) <= 6
+    return text
+
+
+# -- JSON lines -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_prompts_with_their_other_fields(write: Write) -> None:
+    rows = opened(write('{"prompt": "1+1=", "answer": "2", "n": 3}\n{"prompt": "é"}\n'))
+    assert isinstance(rows, Dataset)
+    assert len(rows) == 2
+    assert rows[0].text == "1+1=" and rows[0].messages is None and rows[0].row == 0
+    assert rows[0].fields == {"answer": "2", "n": 3}
+    assert rows[1].text == "é"
+
+
+def test_messages_are_taken_from_the_named_field(write: Write) -> None:
+    row = opened(write(json.dumps({"chat": CHAT, "prompt": "p"})), messages="chat")[0]
+    assert row.messages == CHAT and row.text is None and row.fields == {"prompt": "p"}
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n  \n", "\r\n"])
+def test_blank_lines_and_the_last_newline_do_not_count(write: Write, end: str) -> None:
+    rows = opened(write('\n{"prompt": "a"}\n \t\n{"prompt": "b"}\r\n{"prompt": "c"}' + end))
+    assert [row.text for row in rows] == ["a", "b", "c"]
+
+
+def test_a_byte_order_mark_is_skipped(write: Write) -> None:
+    rows = opened(write(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}\n'))
+    assert [row.text for row in rows] == ["a", "b"]
+
+
+def test_limit_takes_the_first_rows_and_validates_no_others(write: Write) -> None:
+    file = write('{"prompt": "a"}\n{"prompt": "b"}\nbroken\n')
+    assert [row.text for row in opened(file, limit=2)] == ["a", "b"]
+    with pytest.raises(DataError):
+        opened(file)
+
+
+def test_a_row_outside_is_an_index_error(write: Write) -> None:
+    rows = opened(write('{"prompt": "a"}'))
+    for row in (-1, 1):
+        with pytest.raises(IndexError):
+            rows[row]
+
+
+def test_malformed_json_is_named_by_file_and_line(write: Write) -> None:
+    file = write('{"prompt": "a"}\n\n{"prompt": "b" "answer": 1, "more": "' + "x" * 200 + '"}\n')
+    with pytest.raises(DataError) as error:
+        opened(file)
+    text = message(error)
+    assert text.startswith(f'{file}, line 3: not JSON: {{"prompt": "b" "answer": 1')
+    assert "x" * 50 not in text and "..." in text
+    assert "byte 15" in text
+
+
+def test_bytes_that_are_not_utf8_are_named_by_line(write: Write) -> None:
+    with pytest.raises(DataError, match="line 1: not JSON"):
+        opened(write(b'{"prompt": "\xe9"}'))
+
+
+def test_a_line_that_is_no_object_is_refused(write: Write) -> None:
+    with pytest.raises(DataError, match=r"line 2: expected an object, found \[1,2\]"):
+        opened(write('{"prompt": "a"}\n[1, 2]\n'))
+
+
+def test_a_missing_prompt_names_the_fields_that_there_are(write: Write) -> None:
+    with pytest.raises(DataError) as error:
+        opened(write('{"prompt": "a"}\n{"promt": "b", "answer": 1}\n'))
+    text = message(error)
+    assert "line 2: no field 'prompt' (did you mean 'promt'?)" in text
+    assert "it has: promt, answer" in text
+    assert "data.config.prompt" in text
+
+
+def test_chat_under_the_text_field_says_which_key_to_set(write: Write) -> None:
+    with pytest.raises(DataError, match="data.config.messages: prompt"):
+        opened(write(json.dumps({"prompt": CHAT})))
+
+
+@pytest.mark.parametrize("value", ["text", [], [{"content": "x"}], [1]])
+def test_messages_of_another_form_are_refused(write: Write, value: Any) -> None:
+    with pytest.raises(DataError, match="not a list of chat messages"):
+        opened(write(json.dumps({"messages": value})), messages="messages")
+
+
+def test_a_prompt_that_is_a_number_is_refused(write: Write) -> None:
+    with pytest.raises(DataError, match="line 1: field 'prompt' is 3, not a text"):
+        opened(write('{"prompt": 3}'))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_an_empty_file_is_refused(write: Write, cache: Path, text: str) -> None:
+    with pytest.raises(DataError, match="is empty"):
+        opened(write(text))
+    assert not list(cache.iterdir())  # nothing half-made stays behind
+
+
+def test_a_missing_file_suggests_its_neighbour(write: Write, tmp_path: Path) -> None:
+    write("{}")
+    with pytest.raises(DataError, match=r"row\.jsonl: no such file \(did you mean 'rows.jsonl'\?\)"):
+        opened(tmp_path / "row.jsonl")
+    with pytest.raises(DataError, match=r"data files in .*: rows.jsonl"):
+        opened(tmp_path / "something.else")
+    with pytest.raises(DataError, match="there is no directory"):
+        opened(tmp_path / "nowhere" / "rows.jsonl")
+
+
+def test_a_directory_is_refused(write: Write, tmp_path: Path) -> None:
+    write("{}")
+    with pytest.raises(DataError, match=r"is a directory[^$]*rows.jsonl"):
+        opened(tmp_path)
+
+
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="limit: must be at least 1, is 0"):
+        JsonLinesConfig(path="x", limit=0)
+
+
+def test_the_index_is_made_once_for_the_same_content(write: Write, cache: Path) -> None:
+    file = write('{"prompt": "a"}\n')
+    opened(file)
+    (index,) = cache.iterdir()
+    made = index.stat().st_mtime_ns
+    opened(file)
+    assert index.stat().st_mtime_ns == made
+    write('{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert len(opened(file)) == 2
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_other_fields_are_validated_anew(write: Write) -> None:
+    file = write('{"prompt": "a"}\n')
+    opened(file)
+    with pytest.raises(DataError, match="no field 'question'"):
+        opened(file, prompt="question")
+
+
+def test_the_index_goes_where_the_config_says(write: Write, tmp_path: Path, cache: Path) -> None:
+    opened(write('{"prompt": "a"}\n'), index_dir=str(tmp_path / "here"))
+    assert len(list((tmp_path / "here").iterdir())) == 1
+    assert not cache.exists()
+
+
+def test_an_index_that_cannot_be_written_says_what_to_set(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "a_file").touch()
+    with pytest.raises(ConfigError) as error:
+        opened(write('{"prompt": "a"}\n'), index_dir=str(tmp_path / "a_file"))
+    assert "data.config.index_dir or $G_CORE_CACHE" in message(error)
+
+
+def test_writing_into_a_file_in_use_is_noticed(write: Write) -> None:
+    file = write('{"prompt": "aaaa"}\n')
+    rows = opened(file)
+    file.write_text('{"prompt" "aaaa"}\n\n')
+    with pytest.raises(DataError, match="row 0 is no longer what it was"):
+        rows[0]
+
+
+def test_processes_that_index_at_once_all_get_the_rows(write: Write, cache: Path) -> None:
+    file = write("".join(f'{{"prompt": "{number}"}}\n' for number in range(20_000)))
+    code = (
+        "import sys; from gcore_core.data_config import JsonLinesConfig; from gcore_core.datasets import JsonLines\n"
+        "rows = JsonLines(JsonLinesConfig(path=sys.argv[1])); print(len(rows), rows[19_999].text)"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", code, file], stdout=subprocess.PIPE) for _ in range(3)]
+    assert [child.communicate()[0].split() for child in children] == [[b"20000", b"19999"]] * 3
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_million_rows_do_not_grow_the_process(write: Write) -> None:
+    file = write('{"prompt": "1+1="}\n' * 1_000_000)
+    code = (
+        "import os, sys\n"
+        "from gcore_core.data_config import JsonLinesConfig; from gcore_core.datasets import JsonLines\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "before = resident(); rows = JsonLines(JsonLinesConfig(path=sys.argv[1]))\n"
+        "assert all(rows[row].row == row for row in range(0, len(rows), 101))\n"
+        "print(len(rows), resident() - before)"
+    )
+    rows, grown = map(int, subprocess.run([sys.executable, "-c", code, file], capture_output=True).stdout.split())
+    assert rows == 1_000_000
+    assert grown < 5 * 2**20
+
+
+@pytest.mark.parametrize("cls", [JsonLinesConfig, ParquetConfig])
+def test_configs_come_from_yaml_and_from_the_wire(cls: type) -> None:
+    tree = OmegaConf.merge(OmegaConf.structured(cls), {"path": "x", "limit": 3})
+    plain = OmegaConf.to_container(tree)
+    assert msgspec.convert(plain, cls) == cls(path="x", limit=3)
+
+
+# -- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+def table(rows: int, start: int = 0) -> Any:
+    pa = pytest.importorskip("pyarrow")
+    numbers = range(start, start + rows)
+    return pa.table({"prompt": [str(n) for n in numbers], "answer": list(numbers), "chat": [CHAT] * rows})
+
+
+def parquet(path: Path, rows: int, start: int = 0) -> Path:
+    import pyarrow.parquet as pq
+
+    pq.write_table(table(rows, start), path, row_group_size=10)
+    return path
+
+
+def arrow(path: Path, rows: int, start: int = 0) -> None:
+    import pyarrow as pa
+
+    with pa.ipc.new_stream(str(path), (made := table(rows, start)).schema) as out:
+        out.write_table(made, max_chunksize=7)
+
+
+def saved_to_disk(folder: Path) -> Path:
+    """What ``save_to_disk`` of Hugging Face datasets writes: Arrow streams, and their names in state.json."""
+    folder.mkdir()
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    arrow(folder / names[0], 20)
+    arrow(folder / names[1], 5, start=20)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    return folder
+
+
+def parquet_directory(folder: Path) -> Path:
+    folder.mkdir()
+    parquet(folder / "b.parquet", 5, start=20)
+    parquet(folder / "a.parquet", 20)
+    return folder
+
+
+@pytest.mark.parametrize("make", [lambda path: parquet(path, 25), parquet_directory, saved_to_disk])
+def test_all_layouts_hold_the_same_rows(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    rows = Parquet(ParquetConfig(path=str(make(tmp_path / "rows"))))
+    assert isinstance(rows, Dataset)
+    assert [row.text for row in rows] == [str(n) for n in range(25)]
+    assert rows[24].fields == {"answer": 24, "chat": CHAT}
+    with pytest.raises(IndexError):
+        rows[25]
+
+
+def test_parquet_takes_messages_and_limit(tmp_path: Path) -> None:
+    rows = Parquet(ParquetConfig(path=str(parquet(tmp_path / "rows", 25)), messages="chat", limit=3))
+    assert len(rows) == 3 and rows[2].messages == CHAT
+
+
+def test_a_row_group_is_read_once_while_it_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Parquet(ParquetConfig(path=str(parquet(tmp_path / "rows", 100))))
+    rows._table.cache_clear()
+    read: list[int] = []
+    original = datasets._row_group
+    monkeypatch.setattr(datasets, "_row_group", lambda file, g: (read.append(g), original(file, g))[1])
+    assert [rows[row].text for row in range(100)] == [str(n) for n in range(100)]
+    assert read == list(range(10))
+
+
+def test_a_missing_column_names_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        Parquet(ParquetConfig(path=str(parquet(tmp_path / "rows", 5)), prompt="question"))
+    assert "no field 'question'" in message(error) and "it has: prompt, answer, chat" in message(error)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("rows.parquet", "Parquet"), ("rows.arrow", "Arrow")])
+def test_another_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / name).write_bytes(b"something else, long enough to have a footer")
+    with pytest.raises(DataError, match=f"is not a {kind} file"):
+        Parquet(ParquetConfig(path=str(tmp_path / name)))
+
+
+def test_a_directory_of_splits_asks_for_one(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(DataError, match="holds the splits train, test"):
+        Parquet(ParquetConfig(path=str(tmp_path)))
+
+
+def test_a_directory_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no Parquet files in this directory"):
+        Parquet(ParquetConfig(path=str(tmp_path)))
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no rows"):
+        Parquet(ParquetConfig(path=str(parquet(tmp_path / "rows", 0))))
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = parquet(tmp_path / "rows", 1)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r'pip install "gcore-core\[parquet\]"'):
+        Parquet(ParquetConfig(path=str(file)))
+
+
+def test_json_lines_need_no_pyarrow() -> None:
+    code = "import sys, gcore_core.datasets, gcore_core.rewards; print({'pyarrow', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"set()\n"

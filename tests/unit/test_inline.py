@@ -1,0 +1,126 @@
+"""The network inside one process: messages travel as bytes, and behave as on a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gcore_core.errors import ContractError, DataError, DeadlineExceeded, WorkerDied
+from gcore_core.processes.inline import InlineNetwork
+from gcore_core.processes.messages import ScoreRequest
+from gcore_core.processes.service import Call, Peer, Service
+from gcore_core.records import Header
+from gcore_core.testing.simulation import run_virtual
+
+
+def header() -> Header:
+    return Header(ordinal=1, sample=2, row=3, seed=4, rewards={"exact": 1.0})
+
+
+class Keeper:
+    """Keeps and changes what it is given."""
+
+    def __init__(self) -> None:
+        self.kept: list[Header] = []
+        self.cancelled = False
+
+    def service(self) -> Service:
+        service = Service("keeper")
+        service.add("keep", ScoreRequest, self.keep)
+        service.add("stream", ScoreRequest, self.stream)
+        service.add("hang", ScoreRequest, self.hang)
+        service.add("toil", ScoreRequest, self.toil)
+        return service
+
+    async def keep(self, request: ScoreRequest, call: Call) -> list[Header]:
+        if not request.headers:
+            raise DataError("nothing to keep", where="keeper")
+        self.kept += request.headers
+        self.kept[-1].rewards["exact"] = 7.0
+        return self.kept
+
+    async def stream(self, request: ScoreRequest, call: Call) -> AsyncIterator[Header]:
+        try:
+            for _ in range(3):
+                yield self.kept[-1]
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled = True
+            raise
+
+    async def hang(self, request: ScoreRequest, call: Call) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled = True
+
+    async def toil(self, request: ScoreRequest, call: Call) -> int:
+        for _ in range(5):
+            await asyncio.sleep(8)
+            call.progress()
+        return 5
+
+
+async def connect(keeper: Keeper) -> Peer:
+    network = InlineNetwork()
+    await network.view("keeper").serve("keeper", keeper.service())
+    return network.view("caller").peer("keeper")
+
+
+async def test_nothing_is_shared_as_an_object() -> None:
+    keeper = Keeper()
+    peer = await connect(keeper)
+    mine = header()
+    answer = await peer.call("keep", ScoreRequest("train", [mine]), list[Header])
+    assert mine == header()  # the receiver's change stays with the receiver
+    assert answer[0].rewards == {"exact": 7.0}
+    answer[0].rewards["exact"] = 9.0
+    assert keeper.kept[0].rewards == {"exact": 7.0}  # and the caller's with the caller
+
+
+async def test_items_of_a_stream_are_not_shared() -> None:
+    keeper = Keeper()
+    keeper.kept.append(header())
+    peer = await connect(keeper)
+    async for item in peer.stream("stream", ScoreRequest("train", []), Header):
+        item.rewards["exact"] = 5.0
+    assert keeper.kept == [header()]
+
+
+async def test_errors_unknown_methods_and_absent_services_are_as_on_a_socket() -> None:
+    peer = await connect(Keeper())
+    with pytest.raises(DataError, match="keeper: nothing to keep") as caught:
+        await peer.call("keep", ScoreRequest("train", []), list[Header])
+    assert caught.value.facts["process"] == "keeper"
+    with pytest.raises(ContractError, match="no method 'keeep'"):
+        await peer.call("keeep", None, list[Header])
+    with pytest.raises(ContractError, match=r"malformed request 'keep'"):
+        await peer.call("keep", "not a request", list[Header])
+    with pytest.raises(WorkerDied, match="the connection to nobody broke"):
+        await InlineNetwork().view("caller").peer("nobody").call("keep", None, list[Header])
+
+
+async def test_closing_a_stream_early_cancels_its_handler() -> None:
+    keeper = Keeper()
+    keeper.kept.append(header())
+    peer = await connect(keeper)
+    stream = peer.stream("hang", ScoreRequest("train", []), Header)
+    async with contextlib.aclosing(stream):
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert keeper.cancelled
+
+
+def test_the_deadline_counts_from_the_last_progress() -> None:
+    async def main() -> None:
+        peer = await connect(Keeper())
+        assert await peer.call("toil", ScoreRequest("train", []), int, deadline_s=10) == 5
+        with pytest.raises(DeadlineExceeded, match="no sign of progress for 5 s in toil"):
+            await peer.call("toil", ScoreRequest("train", []), int, deadline_s=5)
+
+    run_virtual(main())

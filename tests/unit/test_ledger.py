@@ -1,0 +1,184 @@
+"""The ledger: whatever the number of shards and whatever goes wrong, every ordinal is owned once and ends once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gcore_core.errors import ContractError
+from gcore_core.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
+from gcore_core.order import row_of
+from gcore_core.records import FAILED, Header, Lease, RecordScore
+
+ROWS, SEED = 11, 5
+
+
+def make(shard: int = 0, shards: int = 1, samples: int = 2, next_ordinal: int = 0) -> Ledger:
+    return Ledger(shard=shard, shards=shards, rows=ROWS, seed=SEED, samples=samples, next_ordinal=next_ordinal)
+
+
+def record(ordinal: int, sample: int, **changes: object) -> Header:
+    return Header(ordinal=ordinal, sample=sample, row=0, seed=0, **changes)  # type: ignore[arg-type]
+
+
+def score(ordinal: int, sample: int, *names: str) -> RecordScore:
+    return RecordScore(ordinal, sample, dict.fromkeys(names, 1.0), dict.fromkeys(names, "ok"))
+
+
+@given(
+    shards=st.integers(1, 7),
+    slices=st.lists(st.integers(0, 9), max_size=5),
+    start=st.integers(0, 50),
+)
+def test_the_leases_of_all_shards_are_the_global_slices(shards: int, slices: list[int], start: int) -> None:
+    ledgers = [make(shard, shards, next_ordinal=start) for shard in range(shards)]
+    begin = start
+    for size in slices:
+        leases = [lease for ledger in ledgers for lease in ledger.lease(size)]
+        assert sorted(lease.ordinal for lease in leases) == list(range(begin, begin + size))
+        for lease in leases:
+            assert (lease.turn, lease.row) == row_of(lease.ordinal, ROWS, SEED)
+            assert (lease.samples, lease.attempt) == ((0, 1), 0)
+        begin += size
+    assert {ledger.next_ordinal for ledger in ledgers} == {begin}
+
+
+@given(shards=st.integers(1, 4), size=st.integers(1, 40))
+def test_shards_own_equal_parts_of_a_slice(shards: int, size: int) -> None:
+    parts = [len(make(shard, shards).lease(size)) for shard in range(shards)]
+    assert max(parts) - min(parts) <= 1
+
+
+@given(order=st.permutations([(o, s) for o in range(3) for s in range(2)] * 2))
+def test_duplicates_are_refused_and_change_nothing(order: list[tuple[int, int]]) -> None:
+    ledger = make()
+    ledger.lease(3)
+    taken = {}
+    for turn, (ordinal, sample) in enumerate(order):
+        fresh = ledger.finished(record(ordinal, sample, n_actions=turn))
+        assert fresh == ((ordinal, sample) not in taken)
+        taken.setdefault((ordinal, sample), turn)
+        ledger.scored(score(ordinal, sample, "exact"), {"exact"})
+    groups = ledger.complete()
+    assert {header.key: header.n_actions for group in groups for header in group} == taken
+    assert [[header.key for header in group] for group in groups] == [[(o, 0), (o, 1)] for o in range(3)]
+
+
+@pytest.mark.parametrize("stray", [record(3, 0), record(-1, 0), record(0, 2), record(0, -1), record(1, 0)])
+def test_records_nobody_awaits_are_refused(stray: Header) -> None:
+    """Not leased, of an evaluation, beyond the group, or of another shard."""
+    ledger = make(shard=0, shards=2)
+    ledger.lease(2)
+    assert not ledger.finished(stray)
+
+
+def test_a_late_record_of_a_settled_group_is_refused() -> None:
+    ledger = make()
+    ledger.lease(1)
+    ledger.settle(0, QUARANTINED, "lost")
+    assert not ledger.finished(record(0, 0))
+    ledger.scored(score(0, 0, "exact"), {"exact"})  # and its late score is ignored
+    assert ledger.commit() == {0: (QUARANTINED, "lost")}
+
+
+def test_an_ordinal_gets_one_verdict() -> None:
+    ledger = make()
+    ledger.lease(2)
+    ledger.settle(0, TRAINED)
+    with pytest.raises(ContractError, match="ordinal 0: settled an ordinal that is not open here"):
+        ledger.settle(0, FILTERED)
+    with pytest.raises(ContractError, match="ordinal 7"):
+        ledger.settle(7, TRAINED)
+    ledger.settle(1, FILTERED, "equal_rewards")
+    assert ledger.commit() == {0: (TRAINED, ""), 1: (FILTERED, "equal_rewards")}
+    assert ledger.commit() == {}  # they were handed out
+
+
+def test_a_step_cannot_end_with_open_groups() -> None:
+    ledger = make()
+    ledger.lease(3)
+    ledger.settle(1, TRAINED)
+    with pytest.raises(ContractError, match=r"ordinals \[0, 2\]: a step cannot end with open groups"):
+        ledger.commit()
+    ledger.settle(0, TRAINED)
+    ledger.settle(2, TRAINED)
+    assert list(ledger.commit()) == [1, 0, 2]
+
+
+@given(
+    finished=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 2))),
+    lost=st.sets(st.integers(-1, 6)),
+    times=st.integers(1, 3),
+)
+def test_what_was_lost_is_drawn_again_as_it_was(
+    finished: set[tuple[int, int]], lost: set[int], times: int
+) -> None:
+    ledger = make(samples=3)
+    first = {lease.ordinal: lease for lease in ledger.lease(4)}
+    for ordinal, sample in finished:
+        ledger.finished(record(ordinal, sample))
+    for attempt in range(1, times + 1):
+        again = ledger.lost(lost)
+        wanted = []
+        for ordinal in sorted(lost & first.keys()):
+            missing = tuple(s for s in range(3) if (ordinal, s) not in finished)
+            if missing:  # same row and turn, so the same seeds
+                wanted.append(Lease(ordinal, first[ordinal].row, first[ordinal].turn, missing, attempt))
+        assert again == wanted
+    untouched = set(first) - lost
+    assert all(lease.attempt == 0 for lease in ledger.unfinished(untouched))
+
+
+def test_a_group_is_complete_when_every_record_has_every_reward() -> None:
+    ledger, names = make(), {"exact", "style"}
+    ledger.lease(1)
+    for sample in range(2):
+        ledger.finished(record(0, sample))
+        ledger.scored(score(0, sample, "exact"), names)
+    assert ledger.complete() == []
+    ledger.scored(score(0, 0, "style"), names)
+    assert ledger.complete() == []
+    ledger.scored(RecordScore(0, 1, {}, {"style": "timeout"}, "too slow"), names)
+    ((first, second),) = ledger.complete()
+    assert (first.rewards, second.rewards) == ({"exact": 1.0, "style": 1.0}, {"exact": 1.0})
+    assert (second.reward_status, second.reason) == ({"exact": "ok", "style": "timeout"}, "too slow")
+
+
+def test_a_score_for_a_record_that_has_not_come_is_ignored() -> None:
+    ledger = make()
+    ledger.lease(1)
+    ledger.scored(score(0, 0, "exact"), {"exact"})
+    ledger.finished(record(0, 0))
+    ledger.finished(record(0, 1))
+    ledger.scored(score(0, 1, "exact"), {"exact"})
+    assert ledger.complete() == []
+
+
+def test_a_failed_record_needs_no_score() -> None:
+    ledger = make()
+    ledger.lease(1)
+    for sample in range(2):
+        ledger.finished(record(0, sample, status=FAILED, reason="prompt_too_long"))
+    assert len(ledger.complete()) == 1
+
+
+def test_asking_changes_nothing() -> None:
+    ledger = make()
+    ledger.lease(2)
+    before = copy.deepcopy(vars(ledger))
+    ledger.unfinished({0, 1})
+    ledger.complete()
+    ledger.state()
+    assert vars(ledger) == before
+
+
+@given(parts=st.lists(st.integers(0, 9), max_size=4))
+def test_a_ledger_that_starts_where_another_stood_leases_on(parts: list[int]) -> None:
+    whole = make()
+    for size in parts:
+        whole.lease(size)
+    resumed = make(next_ordinal=whole.state()["next_ordinal"])
+    assert resumed.lease(5) == whole.lease(5)

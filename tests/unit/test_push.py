@@ -1,0 +1,325 @@
+"""A weight push: every byte arrives, or the error names the tensor; whoever fails, the trainer can push again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+
+from gcore_core.errors import ContractError, GcoreError, WeightMismatch
+from gcore_core.processes.compute import DirectCompute
+from gcore_core.processes.inline import InlineNetwork, InlineView
+from gcore_core.processes.messages import Bucket, BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
+from gcore_core.processes.push import pull_weights
+from gcore_core.processes.service import Call, Service
+from gcore_core.processes.shells.trainer import TrainerShell
+from gcore_core.processes.store import StoreReader
+from gcore_core.records import TensorSpec, WeightPlan
+
+NAMES = ["embed", "layer.0", "layer.1", "empty", "head"]
+SIZES = [40, 24, 24, 0, 40]
+
+
+def weights(version: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(version)
+    return {
+        name: random.integers(0, 256, size, np.uint8) for name, size in zip(NAMES, SIZES, strict=True)
+    }
+
+
+class Trainer:
+    """Holds ``weights(version)``; ``exported`` counts tensors handed out since the last export began."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.exported: list[str] = []
+        self.running = 0  # exports that began and did not end: other ranks would wait in them
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return [TensorSpec(name, "U8", (size,), size) for name, size in zip(NAMES, SIZES, strict=True)]
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        self.running += 1
+        self.exported = []
+        for spec in self.weight_specs():
+            self.exported.append(spec.name)
+            yield spec, weights(self.version)[spec.name]
+        self.running -= 1
+
+
+class Receiver:
+    """Takes what comes, as its contract says. ``dies_at``: raises when this tensor comes."""
+
+    def __init__(self, dies_at: str = "") -> None:
+        self.version, self.held, self.dies_at = 0, {}, dies_at  # type: ignore[var-annotated]
+        self.calls: list[int] = []
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        if plan.version < self.version:
+            raise WeightMismatch(f"version {plan.version} is older than {self.version}", where="tensor 'embed'")
+        if [spec.name for spec in plan.tensors] != NAMES:
+            raise WeightMismatch("the push is of another model", where=f"tensor {plan.tensors[-1].name!r}")
+
+    def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        pairs = list(tensors)
+        self.calls.append(len(pairs))
+        for spec, array in pairs:
+            if spec.name == self.dies_at:
+                raise RuntimeError("out of memory")
+            self.held[spec.name] = array.copy()
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        self.version = plan.version
+
+    def fingerprint(self) -> dict[str, int]:
+        return {name: xxhash.xxh3_64_intdigest(array.data) for name, array in self.held.items()}
+
+
+class Forgetful(Receiver):
+    """Loads one tensor wrong; only its fingerprint can tell."""
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        super().commit_weights(plan)
+        self.held["layer.1"] = self.held["layer.1"] ^ 1
+
+
+class Site:
+    """A trainer shell that is reached through ``network``; ``tamper`` changes buckets and plans on their way."""
+
+    def __init__(self, directory: Path) -> None:
+        self.trainer = Trainer()
+        self.directory = directory
+        self.network = InlineNetwork()
+        self.view: InlineView = self.network.view("rollout.0")
+        self.shell = TrainerShell(
+            self.trainer,  # type: ignore[arg-type]
+            StoreReader(directory, "node0", b""),
+            DirectCompute(),
+            directory / "push",
+            {"shards": 1, "rank": 0},
+        )
+        self.service = Service("policy.0")
+        self.shell.register(self.service)
+
+    async def open(self, version: int, receivers: int, bucket_bytes: int = 48, attempt: int = 0) -> None:
+        self.trainer.version = version
+        await self.view.serve("policy.0", self.service)
+        request = OpenPush(version, bucket_bytes, receivers, attempt)
+        await self.view.peer("policy.0").call("open_push", request, Nothing)
+
+    async def pull(self, receiver: Receiver, version: int, number: int = 0, attempt: int = 0) -> Any:
+        request = PullWeights(version, number, "policy.0", attempt)
+        source = self.view.peer("policy.0")
+        return await pull_weights(receiver, source, request, DirectCompute(), Call(lambda: None))
+
+    def tamper(self, method: str, kind: type, change: Any) -> None:
+        honest = getattr(self.shell, method)
+
+        async def handler(request: Any, call: Call) -> Any:
+            return change(await honest(request, call))
+
+        self.service.add(method, kind, handler)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def assert_holds(receiver: Receiver, version: int) -> None:
+    assert receiver.version == version
+    assert {name: array.tobytes() for name, array in receiver.held.items()} == {
+        name: array.tobytes() for name, array in weights(version).items()
+    }
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 40, 64, 88, 1 << 20])
+async def test_every_byte_arrives_whatever_the_size_of_a_bucket(bucket_bytes: int, site: Site) -> None:
+    await site.open(1, receivers=1, bucket_bytes=bucket_bytes)
+    receiver = Receiver()
+    confirmed = await site.pull(receiver, 1)
+    assert (confirmed.version, confirmed.nbytes, confirmed.verified) == (1, sum(SIZES), True)
+    assert_holds(receiver, 1)
+
+
+async def test_several_receivers_get_the_same_from_one_export(site: Site) -> None:
+    await site.open(1, receivers=3)
+    receivers = [Receiver() for _ in range(3)]
+    await asyncio.gather(*(site.pull(receiver, 1, number) for number, receiver in enumerate(receivers)))
+    for receiver in receivers:
+        assert_holds(receiver, 1)
+    assert site.trainer.exported == NAMES
+
+
+async def test_a_push_takes_one_bucket_of_memory(site: Site) -> None:
+    """The file in shared memory is a bucket, not the model; and the export is not run ahead of the receivers."""
+    await site.open(1, receivers=1, bucket_bytes=48)
+    await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0), Bucket)
+    assert (site.directory / "push").stat().st_size == 48
+    assert site.trainer.exported == NAMES[:2]  # the second did not fit
+    receiver = Receiver()
+    await site.pull(receiver, 1)
+    assert receiver.calls == [1, 2, 1]
+    assert (site.directory / "push").stat().st_size == 48
+
+
+async def test_a_tensor_larger_than_a_bucket_makes_the_bucket_larger(site: Site) -> None:
+    await site.open(1, receivers=1, bucket_bytes=8)
+    await site.pull(Receiver(), 1)
+    assert (site.directory / "push").stat().st_size == max(SIZES)
+
+
+async def test_one_push_after_the_other(site: Site) -> None:
+    receiver = Receiver()
+    for version in (1, 2, 3):
+        await site.open(version, receivers=1)
+        await site.pull(receiver, version)
+        assert_holds(receiver, version)
+    assert site.trainer.running == 0
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+async def refused(site: Site, receiver: Receiver, match: str, version: int = 1) -> None:
+    await site.open(version, receivers=1)
+    before = receiver.version
+    with pytest.raises(WeightMismatch, match=match):
+        await site.pull(receiver, version)
+    assert receiver.version == before or isinstance(receiver, Forgetful)
+
+
+async def test_a_truncated_push_names_the_first_tensor_that_is_missing(site: Site) -> None:
+    site.tamper("bucket", BucketRequest, lambda bucket: msgspec.structs.replace(bucket, last=True))
+    await refused(site, Receiver(), r"version 1: the push ended without tensor 'layer\.0'")
+
+
+async def test_a_bucket_that_lacks_bytes_is_refused(site: Site) -> None:
+    site.tamper("bucket", BucketRequest, lambda bucket: msgspec.structs.replace(bucket, nbytes=bucket.nbytes - 8))
+    await refused(site, Receiver(), r"bucket 0: a bucket is not what its sender hashed\n  tensors 'embed'")
+
+
+async def test_an_altered_bucket_is_refused_before_it_is_loaded(site: Site) -> None:
+    def flip(bucket: Bucket) -> Bucket:
+        if bucket.index == 1:
+            with open(bucket.path, "r+b") as file:
+                file.seek(30)
+                byte = file.read(1)[0]
+                file.seek(30)
+                file.write(bytes([byte ^ 1]))
+        return bucket
+
+    site.tamper("bucket", BucketRequest, flip)
+    receiver = Receiver()
+    await refused(site, receiver, r"version 1, bucket 1: a bucket is not what .*\n  tensors 'layer\.0', 'layer\.1'")
+    assert list(receiver.held) == ["embed"]
+
+
+async def test_a_bucket_out_of_order_names_the_tensor(site: Site) -> None:
+    def swap(bucket: Bucket) -> Bucket:
+        return msgspec.structs.replace(bucket, tensors=bucket.tensors[::-1], digests=bucket.digests[::-1])
+
+    site.tamper("bucket", BucketRequest, swap)
+    await refused(site, Receiver(), r"tensor 'layer\.1' is not the one planned here")
+
+
+async def test_a_tensor_of_another_shape_than_planned_is_refused(site: Site) -> None:
+    def reshape(plan: WeightPlan) -> WeightPlan:
+        tensors = [msgspec.structs.replace(spec, shape=(spec.nbytes, 1)) for spec in plan.tensors]
+        return msgspec.structs.replace(plan, tensors=tensors)
+
+    site.tamper("plan", PlanRequest, reshape)
+    await refused(site, Receiver(), "tensor 'embed' is not the one planned here")
+
+
+async def test_another_model_is_refused_before_any_byte(site: Site) -> None:
+    def rename(plan: WeightPlan) -> WeightPlan:
+        return msgspec.structs.replace(plan, tensors=[*plan.tensors[:-1], TensorSpec("lm_head", "U8", (40,), 40)])
+
+    site.tamper("plan", PlanRequest, rename)
+    receiver = Receiver()
+    await refused(site, receiver, "tensor 'lm_head': the push is of another model")
+    assert receiver.calls == []
+
+
+async def test_an_older_version_is_refused(site: Site) -> None:
+    receiver = Receiver()
+    receiver.version = 5
+    await refused(site, receiver, "tensor 'embed': version 1 is older than 5")
+
+
+async def test_weights_that_changed_on_loading_are_found_by_the_fingerprint(site: Site) -> None:
+    await refused(site, Forgetful(), r"holds other bytes in 'layer\.1'\n  1 of 5 tensors differ")
+
+
+async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) -> None:
+    await site.open(3, receivers=1)
+    with pytest.raises(ContractError, match="asked to push version 4, the trainer holds 3"):
+        await site.view.peer("policy.0").call("open_push", OpenPush(4, 48, 1), Nothing)
+    with pytest.raises(ContractError, match="no push of version 2, attempt 0, is open"):
+        await site.pull(Receiver(), 2)
+
+
+# -- what goes wrong on the way ---------------------------------------------------------------------------------------
+
+
+async def test_opening_twice_is_one_push(site: Site) -> None:
+    await site.open(1, receivers=1)
+    receiver = Receiver()
+    await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0), Bucket)
+    await site.open(1, receivers=1)  # the answer to the first was lost
+    await site.pull(receiver, 1)
+    assert_holds(receiver, 1)
+    assert site.trainer.running == 0
+
+
+async def test_a_bucket_may_be_asked_for_twice(site: Site) -> None:
+    await site.open(1, receivers=1)
+    peer = site.view.peer("policy.0")
+    for index in range(3):
+        first, again = [await peer.call("bucket", BucketRequest(1, 0, index), Bucket) for _ in range(2)]
+        assert first == again
+
+
+@pytest.mark.parametrize("again", [(2, 0), (1, 1)])
+async def test_a_receiver_that_dies_in_the_middle_leaves_the_trainer_able_to_push(
+    again: tuple[int, int], site: Site
+) -> None:
+    """The next version, or the same once more: survivors are freed, the old export ran to its end."""
+    version, attempt = again
+    dying, survivor = Receiver(dies_at="layer.0"), Receiver()
+    await site.open(1, receivers=2)
+    waiting = asyncio.ensure_future(site.pull(survivor, 1, number=0))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await site.pull(dying, 1, number=1)
+    assert not waiting.done()
+    assert site.trainer.running == 1
+    reopening = asyncio.ensure_future(site.open(version, receivers=2, attempt=attempt))
+    with pytest.raises(GcoreError, match="another push began before this one ended"):
+        await waiting
+    await reopening
+    replacement = Receiver()
+    await asyncio.gather(
+        site.pull(survivor, version, 0, attempt),
+        site.pull(replacement, version, 1, attempt),
+    )
+    assert_holds(survivor, version)
+    assert_holds(replacement, version)
+    assert site.trainer.running == 0
+
+
+async def test_other_ranks_run_through_one_export_a_push(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.shell._rank = 1
+    for _ in range(2):  # asked again
+        await site.open(1, receivers=1)
+    assert (site.trainer.exported, site.trainer.running) == (NAMES, 0)
+    site.trainer.exported = []
+    await site.open(1, receivers=1, attempt=1)
+    assert (site.trainer.exported, site.trainer.running) == (NAMES, 0)

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from omegaconf import OmegaConf
+
+from gcore_core.data_config import FunctionRewardConfig, VerifierConfig
+from gcore_core.errors import ConfigError, DataError
+from gcore_core.protocols import Score, ScoredRecord, Scorer, WorkerContext
+from gcore_core.records import Prompt
+from gcore_core.rewards import ExactMatch, FunctionScorer, Numeric
+
+CONTEXT = WorkerContext(role="scorer")
+Make = Callable[..., FunctionScorer]
+
+
+def record(text: str = "", sample: int = 0, **fields: Any) -> ScoredRecord:
+    prompt = Prompt(row=5, text="?", fields=fields)
+    return ScoredRecord(ordinal=1, sample=sample, prompt=prompt, text=text, status="finished", columns={})
+
+
+@pytest.fixture
+def scorer(tmp_path: Path) -> Make:
+    """A scorer of the function ``f`` in a file with the given source."""
+
+    def make(source: str, name: str = "f", batch: bool = False) -> FunctionScorer:
+        file = tmp_path / "my_rewards.py"
+        file.write_text(source)
+        return FunctionScorer(FunctionRewardConfig(path=str(file), name=name, batch=batch), CONTEXT)
+
+    return make
+
+
+def reasons(scores: list[Score]) -> list[str]:
+    """Of scores that all failed; none of them may carry a number."""
+    assert all(score.value is None and score.status == "failed" for score in scores)
+    return [score.reason for score in scores]
+
+
+# -- a function -------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_scores_each_record(scorer: Make) -> None:
+    scorer_ = scorer("def f(record):\n    return len(record.text) + record.prompt.fields['plus']\n")
+    assert isinstance(scorer_, Scorer)
+    assert scorer_.score([record("ab", plus=0.5), record("", plus=0)]) == [Score(value=2.5), Score(value=0.0)]
+    assert scorer_.score([]) == []
+
+
+def test_the_batch_form_sees_all_records_at_once(scorer: Make) -> None:
+    assert scorer("def f(records):\n    return [len(records)] * len(records)\n", batch=True).score(
+        [record(), record()]
+    ) == [Score(value=2.0)] * 2
+
+
+@pytest.mark.parametrize("returned", ["True", "1", "1.0", "np.float32(1)", "np.int64(1)", "np.bool_(True)"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_every_kind_of_number_counts(scorer: Make, returned: str, batch: bool) -> None:
+    value = f"[{returned}]" if batch else returned
+    assert scorer(f"import numpy as np\ndef f(r):\n    return {value}\n", batch=batch).score([record()]) == [
+        Score(value=1.0)
+    ]
+
+
+def test_an_array_is_a_list_of_numbers(scorer: Make) -> None:
+    made = scorer("import numpy as np\ndef f(records):\n    return np.array([0.5, 1.0])\n", batch=True)
+    assert made.score([record(), record()]) == [Score(value=0.5), Score(value=1.0)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ("float('nan')", "f returned nan"),
+        ("float('-inf')", "f returned -inf"),
+        ("10 ** 400", "f returned inf"),
+        ("None", "f returned NoneType, not a number"),
+        ("'1.0'", "f returned str, not a number"),
+        ("1j", "f returned complex, not a number"),
+    ],
+)
+def test_what_is_no_finite_number_is_a_failure(scorer: Make, returned: str, reason: str) -> None:
+    assert reasons(scorer(f"def f(record):\n    return {returned}\n").score([record()])) == [reason]
+
+
+def test_an_exception_fails_its_record_alone_and_names_the_line(scorer: Make) -> None:
+    source = "def f(record):\n    return inner(record.text)\n\ndef inner(text):\n    return int(text)\n"
+    good, bad, last = scorer(source).score([record("1"), record("x"), record("3")])
+    assert (good, last) == (Score(value=1.0), Score(value=3.0))
+    assert reasons([bad]) == ["ValueError: invalid literal for int() with base 10: 'x' (my_rewards.py:5)"]
+
+
+def test_an_exception_in_a_library_names_the_line_of_the_file(scorer: Make) -> None:
+    source = "import json\ndef f(record):\n\n    return json.loads(record.text)\n"
+    assert reasons(scorer(source).score([record("{")]))[0].endswith("(my_rewards.py:4)")
+
+
+def test_a_syntax_error_in_a_completion_names_the_line_of_the_file(scorer: Make) -> None:
+    source = "import ast\ndef f(record):\n\n    return ast.literal_eval(record.text)\n"
+    assert reasons(scorer(source).score([record("1 +")]))[0].endswith("(my_rewards.py:4)")
+
+
+def test_an_exception_in_the_batch_form_fails_all_its_records(scorer: Make) -> None:
+    made = scorer("def f(records):\n    raise KeyError('x')\n", batch=True)
+    assert reasons(made.score([record(), record()])) == ["KeyError: 'x' (my_rewards.py:2)"] * 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ("[1.0]", "f returned 1 values for 2 records"),
+        ("[]", "f returned 0 values for 2 records"),
+        ("1.0", "f returned float, not a list"),
+        ("__import__('numpy').array(1.0)", "f returned float, not a list"),
+        ("None", "f returned NoneType, not a list"),
+    ],
+)
+def test_a_batch_result_of_another_length_fails_all(scorer: Make, returned: str, reason: str) -> None:
+    made = scorer(f"def f(records):\n    return {returned}\n", batch=True)
+    assert reasons(made.score([record(), record()])) == [reason] * 2
+
+
+def test_one_bad_value_of_a_batch_fails_its_record_alone(scorer: Make) -> None:
+    good, bad = scorer("def f(records):\n    return [1, float('nan')]\n", batch=True).score([record(), record()])
+    assert good == Score(value=1.0) and reasons([bad]) == ["f returned nan"]
+
+
+def test_async_records_are_scored_concurrently(scorer: Make) -> None:
+    """The barrier opens only when all three calls wait at it: one after the other they would never end."""
+    source = (
+        "import asyncio\nbarrier = None\n"
+        "async def f(record):\n"
+        "    global barrier\n"
+        "    barrier = barrier or asyncio.Barrier(3)\n"
+        "    async with asyncio.timeout(20):\n"
+        "        await barrier.wait()\n"
+        "    return record.sample\n"
+    )
+    made = scorer(source)
+    expected = [Score(value=float(sample)) for sample in range(3)]
+    assert made.score([record(sample=sample) for sample in range(3)]) == expected
+    # the loop outlives a call: the barrier is bound to it
+    assert made.score([record(sample=sample) for sample in range(3)]) == expected
+    made.close()
+
+
+def test_an_async_exception_fails_its_record_alone(scorer: Make) -> None:
+    source = (
+        "import asyncio\n"
+        "async def f(record):\n"
+        "    if record.sample == 0:\n"
+        "        raise ValueError('no')\n"
+        "    if record.sample == 1:\n"
+        "        raise asyncio.CancelledError\n"
+        "    return 1\n"
+    )
+    *bad, good = scorer(source).score([record(sample=sample) for sample in range(3)])
+    assert reasons(bad) == ["ValueError: no (my_rewards.py:4)", "CancelledError"]
+    assert good == Score(value=1.0)
+
+
+def test_an_async_function_with_other_parameters_is_a_failure(scorer: Make) -> None:
+    (reason,) = reasons(scorer("async def f():\n    return 1\n").score([record()]))
+    assert "takes 0 positional arguments" in reason
+
+
+def test_an_async_batch_function_works(scorer: Make) -> None:
+    made = scorer("async def f(records):\n    return [0.5] * len(records)\n", batch=True)
+    assert made.score([record(), record()]) == [Score(value=0.5)] * 2
+
+
+async def test_async_functions_work_inside_a_running_loop(scorer: Make) -> None:
+    assert asyncio.get_running_loop()
+    assert scorer("async def f(record):\n    return 1\n").score([record()]) == [Score(value=1.0)]
+
+
+def test_a_forgotten_await_is_a_failure(scorer: Make) -> None:
+    source = "async def g(record):\n    return 1\n\ndef f(record):\n    return g(record)\n"
+    assert reasons(scorer(source).score([record()])) == ["f returned coroutine, not a number"]
+
+
+def test_a_missing_file_suggests_its_neighbour(scorer: Make, tmp_path: Path) -> None:
+    scorer("def f(record): ...\n")
+    with pytest.raises(ConfigError, match=r"my_reward\.py: no such file \(did you mean 'my_rewards.py'\?\)"):
+        FunctionScorer(FunctionRewardConfig(path=str(tmp_path / "my_reward.py"), name="f"), CONTEXT)
+
+
+def test_a_missing_function_names_those_that_there_are(scorer: Make) -> None:
+    with pytest.raises(ConfigError) as error:
+        scorer("def exact(record): ...\ndef other(record): ...\n", name="exakt")
+    assert "has no function 'exakt' (did you mean 'exact'?)" in str(error.value)
+    assert "its functions: exact, other" in str(error.value)
+
+
+def test_what_cannot_be_called_is_refused(scorer: Make) -> None:
+    with pytest.raises(ConfigError, match="f is a int, not a function"):
+        scorer("f = 3\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("x = 1\nimport no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("x = 1\nraise SystemExit(3)\n", "SystemExit: 3"),
+        ("x = 1\ndef f(:\n", "SyntaxError"),
+    ],
+)
+def test_a_file_that_does_not_import_is_named_with_its_line(scorer: Make, source: str, what: str) -> None:
+    with pytest.raises(DataError) as error:
+        scorer(source)
+    assert "my_rewards.py:2: does not import: " in str(error.value) and what in str(error.value)
+
+
+# -- verifiers --------------------------------------------------------------------------------------------------------
+
+
+def exact(text: str, answer: Any, **config: Any) -> float | None:
+    return ExactMatch(VerifierConfig(**config), CONTEXT).score([record(text, answer=answer)])[0].value
+
+
+def numeric(text: str, answer: Any, **config: Any) -> float | None:
+    return Numeric(VerifierConfig(**config), CONTEXT).score([record(text, answer=answer)])[0].value
+
+
+def test_exact_match_compares_stripped_text() -> None:
+    assert exact(" 31\n", "31") == 1
+    assert exact("31", 31) == 1
+    assert exact("32", "31") == 0
+    assert exact("", "31") == 0
+    assert exact("yes", "Yes") == 0
+    assert exact("yes", "Yes", ignore_case=True) == 1
+
+
+def test_a_pattern_compares_its_last_match() -> None:
+    assert exact("answer: 1, no, answer: 2", "2", pattern=r"answer: (\d)") == 1
+    assert exact("answer: 2, no, answer: 1", "2", pattern=r"answer: (\d)") == 0
+    assert exact("a1 b2", "b2", pattern=r"\w\d") == 1
+    assert exact("nothing", "2", pattern=r"answer: (\d)") == 0
+    assert exact("ab", "b", pattern=r"a(x)?b") == 0  # a group that took no part
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so it is 31.", 31),
+        ("31", "31.0"),
+        ("costs $1,234.50", 1234.5),
+        ("1,234,567", 1234567),
+        ("x = -5", "-5"),
+        ("x = −5", -5),
+        ("8-5=3", 3),
+        ("7-5", 5),  # an operator, not a sign
+        ("2e3", 2000),
+        (".5", 0.5),
+        ("first 7, then 8", "#### 8"),
+        ("12345678901234567890123456789", "12345678901234567890123456789"),
+    ],
+)
+def test_numbers_are_found_as_people_write_them(text: str, answer: Any) -> None:
+    assert numeric(text, answer) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("30", 31),
+        ("", 31),
+        ("thirty-one", 31),
+        ("31 or 32", 31),
+        ("12345678901234567890123456788", "12345678901234567890123456789"),  # equal as floats
+        ("1e999999999", 1),
+        ("1e99999999999999999999", 1),
+    ],
+)
+def test_other_numbers_are_wrong(text: str, answer: Any) -> None:
+    assert numeric(text, answer) == 0
+
+
+def test_tolerance_is_a_difference() -> None:
+    assert numeric("0.333", 1 / 3) == 0
+    assert numeric("0.333", 1 / 3, tolerance=1e-3) == 1
+    assert numeric("the answer is <5> of 6", 5, pattern=r"<(.*?)>") == 1
+
+
+@pytest.mark.parametrize("verifier", [ExactMatch, Numeric])
+def test_a_row_without_an_answer_is_a_failure(verifier: type) -> None:
+    (reason,) = reasons(verifier(VerifierConfig(), CONTEXT).score([record("1", solution="1")]))
+    assert reason == "row 5 has no field 'answer'; it has: solution"
+
+
+def test_an_answer_that_is_no_number_is_a_failure() -> None:
+    scores = Numeric(VerifierConfig(), CONTEXT).score([record("1", answer="many")])
+    assert reasons(scores) == ["field 'answer' of row 5 holds no number: many"]
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="tolerance: must not be negative"):
+        VerifierConfig(tolerance=-1)
+    with pytest.raises(ConfigError, match=r"pattern: '\(' is not a regular expression"):
+        VerifierConfig(pattern="(")
+
+
+@pytest.mark.parametrize(
+    ("cls", "values"), [(VerifierConfig, {"tolerance": 0.5}), (FunctionRewardConfig, {"path": "a", "name": "f"})]
+)
+def test_configs_come_from_yaml_and_from_the_wire(cls: type, values: dict[str, Any]) -> None:
+    plain = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(cls), values))
+    assert msgspec.convert(plain, cls) == cls(**values)

@@ -1,0 +1,357 @@
+"""Calls over real sockets: two networks in one process stand for two processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gcore_core.errors import (
+    AddressError,
+    ContractError,
+    DataError,
+    DeadlineExceeded,
+    GcoreError,
+    WeightMismatch,
+    WorkerDied,
+    WorkerError,
+)
+from gcore_core.processes import rpc
+from gcore_core.processes.insist import insist
+from gcore_core.processes.rpc import RpcNetwork, check_free
+from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service
+
+SECRET = b"s" * 32
+
+
+class Ask(msgspec.Struct, array_like=True):
+    number: int
+    text: str = ""
+
+
+class Server:
+    """A service of odd handlers, and what they noticed."""
+
+    def __init__(self) -> None:
+        self.service = Service("worker.3")
+        self.started, self.cancelled, self.release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for name in ("echo", "fail", "stumble", "count", "hang", "toil", "huge", "huge_items"):
+            self.service.add(name, Ask, getattr(self, name))
+
+    async def echo(self, request: Ask, call: Call) -> Ask:
+        await asyncio.sleep(request.number % 7 / 1000)  # so that answers overtake each other
+        return request
+
+    async def fail(self, request: Ask, call: Call) -> None:
+        raise WeightMismatch("other bytes", where="tensor 'w'", why="cosmic rays", todo="push again", tensors=3)
+
+    async def stumble(self, request: Ask, call: Call) -> None:
+        raise KeyError("lost key")
+
+    async def count(self, request: Ask, call: Call) -> AsyncIterator[Ask]:
+        for number in range(request.number):
+            yield Ask(number)
+            if number % 10 == 0:
+                await asyncio.sleep(0)
+
+    async def hang(self, request: Ask, call: Call) -> None:
+        self.started.set()
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def toil(self, request: Ask, call: Call) -> Ask:
+        for _ in range(request.number):
+            await asyncio.to_thread(call.progress)
+            await asyncio.sleep(0.25)
+        return request
+
+    async def huge(self, request: Ask, call: Call) -> bytes:
+        return bytes(request.number)
+
+    async def huge_items(self, request: Ask, call: Call) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(request.number)
+                await asyncio.sleep(0)
+        finally:
+            self.cancelled.set()
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="g-core-") as name:  # short, unlike tmp_path
+        yield Path(name)
+
+
+@pytest.fixture
+def addresses(directory: Path) -> dict[str, str]:
+    return {"worker.3": f"unix:{directory / 'w'}"}
+
+
+@contextlib.asynccontextmanager
+async def served(addresses: dict[str, str]) -> AsyncIterator[Server]:
+    network, server = RpcNetwork(addresses, SECRET), Server()
+    await network.serve("worker.3", server.service)
+    try:
+        yield server
+    finally:
+        server.release.set()
+        await network.close()
+
+
+@contextlib.asynccontextmanager
+async def reached(addresses: dict[str, str], secret: bytes = SECRET, timeout_s: float = 20.0) -> AsyncIterator[Peer]:
+    network = RpcNetwork(addresses, secret, timeout_s)
+    try:
+        yield network.peer("worker.3")
+    finally:
+        await network.close()
+
+
+async def test_a_call_answers(addresses: dict[str, str]) -> None:
+    async with served(addresses), reached(addresses) as peer:
+        assert await peer.call("echo", Ask(1, "grüße"), Ask) == Ask(1, "grüße")
+
+
+async def test_a_loopback_port_serves_as_well() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    addresses = {"worker.3": f"tcp:127.0.0.1:{port}"}
+    async with served(addresses), reached(addresses) as peer:
+        assert await peer.call("echo", Ask(1), Ask) == Ask(1)
+
+
+async def test_answers_of_concurrent_calls_do_not_mix(addresses: dict[str, str]) -> None:
+    async with served(addresses), reached(addresses) as peer:
+        asked = [Ask(number, "x" * number) for number in range(100)]
+        assert await asyncio.gather(*(peer.call("echo", ask, Ask) for ask in asked)) == asked
+
+
+async def test_concurrent_streams_keep_their_order(addresses: dict[str, str]) -> None:
+    async def drain(peer: Peer, length: int) -> list[int]:
+        return [item.number async for item in peer.stream("count", Ask(length), Ask)]
+
+    async with served(addresses), reached(addresses) as peer:
+        lengths = [0, 1, 50, 300]
+        assert await asyncio.gather(*(drain(peer, length) for length in lengths)) == [
+            list(range(length)) for length in lengths
+        ]
+
+
+async def test_a_remote_error_keeps_its_class_its_parts_and_its_process(addresses: dict[str, str]) -> None:
+    async with served(addresses), reached(addresses) as peer:
+        with pytest.raises(WeightMismatch) as caught:
+            await peer.call("fail", Ask(0), Ask)
+    error = caught.value
+    assert (error.what, error.where, error.why, error.todo) == (
+        "other bytes",
+        "tensor 'w'",
+        "cosmic rays",
+        "push again",
+    )
+    assert error.facts["process"] == "worker.3"
+    assert error.facts["tensors"] == 3
+    assert "in fail" in error.facts["traceback"]
+
+
+async def test_any_other_remote_exception_is_a_worker_error_that_says_where(addresses: dict[str, str]) -> None:
+    async with served(addresses), reached(addresses) as peer:
+        with pytest.raises(WorkerError, match=r"worker\.3: KeyError: 'lost key'\n  at .*test_rpc\.py:\d+") as caught:
+            await peer.call("stumble", Ask(0), Ask)
+    assert type(caught.value) is WorkerError
+
+
+async def test_an_unknown_method_is_refused(addresses: dict[str, str]) -> None:
+    async with served(addresses), reached(addresses) as peer:
+        with pytest.raises(ContractError, match=r"worker\.3: no method 'ecoh'"):
+            await peer.call("ecoh", Ask(0), Ask)
+
+
+async def test_a_malformed_request_is_refused_with_its_path(addresses: dict[str, str]) -> None:
+    async with served(addresses), reached(addresses) as peer:
+        with pytest.raises(ContractError, match=r"malformed request 'echo': .*`int`.*`str`.*\$\[0\]"):
+            await peer.call("echo", ["one", "two"], Ask)
+
+
+async def test_the_deadline_expires_without_progress_and_cancels_the_handler(addresses: dict[str, str]) -> None:
+    async with served(addresses) as server, reached(addresses) as peer:
+        with pytest.raises(DeadlineExceeded, match=r"worker\.3: no sign of progress for 0\.2 s in hang"):
+            await peer.call("hang", Ask(0), Ask, deadline_s=0.2)
+        async with asyncio.timeout(10):
+            await server.cancelled.wait()
+
+
+async def test_progress_extends_the_deadline(addresses: dict[str, str]) -> None:
+    """The handler takes 2.5 s and reports at most once a second; 1.6 s without a sign would end the call."""
+    async with served(addresses), reached(addresses) as peer:
+        assert await peer.call("toil", Ask(10), Ask, deadline_s=1.6) == Ask(10)
+
+
+async def test_closing_a_stream_early_cancels_its_handler(addresses: dict[str, str]) -> None:
+    async with served(addresses) as server, reached(addresses) as peer:
+        stream = peer.stream("huge_items", Ask(10), bytes)
+        async with contextlib.aclosing(stream):
+            async for item in stream:
+                assert len(item) == 10
+                break
+        async with asyncio.timeout(10):
+            await server.cancelled.wait()
+
+
+async def test_cancelling_a_call_cancels_its_handler(addresses: dict[str, str]) -> None:
+    async with served(addresses) as server, reached(addresses) as peer:
+        task = asyncio.ensure_future(peer.call("hang", Ask(0), Ask))
+        async with asyncio.timeout(10):
+            await server.started.wait()
+            task.cancel()
+            await server.cancelled.wait()
+
+
+async def test_a_wrong_secret_is_refused(addresses: dict[str, str]) -> None:
+    async with served(addresses), reached(addresses, secret=b"t" * 32) as peer:
+        for _ in range(2):  # and stays refused
+            with pytest.raises(ContractError, match=r"worker\.3: refused the connection\n  wrong or missing run secret"):
+                await peer.call("echo", Ask(0), Ask)
+
+
+async def test_another_version_is_refused_and_both_are_named(
+    addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(addresses), reached(addresses) as peer:
+        ours = rpc.__version__
+        monkeypatch.setattr(rpc, "__version__", "9.9.9")  # both ends share the module: the server is asked first below
+        monkeypatch.setattr(rpc._Session, "_admit", _admit_as(ours, rpc._Session._admit, monkeypatch))
+        with pytest.raises(ContractError, match=re.escape(f"gcore-core {ours} here") + r".*9\.9\.9 \(.*\) there"):
+            await peer.call("echo", Ask(0), Ask)
+
+
+def _admit_as(version: str, admit: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    async def as_the_server(self: Any, context: Any) -> None:
+        monkeypatch.setattr(rpc, "__version__", version)
+        await admit(self, context)
+
+    return as_the_server
+
+
+async def test_a_server_that_goes_mid_call_is_a_died_worker(addresses: dict[str, str]) -> None:
+    async with reached(addresses) as peer:
+        async with served(addresses) as server:
+            calls = [asyncio.ensure_future(peer.call("hang", Ask(0), Ask)) for _ in range(3)]
+            async with asyncio.timeout(10):
+                await server.started.wait()
+            server.release.clear()
+            server.release.set = lambda: None  # type: ignore[method-assign]  # the handler never answers
+        for call in calls:
+            with pytest.raises(WorkerDied, match=r"worker\.3: the process is gone") as caught:
+                await call
+            assert caught.value.facts["process"] == "worker.3"
+
+
+async def test_a_server_that_was_started_again_is_reached_again(addresses: dict[str, str]) -> None:
+    async with reached(addresses) as peer:
+        for number in range(3):
+            async with served(addresses):
+                assert await insist(peer, "echo", Ask(number), Ask, 60.0) == Ask(number)
+
+
+async def test_a_caller_may_come_before_its_server(addresses: dict[str, str]) -> None:
+    async with reached(addresses) as peer:
+        early = asyncio.ensure_future(peer.call("echo", Ask(1), Ask))
+        await asyncio.sleep(0)  # it has begun to connect
+        async with served(addresses):
+            assert await early == Ask(1)
+
+
+async def test_all_callers_of_a_server_that_never_comes_fail_together(addresses: dict[str, str]) -> None:
+    loop = asyncio.get_running_loop()
+    async with reached(addresses, timeout_s=0.5) as peer:
+        began_s = loop.time()
+        calls = [peer.call("echo", Ask(0), Ask) for _ in range(10)]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        took_s = loop.time() - began_s
+    assert [type(error) for error in errors] == [WorkerDied] * 10
+    assert "nobody answers at unix:" in str(errors[0])
+    assert took_s < 4.0  # one after the other would take 5
+
+
+async def test_a_message_over_the_limit_is_an_error_and_harms_no_other_call(addresses: dict[str, str]) -> None:
+    limit = rf"has \d+ bytes, the limit is {MESSAGE_LIMIT_BYTES}"
+    too_long = MESSAGE_LIMIT_BYTES + 1
+    async with served(addresses) as server, reached(addresses) as peer:
+        other = asyncio.ensure_future(peer.call("hang", Ask(0), type(None)))
+        with pytest.raises(ContractError, match=f"a request of echo {limit}"):
+            await peer.call("echo", Ask(0, "x" * too_long), Ask)
+        with pytest.raises(ContractError, match=f"the reply to huge {limit}"):
+            await peer.call("huge", Ask(too_long), bytes)
+        with pytest.raises(ContractError, match=f"an item of huge_items {limit}"):
+            async for _ in peer.stream("huge_items", Ask(too_long), bytes):
+                pass
+        server.release.set()
+        assert await other is None
+
+
+async def test_messages_that_together_exceed_the_limit_arrive(addresses: dict[str, str]) -> None:
+    size = MESSAGE_LIMIT_BYTES // 2 - 16
+    async with served(addresses), reached(addresses) as peer:
+        answers = await asyncio.gather(*(peer.call("huge", Ask(size), bytes) for _ in range(5)))
+    assert [len(answer) for answer in answers] == [size] * 5
+
+
+async def test_a_socket_path_too_long_says_so_and_what_to_set(tmp_path: Path) -> None:
+    network = RpcNetwork({"worker.3": f"unix:{tmp_path}/{'x' * 120}"}, SECRET)
+    for attempt in (network.peer, check_free):
+        with pytest.raises(AddressError, match=r"the socket path has \d+ bytes, the system allows 107") as caught:
+            attempt("worker.3" if attempt == network.peer else network.addresses["worker.3"])
+        assert "launcher.config.socket_dir" in caught.value.todo
+
+
+async def test_a_port_in_use_says_so_and_what_to_set() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp:127.0.0.1:{taken.getsockname()[1]}"
+        network = RpcNetwork({"worker.3": address}, SECRET)
+        with pytest.raises(AddressError, match="the address is in use") as caught:
+            await network.serve("worker.3", Server().service)
+    assert caught.value.where == address
+    assert "launcher.config.port" in caught.value.todo
+    assert caught.value.exit_code == 7
+
+
+@pytest.mark.parametrize("address", ["tcp:0.0.0.0:7000", "tcp:192.168.0.1:7000", "tcp:[::]:7000", "tcp:7000", "http://x"])
+def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
+    with pytest.raises(AddressError, match="other machines can reach"):
+        RpcNetwork({"worker.3": address}, SECRET).peer("worker.3")
+
+
+async def test_the_socket_is_reachable_by_nobody_without_the_secret(addresses: dict[str, str]) -> None:
+    """A bare gRPC client without metadata gets nothing."""
+    async with served(addresses), rpc.grpc.aio.insecure_channel(addresses["worker.3"]) as channel:
+        stream = channel.stream_stream("/gcore/session")()
+        with pytest.raises(rpc.grpc.aio.AioRpcError) as caught:
+            await stream.read()
+    assert caught.value.code() is rpc.grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("kind", [DataError, ContractError, DeadlineExceeded, AddressError])
+async def test_every_class_of_the_tree_travels(kind: type[GcoreError], addresses: dict[str, str]) -> None:
+    async with served(addresses) as server, reached(addresses) as peer:
+
+        async def refuse(request: Ask, call: Call) -> None:
+            raise kind("no", where="here")
+
+        server.service.add("refuse", Ask, refuse)
+        with pytest.raises(kind, match="here: no"):
+            await peer.call("refuse", Ask(0), Ask)
