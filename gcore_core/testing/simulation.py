@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import make_context
 from gcore_core.controllers.synchronous import SynchronousController

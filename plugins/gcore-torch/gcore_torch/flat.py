@@ -39,12 +39,14 @@ class Block:
 @dataclass(frozen=True, kw_only=True)
 class FlatLayout:
     """Positions int64[N] of all tokens; the attention of prompts to themselves and that of completions (None when each
-    has one action) to their prompt and themselves; members float32[G, R]: 1 where record r is of group g."""
+    has one action) to their prompt and themselves; members float32[G, R]: 1 where record r is of group g; predicting
+    int64[M]: tokens whose hidden states are wanted."""
 
     positions: Tensor
     prompts: Block
     completions: Block | None
     members: Tensor
+    predicting: Tensor
 
 
 def family_supported(config: Any) -> bool:
@@ -246,11 +248,14 @@ def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
     return torch.cat([q, k, v], 1).view(len(x), -1)
 
 
-def _layer(layer: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
-    """One decoder layer over flat tokens x [N, D]."""
+def _layer(layer: nn.Module, x: Tensor, shared: _Pass, wanted: Tensor | None) -> Tensor:
+    """One decoder layer over flat tokens x [N, D]; past the attention it goes on with the ``wanted`` ones only."""
     attention, mlp = layer.self_attn, layer.mlp
     projected = _projection(attention, _norm(layer.input_layernorm, x), shared)
-    x = x + attention.o_proj(_Attention.apply(projected, shared))
+    attended = _Attention.apply(projected, shared)
+    if wanted is not None:
+        x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+    x = x + attention.o_proj(attended)
     both = F.linear(_norm(layer.post_attention_layernorm, x), torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
     return x + mlp.down_proj(_SwiGlu.apply(both))
 
@@ -261,7 +266,7 @@ def _norm(module: nn.Module, x: Tensor) -> Tensor:
 
 def _dispatch(layer: nn.Module, original: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], _Pass):
-        return _layer(layer, x, args[0])
+        return _layer(layer, x, *args)
     return original(x, *args, **kwargs)
 
 
@@ -272,7 +277,7 @@ def install(model: nn.Module) -> None:
 
 
 def forward(model: nn.Module, ids: Tensor, layout: FlatLayout) -> Tensor:
-    """Last hidden states [N, D] of tokens ``ids`` int64[N]; ``install`` came before."""
+    """Last hidden states [M, D] of the tokens in ``layout.predicting`` among ``ids`` int64[N]; ``install`` came before."""
     base, config = model.model, model.config
     x = base.embed_tokens(ids)
     cos, sin = base.rotary_emb(x[None], layout.positions[None])
@@ -286,6 +291,7 @@ def forward(model: nn.Module, ids: Tensor, layout: FlatLayout) -> Tensor:
         kv_heads=heads[1],
         size=size,
     )
-    for layer in base.layers:
-        x = layer(x, shared)
+    for layer in base.layers[:-1]:
+        x = layer(x, shared, None)
+    x = base.layers[-1](x, shared, layout.predicting)
     return _norm(base.norm, x)

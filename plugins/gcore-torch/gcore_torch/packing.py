@@ -49,8 +49,8 @@ class Sample:
 class Batch:
     """What one forward pass needs, and the columns of its A actions, record after record.
 
-    ids int64[N] (flat) or int64[rows, W]; predict int64[A]: token, counted over all rows, whose hidden state predicts
-    the action; targets int64[A]; temperature float32[A] or None when all are 1; index int64[R]: the records in order;
+    ids int64[N] (flat) or int64[rows, W]; predict int64[A]: the hidden state that predicts the action, counted over all
+    rows (of those that flat.forward returns, if flat); targets int64[A]; temperature float32[A] or None when all are 1; index int64[R]: the records in order;
     columns: record int64[A], mask bool[A], rollout_logp float32[A].
     """
 
@@ -229,14 +229,17 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
         keys = np.concatenate([prompt_at[group], fed_at], 1)
         blocks.append(_block(fed_at, keys, np.concatenate([seen, own], 2), fed_real, device))
     members = (group == np.arange(len(rows))[:, None]).astype(np.float32)
+    predicting = np.concatenate([prompt_start + prompts - 1, prompts.sum() + np.arange(fed.sum())])
     layout = FlatLayout(
         positions=torch.from_numpy(positions).to(device),
         prompts=blocks[0],
         completions=blocks[1] if len(blocks) > 1 else None,
         members=torch.from_numpy(members).to(device),
+        predicting=torch.from_numpy(predicting).to(device),
     )
-    last_prompt = (prompt_start + prompts - 1)[group]
-    return _batch(rows, sizes, last_prompt, fed_start, device, ids=torch.from_numpy(ids).to(device), flat=layout)
+    # counted over the predicting tokens: each prompt's last one, then the completions
+    first_fed = len(rows) + np.cumsum(fed) - fed
+    return _batch(rows, sizes, group, first_fed, device, ids=torch.from_numpy(ids).to(device), flat=layout)
 
 
 def _grid(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -302,7 +302,7 @@ class TorchTrainer:
         current = {"logp": logp} | ({"entropy": entropies} if entropy == "gradient" else {})
         loss, weight, metrics = self._objective.loss(batch.columns, current)
         loss.backward()
-        progress.observe(logp.detach(), entropies.detach(), batch, metrics)  # type: ignore[union-attr]
+        progress.observe(logp.detach(), entropies.detach(), batch, metrics)
         return float(loss.detach()), float(weight)
 
     def _scale_gradients(self, weight: float) -> float:
