@@ -118,6 +118,7 @@ class Agent:
             finally:
                 os.close(reading)
         self._workers[spec.name] = process
+        log.info("%s is started, pid %s", spec.name, process.pid)
         return process
 
     async def _watch(self, spec: WorkerSpec, process: asyncio.subprocess.Process) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcore_torch.flat import family_supported, rms_norm
+from gcore_torch.flat import family_supported
 
 #: Most tokens, padding included, that go through the model at once when prompts are read.
 _PREFILL_TOKENS = 16384
@@ -208,7 +208,7 @@ class FusedDecoder:
 
 
 def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
-    return lambda x: rms_norm(x, module.weight, module.variance_epsilon)
+    return lambda x: F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
 
 
 class _FusedLayer:

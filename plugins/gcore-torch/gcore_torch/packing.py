@@ -50,8 +50,8 @@ class Batch:
     """What one forward pass needs, and the columns of its A actions, record after record.
 
     ids int64[N] (flat) or int64[rows, W]; predict int64[A]: the hidden state that predicts the action, counted over all
-    rows (of those that flat.forward returns, if flat); targets int64[A]; temperature float32[A] or None when all are 1; index int64[R]: the records in order;
-    columns: record int64[A], mask bool[A], rollout_logp float32[A].
+    rows, or over the predicting tokens if flat; targets int64[A]; temperature float32[A] or None when all are 1;
+    index int64[R]: the records in order; columns: record int64[A], mask bool[A], rollout_logp float32[A].
     """
 
     ids: Tensor
@@ -181,8 +181,8 @@ def _batch(
     device: torch.device,
     **layout: Tensor | FlatLayout | None,
 ) -> Batch:
-    """Fills in what all layouts share. last_prompt and completion int64[R]: the token that predicts a record's first
-    action, and the token that is it."""
+    """Fills in what all layouts share. last_prompt and completion int64[R]: the hidden state that predicts a record's
+    first action, and that of the first action."""
     samples = [s for row in rows for s in row]
     actions = sizes.fed + 1
     predict = ragged(completion - 1, actions)

@@ -1,0 +1,249 @@
+"""Runs of fakes in real processes, for the tests beside this file: start one, read it, look at its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+FAKE = REPOSITORY / "gcore_core" / "testing" / "fake.py"
+PATIENCE_S = 120.0
+
+TROUBLE = '''
+"""Fakes that misbehave, and a trainer that writes down what it was given."""
+import json, os, time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gcore_core import hookimpl, providers as p
+from gcore_core.protocols import Score
+from gcore_core.testing import fake
+
+
+class Recording(fake.FakeTrainer):
+    def prepare(self, records, scalars):
+        with open("batches.jsonl", "a") as file:
+            file.write(json.dumps([[r.ordinal, r.sample] for r in records]) + "\\n")
+        return super().prepare(records, scalars)
+
+
+class Raises:
+    def __init__(self, config, context):
+        raise RuntimeError("no such device")
+
+
+class Leaves:
+    def __init__(self, config, context):
+        print("about to leave")
+        os._exit(3)
+
+
+class Gap(fake.FakeGenerator):
+    def _finished(self, request, letters, status):
+        found = super()._finished(request, letters, status)
+        return replace(found, columns={**found.columns, "logp": found.columns["logp"] + 0.5})
+
+
+class HangsOnce(fake.FakeScorer):
+    def score(self, records):
+        if not os.path.exists("hung"):
+            Path("hung").touch()
+            time.sleep(3600)
+        return super().score(records)
+
+
+class NoLuck(fake.FakeScorer):
+    def score(self, records):
+        raise ValueError("no luck")
+
+
+class Nan(fake.FakeScorer):
+    def score(self, records):
+        return [Score(value=float("nan")) for _ in records]
+
+
+@hookimpl
+def gcore_trainers():
+    yield p.TrainerProvider(name="recording", summary="-", factory="trouble:Recording", config=fake.FakeTrainerConfig)
+
+
+@hookimpl
+def gcore_generators():
+    words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
+    for cls in (Raises, Leaves, Gap):
+        yield p.GeneratorProvider(
+            name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
+            config=fake.FakeGeneratorConfig,
+        )
+
+
+@hookimpl
+def gcore_rewards():
+    for cls in (HangsOnce, NoLuck, Nan, Leaves, Raises):
+        yield p.RewardProvider(name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}")
+'''
+
+JOB: dict[str, Any] = {
+    "run": {"name": "fake", "steps": 3, "seed": 3},
+    "launcher": {"use": "core/local"},
+    "controller": {"shards": 2, "config": {"prompts": 6}},
+    "data": {"use": "fake"},
+    "advantage": {"use": "fake"},
+    "objective": {"use": "fake"},
+    "roles": {"policy": {"use": "trouble/recording"}, "rollout": {"use": "fake"}},
+    "rewards": {"letters": {"use": "fake"}},
+    "local": [str(FAKE), "trouble.py"],
+}
+
+
+@dataclass
+class Run:
+    """One ``g-core run``. ``directory`` is its working directory; ``private`` the parent of its sockets."""
+
+    directory: Path
+    private: Path
+    process: subprocess.Popen[str]
+    printed: list[str] = field(default_factory=list)
+
+    def read_until(self, text: str) -> str:
+        """The first line that holds ``text``; fails when the output ends without it."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"the run ended without {text!r}:\n{''.join(self.printed)}")
+
+    def wait(self) -> int:
+        """Its exit code; everything it printed is in ``printed``."""
+        rest, _ = self.process.communicate(timeout=PATIENCE_S)
+        self.printed.append(rest)
+        return self.process.returncode
+
+    @property
+    def output(self) -> str:
+        return "".join(self.printed)
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "runs" / "fake" / "001"
+
+    def metrics(self) -> list[dict[str, float]]:
+        rows = [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+        return [{**row, **row.get("metrics", {})} for row in rows]
+
+    def weights(self) -> list[float]:
+        return list(json.loads((self.path / "weights" / "logits.json").read_text()))
+
+    def batches(self) -> list[list[list[int]]]:
+        return [json.loads(line) for line in (self.directory / "batches.jsonl").read_text().splitlines()]
+
+    def pids(self) -> dict[str, int]:
+        """Worker -> pid, as the agent wrote them down; the agent's own is read from the process table."""
+        told = (self.path / "logs" / "agent.0.log").read_text()
+        found = {name: int(pid) for name, pid in re.findall(r"INFO (\S+) is started, pid (\d+)", told)}
+        (agent,) = children(self.process.pid)
+        return {**found, "agent.0": agent}
+
+    def store(self) -> Path:
+        """Where its slabs are, while it runs."""
+        (sockets,) = self.private.iterdir()
+        return Path("/dev/shm") / sockets.name
+
+
+def job(**changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``JOB`` with some sections' keys replaced."""
+    return {**JOB, **{name: {**JOB.get(name, {}), **part} for name, part in changes.items()}}
+
+
+@contextmanager
+def running(directory: Path, config: Mapping[str, Any], *overrides: str) -> Iterator[Run]:
+    """Starts a run in a process group of its own; nothing of it is left when the block ends, whatever it did."""
+    directory.mkdir(exist_ok=True)
+    (directory / "trouble.py").write_text(TROUBLE)
+    (directory / "job.yaml").write_text(json.dumps(config))  # JSON is YAML
+    private = Path(tempfile.mkdtemp(prefix="gc-", dir="/tmp"))  # socket paths must be short
+    launcher = [] if "config" in config["launcher"] else [f"launcher.config.socket_dir={private}"]
+    if config["launcher"]["use"] == "core/inline":
+        launcher = []
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "gcore_core", "run", "job.yaml", *launcher, *overrides],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield Run(directory, private, process)
+    finally:
+        for pid in [process.pid, *descendants(process.pid)]:
+            terminate(pid)
+        process.wait()
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def finish(directory: Path, config: Mapping[str, Any], *overrides: str) -> tuple[int, Run]:
+    """Runs a job to its end: (exit code, run)."""
+    with running(directory, config, *overrides) as run:
+        return run.wait(), run
+
+
+def terminate(pid: int) -> None:
+    try:
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        pass
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue  # it ended meanwhile
+        if parent == pid:
+            found.append(int(status.parent.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    return [found for child in children(pid) for found in [child, *descendants(child)]]
+
+
+class Watched:
+    """Some processes, to be waited for although they are nobody's children here."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._handles = [os.pidfd_open(pid) for pid in pids]
+
+    def all_end_within(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        for handle in self._handles:
+            poll.register(handle, select.POLLIN)
+        waiting = set(self._handles)
+        while waiting:
+            ready = poll.poll(timeout_s * 1000)
+            if not ready:
+                return False
+            for handle, _ in ready:
+                poll.unregister(handle)
+                waiting.discard(handle)
+        return True
+
+    def close(self) -> None:
+        for handle in self._handles:
+            os.close(handle)

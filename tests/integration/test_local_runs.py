@@ -1,0 +1,284 @@
+"""Runs of fakes in real processes: the same result for any number of shards, nothing left behind, clear ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The tests are imported by file (--import-mode=importlib), so the module beside this one is as well.
+_spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
+assert _spec is not None and _spec.loader is not None
+runs = importlib.util.module_from_spec(_spec)
+sys.modules["local_runs"] = runs
+_spec.loader.exec_module(runs)
+
+ENDLESS = {"run": {"steps": 1_000_000}}
+
+
+def free_ports(count: int) -> int:
+    """The first of a row of loopback ports that are free now."""
+    for first in range(20_000, 30_000, count):
+        taken = []
+        try:
+            for port in range(first, first + count):
+                taken.append(socket.create_server(("127.0.0.1", port)))
+            return first
+        except OSError:
+            continue
+        finally:
+            for probe in taken:
+                probe.close()
+    raise AssertionError("no ports are free")
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    code, run = runs.finish(tmp_path_factory.mktemp("alone"), runs.job(controller={"shards": 1}))
+    assert code == 0, run.output
+    return run
+
+
+def with_port() -> dict[str, Any]:
+    return {"launcher": {"config": {"port": free_ports(8)}}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda: {"controller": {"shards": 2}},
+        lambda: {"controller": {"shards": 4}, "roles": {"rollout": {"use": "fake", "slots": 2}}},
+        lambda: {"controller": {"shards": 2}, "launcher": {"use": "core/inline"}},
+        with_port,
+    ],
+    ids=["two-shards", "four-shards-two-replicas", "inline", "ports"],
+)
+def test_every_way_to_run_trains_on_the_same_records_to_the_same_weights(
+    changes: Callable[[], dict[str, Any]], alone: Any, tmp_path: Path
+) -> None:
+    code, run = runs.finish(tmp_path, runs.job(**{"cluster": {"devices": 4}, **changes()}))
+    assert code == 0, run.output
+    assert [len(batch) for batch in alone.batches()] == [6 * 4] * 3
+    assert run.batches() == alone.batches()
+    assert run.weights() == alone.weights()
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3]
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_controllers_are_processes_of_their_own_without_torch(tmp_path: Path) -> None:
+    config = runs.job(**ENDLESS, controller={"shards": 4})
+    with runs.running(tmp_path, config) as run:
+        run.read_until("step 1/")
+        pids = run.pids()
+        controllers = {f"controller.{shard}": pids[f"controller.{shard}"] for shard in range(4)}
+        assert len({*pids.values(), run.process.pid}) == len(pids) + 1
+        assert set(pids) == {*controllers, "agent.0", "policy.0", "rollout.0", "scorer.0"}
+        assert sorted(runs.children(pids["agent.0"])) == sorted(set(pids.values()) - {pids["agent.0"]})
+        for name, pid in controllers.items():
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            assert "numpy" in maps, name
+            assert "torch" not in maps, name
+        sessions = {os.getsid(pid) for pid in [run.process.pid, *pids.values()]}
+        assert len(sessions) == len(pids) + 1  # Ctrl-C in the terminal reaches the supervisor alone
+    used = run.metrics()[-1]
+    assert {name for name in used if name.startswith("cpu_seconds/controller.")} == {
+        f"cpu_seconds/{name}" for name in controllers
+    }
+
+
+def nothing_is_left(run: Any, store: Path, watched: Any, timeout_s: float) -> None:
+    assert watched.all_end_within(timeout_s), "a process survives"
+    assert not store.exists()
+    assert list(run.private.iterdir()) == []
+
+
+def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
+    with runs.running(tmp_path, runs.job(run={"steps": 30})) as run:
+        run.read_until("step 1/")
+        store, watched = run.store(), runs.Watched(list(run.pids().values()))
+        assert store.is_dir()
+        assert run.wait() == 0, run.output
+        nothing_is_left(run, store, watched, 0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_and_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
+    with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
+        run.read_until("step 2/")
+        store, watched = run.store(), runs.Watched(list(run.pids().values()))
+        os.kill(run.process.pid, number)
+        assert run.wait() == code, run.output
+        nothing_is_left(run, store, watched, 0)
+    assert "stopped; every process has ended" in run.output
+    assert "Traceback" not in run.output
+    assert run.metrics()[-1]["step"] >= 2
+
+
+def test_a_signal_while_the_run_starts_ends_it_as_well(tmp_path: Path) -> None:
+    with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
+        run.read_until("starting 5 processes")
+        watched = runs.Watched(runs.descendants(run.process.pid))
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130, run.output
+        assert watched.all_end_within(10)
+        assert list(run.private.iterdir()) == []
+
+
+def test_all_workers_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
+        run.read_until("step 2/")
+        store, watched = run.store(), runs.Watched(list(run.pids().values()))
+        run.process.kill()
+        run.wait()
+        nothing_is_left(run, store, watched, 10)
+
+
+def test_all_workers_end_when_the_agent_is_killed_and_the_run_says_so(tmp_path: Path) -> None:
+    with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
+        run.read_until("step 2/")
+        store, pids = run.store(), run.pids()
+        watched = runs.Watched(list(pids.values()))
+        os.kill(pids["agent.0"], signal.SIGKILL)
+        assert run.wait() == 5, run.output
+        nothing_is_left(run, store, watched, 10)
+    assert re.search(r"^agent\.0: the process is gone$", run.output, re.MULTILINE)
+
+
+# -- workers that fail ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rollout.0", "policy.0", "scorer.0", "controller.1"])
+def test_a_worker_killed_in_the_middle_ends_the_run_which_names_it_and_its_log(name: str, tmp_path: Path) -> None:
+    with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
+        run.read_until("step 2/")
+        store, pids = run.store(), run.pids()
+        watched = runs.Watched(list(pids.values()))
+        os.kill(pids[name], signal.SIGKILL)
+        assert run.wait() == 5, run.output
+        nothing_is_left(run, store, watched, 0)
+    assert f"\n{name}: ended with signal SIGKILL\n" in run.output
+    assert f"its log: {run.path.relative_to(tmp_path)}/logs/{name}.log" in run.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "wanted"),
+    [
+        (
+            {"roles": {"rollout": {"use": "trouble/raises"}}},
+            5,
+            [r"^rollout\.0: RuntimeError: no such device$", r"^  at .*trouble\.py:\d+$"],
+        ),
+        (
+            {"roles": {"rollout": {"use": "trouble/leaves"}}},
+            5,
+            [
+                r"^rollout\.0: ended with exit code 3 while the run was starting$",
+                r"^  about to leave$",
+                r"^  its log: .*/logs/rollout\.0\.log$",
+            ],
+        ),
+        (
+            {"rewards": {"letters": {"use": "trouble/leaves"}}},
+            5,
+            [r"^scorer\.0: ended with exit code 3 while the run was starting$"],
+        ),
+        ({"rewards": {"letters": {"use": "trouble/raises"}}}, 5, [r"^scorer\.0: RuntimeError: no such device$"]),
+        (
+            {"rewards": {"letters": {"use": "trouble/noluck"}}},
+            6,
+            [r"^rewarding: 6 of 6 groups could not be used$", r"^  rewards\.letters: ValueError: no luck$"],
+        ),
+        (
+            {"rewards": {"letters": {"use": "trouble/nan"}}},
+            6,
+            [r"^rewarding: 6 of 6 groups could not be used$", r"^  rewards\.letters: the reward is nan$"],
+        ),
+        (
+            {"roles": {"rollout": {"use": "trouble/gap"}}},
+            6,
+            [r"^step 0: generator and trainer disagree by 0\.5 in the log-prob of an action, the band is 0\.001$"],
+        ),
+    ],
+    ids=["factory-raises", "factory-leaves", "scorer-leaves", "scorer-raises", "no-luck", "nan", "gap"],
+)
+@pytest.mark.parametrize("launcher", ["core/local", "core/inline"])
+def test_a_failure_ends_the_run_with_its_cause(
+    launcher: str, changes: dict[str, Any], code: int, wanted: list[str], tmp_path: Path
+) -> None:
+    if launcher == "core/inline" and "leaves" in str(changes):
+        pytest.skip("inline, a factory that leaves takes the whole run with it")
+    config = runs.job(**{**changes, "launcher": {"use": launcher}})
+    config["roles"] = {**runs.JOB["roles"], **config["roles"]}
+    found, run = runs.finish(tmp_path, config)
+    assert found == code, run.output
+    for line in wanted:
+        assert re.search(line, run.output, re.MULTILINE), run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_scorer_that_hangs_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    config = runs.job(
+        rewards={"letters": {"use": "trouble/hangsonce", "timeout_s": 1.0}},
+        controller={"shards": 2, "config": {"prompts": 6, "failure_limit": 1.0}},
+    )
+    code, run = runs.finish(tmp_path, config)
+    assert code == 0, run.output
+    assert "scorer.0 ended with exit code 75; it is started again" in run.output
+    first, *others = run.metrics()[1:]
+    assert first["groups/dropped/reward_failed"] >= 1
+    assert first["groups/quarantined"] == first["groups/dropped/reward_failed"]
+    assert [row["groups/trained"] for row in (first, *others)] == [6] * 3
+    assert not any("groups/quarantined" in row for row in others)
+    assert "no answer within 1 s; the scorer is started again" in (run.path / "logs" / "scorer.0.log").read_text()
+
+
+# -- before the first process -----------------------------------------------------------------------------------------
+
+
+def test_an_explicit_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    config = runs.job(run={"steps": 1, "dir": str(tmp_path / "out")})
+    assert runs.finish(tmp_path, config)[0] == 0
+    before = sorted((tmp_path / "out").rglob("*"))
+    code, run = runs.finish(tmp_path, config)
+    assert code == 2, run.output
+    assert str(tmp_path / "out") in run.output
+    assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", [0, 1, 5], ids=["supervisor", "agent", "a-worker"])
+def test_a_port_in_use_is_said_before_anything_starts(place: int, tmp_path: Path) -> None:
+    port = free_ports(8)
+    with socket.create_server(("127.0.0.1", port + place)):
+        code, run = runs.finish(tmp_path, runs.job(launcher={"config": {"port": port}}))
+    assert code == 7, run.output
+    assert f"tcp:127.0.0.1:{port + place}: the address is in use" in run.output
+    assert "launcher.config.port" in run.output
+
+
+def test_a_socket_directory_whose_path_is_too_long_is_refused(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    code, run = runs.finish(tmp_path, runs.job(launcher={"config": {"socket_dir": str(long)}}))
+    assert code == 7, run.output
+    assert "the system allows 107" in run.output
+    assert "launcher.config.socket_dir" in run.output
+    assert list(long.iterdir()) == []
+
+
+def test_a_socket_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    code, run = runs.finish(tmp_path, runs.job(launcher={"config": {"socket_dir": str(tmp_path / "absent")}}))
+    assert code == 7, run.output
+    assert f"launcher.config.socket_dir: {tmp_path / 'absent'}" in run.output
