@@ -306,7 +306,25 @@ def run_file(file: Path, overrides: Sequence[str] = ()) -> int:
 
 
 async def _supervise(job: Job, display: Display) -> None:
-    await Supervisor(job, display).run()
+    with _logged(run_directory.log_path(job.directory, "supervisor")):
+        await Supervisor(job, display).run()
+
+
+@contextlib.contextmanager
+def _logged(file: Path) -> Iterator[None]:
+    """What this process logs, and inline what its workers log, goes to a file like theirs."""
+    handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s supervisor %(levelname)s %(message)s"))
+    root, own = logging.getLogger(), logging.getLogger("gcore_core")
+    before = own.level
+    root.addHandler(handler)
+    own.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        own.setLevel(before)
+        root.removeHandler(handler)
+        handler.close()
 
 
 def where_things_are(directory: Path) -> list[str]:

@@ -87,8 +87,12 @@ def exact(record: ScoredRecord) -> float:
 
 
 def shows_work(record: ScoredRecord) -> float:
-    """1 when the totals are written out. It has weight 0: a curve to watch, nothing to learn from."""
-    return float(record.text.startswith(":"))
+    """1 when a total is written for every digit, right or wrong, whatever stands before it.
+
+    It has weight 0: a curve to watch, nothing to learn from.
+    """
+    totals = record.text[1:]
+    return float(len(totals) == 2 * DIGITS and totals.isdecimal())
 
 
 # -- the model before reinforcement learning --------------------------------------------------------------------------

@@ -189,9 +189,11 @@ def running(directory: Path, config: Mapping[str, Any], *overrides: str) -> Iter
     try:
         yield Run(directory, private, process)
     finally:
-        for pid in [process.pid, *descendants(process.pid)]:
-            terminate(pid)
+        left = Watched(descendants(process.pid))
+        process.kill()  # the agent ends the rest
         process.wait()
+        left.all_end_within(20)
+        left.close()
         shutil.rmtree(private, ignore_errors=True)
 
 
@@ -199,13 +201,6 @@ def finish(directory: Path, config: Mapping[str, Any], *overrides: str) -> tuple
     """Runs a job to its end: (exit code, run)."""
     with running(directory, config, *overrides) as run:
         return run.wait(), run
-
-
-def terminate(pid: int) -> None:
-    try:
-        os.kill(pid, 9)
-    except ProcessLookupError:
-        pass
 
 
 def children(pid: int) -> list[int]:

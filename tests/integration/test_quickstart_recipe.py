@@ -105,6 +105,7 @@ def test_teaching_texts_repeat_with_the_seed(task: ModuleType) -> None:
     [
         ("?25", "finished", 1, 0),
         (":0710182325", "finished", 1, 1),
+        ("?0710182325", "finished", 1, 1),
         (":0710182324", "finished", 0, 1),
         (":0710182325", "truncated", 0, 1),
         ("5", "finished", 0, 0),
