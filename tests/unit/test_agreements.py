@@ -43,9 +43,7 @@ async def test_a_sum_of_nothing_is_nothing() -> None:
 
 async def test_sums_of_different_lengths_fail_for_all() -> None:
     first, second = await all_shards(2)
-    found = await asyncio.gather(
-        first.sum("x", np.zeros(2)), second.sum("x", np.zeros(3)), return_exceptions=True
-    )
+    found = await asyncio.gather(first.sum("x", np.zeros(2)), second.sum("x", np.zeros(3)), return_exceptions=True)
     assert all(isinstance(error, Exception) for error in found)
 
 

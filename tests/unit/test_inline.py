@@ -116,6 +116,26 @@ async def test_closing_a_stream_early_cancels_its_handler() -> None:
     assert keeper.cancelled
 
 
+def test_a_process_may_report_progress_for_all_it_is_asked() -> None:
+    """As a backend does that computes for several callers at once."""
+
+    async def main() -> None:
+        keeper, network = Keeper(), InlineNetwork()
+        service = keeper.service()
+        await network.view("keeper").serve("keeper", service)
+        peer = network.view("caller").peer("keeper")
+        calls = [asyncio.ensure_future(peer.call("hang", ScoreRequest("train", []), int, deadline_s=5)) for _ in "ab"]
+        for _ in range(10):
+            await asyncio.sleep(4)
+            service.progress()
+        assert not any(call.done() for call in calls)
+        await asyncio.sleep(6)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(error) for error in found] == [DeadlineExceeded] * 2
+
+    run_virtual(main())
+
+
 def test_the_deadline_counts_from_the_last_progress() -> None:
     async def main() -> None:
         peer = await connect(Keeper())

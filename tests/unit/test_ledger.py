@@ -113,9 +113,7 @@ def test_a_step_cannot_end_with_open_groups() -> None:
     lost=st.sets(st.integers(-1, 6)),
     times=st.integers(1, 3),
 )
-def test_what_was_lost_is_drawn_again_as_it_was(
-    finished: set[tuple[int, int]], lost: set[int], times: int
-) -> None:
+def test_what_was_lost_is_drawn_again_as_it_was(finished: set[tuple[int, int]], lost: set[int], times: int) -> None:
     ledger = make(samples=3)
     first = {lease.ordinal: lease for lease in ledger.lease(4)}
     for ordinal, sample in finished:

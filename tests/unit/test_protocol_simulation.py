@@ -98,9 +98,7 @@ def passing(samples: int, seed: int, rows: int) -> list[int]:
         turn, row = row_of(ordinal, rows, seed)
         generator.submit(
             [
-                SampleRequest(
-                    ordinal=ordinal, sample=s, seed=sample_seed(seed, ordinal, turn, s), prompt=dataset[row]
-                )
+                SampleRequest(ordinal=ordinal, sample=s, seed=sample_seed(seed, ordinal, turn, s), prompt=dataset[row])
                 for s in range(samples)
             ]
         )
@@ -143,9 +141,7 @@ def test_dynamic_sampling_takes_the_lowest_ordinals_that_pass(shards: int, tmp_p
 
 def test_a_step_goes_on_with_fewer_groups_when_rounds_are_over(tmp_path: Path) -> None:
     names = "gcore_core.filters:Varied"
-    job = SimulatedJob(
-        shards=2, steps=1, prompts=6, samples=2, evaluate_prompts=0, max_rounds=1, filter=names
-    )
+    job = SimulatedJob(shards=2, steps=1, prompts=6, samples=2, evaluate_prompts=0, max_rounds=1, filter=names)
     found = run_virtual(simulate(job, tmp_path / "store"))
     taken = {ordinal for ordinal, _, _ in found.batches[0]}
     assert taken == set(passing(job.samples, job.seed, rows=16)) & set(range(6))

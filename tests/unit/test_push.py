@@ -28,9 +28,7 @@ SIZES = [40, 24, 24, 0, 40]
 
 def weights(version: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(version)
-    return {
-        name: random.integers(0, 256, size, np.uint8) for name, size in zip(NAMES, SIZES, strict=True)
-    }
+    return {name: random.integers(0, 256, size, np.uint8) for name, size in zip(NAMES, SIZES, strict=True)}
 
 
 class Trainer:

@@ -330,7 +330,9 @@ async def test_a_port_in_use_says_so_and_what_to_set() -> None:
     assert caught.value.exit_code == 7
 
 
-@pytest.mark.parametrize("address", ["tcp:0.0.0.0:7000", "tcp:192.168.0.1:7000", "tcp:[::]:7000", "tcp:7000", "http://x"])
+@pytest.mark.parametrize(
+    "address", ["tcp:0.0.0.0:7000", "tcp:192.168.0.1:7000", "tcp:[::]:7000", "tcp:7000", "http://x"]
+)
 def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
     with pytest.raises(AddressError, match="other machines can reach"):
         RpcNetwork({"worker.3": address}, SECRET).peer("worker.3")

@@ -1,7 +1,7 @@
 """The plugin ``report``: TensorBoard scalars of every step, and ``curves.png`` at each evaluation and at the end.
 
 Observers only; they write into the run's directory and keep no state between calls: event files are appended to, curves
-are drawn from the run's metrics. Matplotlib and tensorboardX are imported when first used.
+are drawn from the run's metrics. Matplotlib and tensorboard are imported when first used.
 """
 
 from __future__ import annotations

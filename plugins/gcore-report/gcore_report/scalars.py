@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from pathlib import Path
 
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import masked_crc32c
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gcore_core.records import RunFacts, StepReport
 from gcore_core.run.directory import TENSORBOARD
@@ -38,13 +37,6 @@ def _events(run: RunFacts) -> Path:
 
 
 def _append(file: Path, event: Event) -> None:
-    """Appends one record in TFRecord framing: u64 length, its CRC, the event, its CRC.
-
-    tensorboardX's writers truncate the file they open, so they would have to stay open between steps; SummaryWriter
-    moreover hands events to a thread, through a queue that its ``flush`` does not wait for.
-    """
-    content = event.SerializeToString()
-    length = struct.pack("<Q", len(content))
-    length_crc, content_crc = (struct.pack("<I", masked_crc32c(part)) for part in (length, content))
+    """Appends one record. TensorBoard's own file writer would keep a thread and a queue between two steps."""
     with file.open("ab") as stream:
-        stream.write(length + length_crc + content + content_crc)
+        RecordWriter(stream).write(event.SerializeToString())

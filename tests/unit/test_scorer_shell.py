@@ -1,0 +1,141 @@
+"""The scorer's shell: a failed reward is a status with a reason; a time limit counts from when the reward begins."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gcore_core.processes.agent import SlabService
+from gcore_core.processes.compute import ThreadCompute
+from gcore_core.processes.messages import RESTART_EXIT_CODE, ScoreReply, ScoreRequest, SlabRequest
+from gcore_core.processes.service import Call
+from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
+from gcore_core.processes.store import StoreReader, StoreWriter
+from gcore_core.protocols import Score, ScoredRecord
+from gcore_core.records import Header
+from gcore_core.testing.fake import FakeDataConfig, FakeDataset
+
+SECRET = b"s" * 32
+
+
+class Reward:
+    def __init__(self, answer: Callable[[Sequence[ScoredRecord]], list[Score]]) -> None:
+        self.score = answer
+
+
+class Bench:
+    """A shell around rewards, and two finished records to score."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.given_up = directory, []  # type: ignore[var-annotated]
+        self.headers: list[Header] = []
+
+    async def write(self) -> None:
+        slabs = SlabService(self.directory)
+
+        async def lease(nbytes: int) -> tuple[str, str]:
+            slab = await slabs.slab(SlabRequest("rollout.0", nbytes), Call(lambda: None))
+            return slab.name, slab.path
+
+        texts = [np.frombuffer(text, np.uint8) for text in (b"aab", b"b\xff")]  # the second is no UTF-8
+        ref = await StoreWriter("node0", SECRET, lease).put(0, [{"text": text} for text in texts])
+        self.headers = [Header(ordinal=4, sample=s, row=s, seed=0, columns=ref, slot=s) for s in range(2)]
+
+    def shell(self, timeout_s: float = 60.0, **rewards: Callable[[Sequence[ScoredRecord]], list[Score]]) -> ScorerShell:
+        scorers = [NamedScorer(name=n, scorer=Reward(answer), timeout_s=timeout_s) for n, answer in rewards.items()]
+        dataset = FakeDataset(FakeDataConfig(rows=8))
+        reader = StoreReader(self.directory, "node0", SECRET)
+        return ScorerShell(scorers, {"train": dataset}, reader, ThreadCompute(), self.given_up.append)
+
+    async def ask(self, shell: ScorerShell) -> ScoreReply:
+        return await shell.score(ScoreRequest("train", self.headers), Call(lambda: None))
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path / "store")
+    await bench.write()
+    yield bench
+
+
+def ones(records: Sequence[ScoredRecord]) -> list[Score]:
+    return [Score(value=1.0) for _ in records]
+
+
+async def test_a_reward_sees_the_row_and_the_text(bench: Bench) -> None:
+    seen: list[tuple[int, str, str | None]] = []
+
+    def look(records: Sequence[ScoredRecord]) -> list[Score]:
+        seen.extend((record.sample, record.text, record.prompt.text) for record in records)
+        return ones(records)
+
+    await bench.ask(bench.shell(look=look))
+    assert seen == [(0, "aab", "row 0"), (1, "b\N{REPLACEMENT CHARACTER}", "row 1")]
+
+
+async def test_every_reward_of_the_worker_adds_its_value(bench: Bench) -> None:
+    reply = await bench.ask(bench.shell(one=ones, two=lambda records: [Score(value=2.0)] * 2))
+    assert [(score.values, score.statuses) for score in reply.scores] == [
+        ({"one": 1.0, "two": 2.0}, {"one": "ok", "two": "ok"})
+    ] * 2
+
+
+def raises(records: Sequence[ScoredRecord]) -> list[Score]:
+    raise ValueError("no luck")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (raises, "rewards.bad: ValueError: no luck"),
+        (lambda records: [Score(value=float("nan"))] * 2, "rewards.bad: the reward is nan"),
+        (lambda records: [Score(value=float("inf"))] * 2, "rewards.bad: the reward is inf"),
+        (lambda records: [Score(value=None)] * 2, "rewards.bad: the reward is None"),
+        (lambda records: [Score(value=1.0)], "rewards.bad: 1 scores for 2 records"),
+        (lambda records: [Score(value=None, status="failed", reason="no boxed answer")] * 2, "no boxed answer"),
+    ],
+    ids=["raises", "nan", "inf", "none", "too-few", "says-so"],
+)
+async def test_a_bad_reward_is_a_status_and_harms_no_other(
+    answer: Callable[[Sequence[ScoredRecord]], list[Score]], reason: str, bench: Bench
+) -> None:
+    reply = await bench.ask(bench.shell(bad=answer, good=ones))
+    for score in reply.scores:
+        assert score.values == {"good": 1.0}
+        assert score.statuses == {"bad": "failed", "good": "ok"}
+        assert reason in score.reason
+    assert bench.given_up == []
+
+
+async def test_a_reward_that_hangs_times_out_and_the_process_is_given_up(bench: Bench) -> None:
+    release = threading.Event()
+
+    def hang(records: Sequence[ScoredRecord]) -> list[Score]:
+        release.wait()
+        return ones(records)
+
+    reply = await bench.ask(bench.shell(timeout_s=0.1, slow=hang))
+    release.set()
+    assert [score.statuses for score in reply.scores] == [{"slow": "timeout"}] * 2
+    assert [score.values for score in reply.scores] == [{}] * 2
+    assert reply.scores[0].reason == "rewards.slow: no answer within 0.1 s"
+    assert bench.given_up == [RESTART_EXIT_CODE]
+
+
+async def test_waiting_for_its_turn_does_not_count_against_a_reward(bench: Bench) -> None:
+    """Ten requests of 0.1 s each come at once; the limit of 0.5 s is for each of them alone."""
+
+    def slow(records: Sequence[ScoredRecord]) -> list[Score]:
+        time.sleep(0.1)
+        return ones(records)
+
+    shell = bench.shell(timeout_s=0.5, slow=slow)
+    replies = await asyncio.gather(*(bench.ask(shell) for _ in range(10)))
+    assert {score.statuses["slow"] for reply in replies for score in reply.scores} == {"ok"}
+    assert bench.given_up == []
