@@ -30,6 +30,7 @@ class WorkerContext:
     model: the role's ``model:`` mapping, ``path`` already resolved. devices: indexes of the devices placement gave it.
     rendezvous: an existing private directory in which the ranks of one role may meet (a file store); empty when alone.
     parts: factories the backend needs besides its own (a trainer's "objective", "advantage"), already made.
+    directory: the run's, for what a person may want to look into after a failure.
     progress: call it during long work; it extends the caller's deadline.
     """
 
@@ -45,6 +46,7 @@ class WorkerContext:
     rendezvous: str = ""
     parts: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
+    directory: str = "."
     progress: Callable[[], None] = lambda: None
 
 

@@ -158,4 +158,5 @@ def _context(job: Job, site: Site, role: str, rank: int) -> dict[str, Any]:
         "model": dict(job.models.get(role, {})),
         "rendezvous": str(meeting) if node.get("slots", 1) > 1 else "",
         "engine": dict(node.get("engine", {})),
+        "directory": str(job.directory),
     }

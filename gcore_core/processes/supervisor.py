@@ -162,11 +162,14 @@ class Supervisor:
             reader = StoreReader(self._site.store, "node0", self._site.secret)
             with contextlib.closing(reader):
                 rows = shown_rows(report.samples, reader, self._datasets["evaluation"])
-            run_directory.write_samples(self._job.directory, report.step, rows)
+                run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
             position = {"step": report.step, **request.ledger}
             run_directory.write_text(self._job.directory / "position.json", json.dumps(position) + "\n")
         self._display.step(report)
+        for name, count in report.metrics.items():
+            if name.startswith("groups/dropped/"):
+                self._display.note(f"step {report.step}: {count:.0f} groups dropped: {name.rpartition('/')[2]}")
         self._observers.step_end(self._run, report)
 
     # -- what the agent tells -----------------------------------------------------------------------------------------

@@ -132,6 +132,7 @@ class Worker:
             rendezvous=told["rendezvous"],
             parts=parts,
             engine=told["engine"],
+            directory=told["directory"],
             progress=self._service.progress,
         )
 

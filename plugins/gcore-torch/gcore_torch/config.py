@@ -54,8 +54,8 @@ class TorchTrainerConfig:
     """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with packing: padded."""
     trust_remote_code: bool = False
     """Run Python code that lies in the model directory."""
-    dump_dir: str = "."
-    """Where the records of an update whose loss or gradient is not finite are written."""
+    dump_dir: str = ""
+    """Where the records of an update whose loss or gradient is not finite are written; empty: the run's directory."""
 
     def __post_init__(self) -> None:
         _require(self.learning_rate >= 0, "learning_rate", f"must not be negative, is {self.learning_rate}")
