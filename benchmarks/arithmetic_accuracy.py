@@ -3,9 +3,10 @@
     python benchmarks/arithmetic_accuracy.py MODEL_DIRECTORY [--seed 0]
 
 It knows neither trainer, so it scores both alike: all of recipes/quickstart/heldout.jsonl, whose problems no training
-text contains. An answer is right when the model ended it and its last two characters are the sum; it is worked when a
-two-digit total is written for each of the five digits, whatever character stands before them. Greedy answers give the
-accuracy, samples at temperature 1 the share of worked ones.
+text contains. An answer is right when the model ended it and its last two characters are the sum. It is worked when
+five totals of two digits stand in it after its first character, whatever that is: the mark ':' was taught, but no
+reward asks for it, and some policies drop it. Greedy answers give the accuracy, samples at temperature 1 the share of
+worked ones.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HELD_OUT = Path(__file__).parents[1] / "recipes/quickstart/heldout.jsonl"
 MAX_NEW_TOKENS = 14
+WORKED = re.compile(r".\d{10}")
 WORKED = re.compile(r".\d{10}")
 SAMPLING = {"temperature": 1.0, "top_k": 0}
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from gcore_core.errors import WorkerError
 from gcore_core.processes.messages import (
     RESTART_EXIT_CODE,
     Nothing,
@@ -113,8 +114,15 @@ class Agent:
                     stderr=output,
                     pass_fds=(told.fileno(), reading),
                     start_new_session=True,
-                    env={**os.environ, **spec.environment},
+                    env={**_environment(spec), **spec.environment},
                 )
+            except OSError as error:
+                os.close(self._lifelines.pop(spec.name))
+                raise WorkerError(
+                    f"{spec.python or sys.executable} cannot be started: {error.strerror}.",
+                    where=f"roles.{spec.role}.python",
+                    todo="check it by hand: <python> -m gcore_core --version",
+                ) from error
             finally:
                 os.close(reading)
         self._workers[spec.name] = process
@@ -159,6 +167,12 @@ class Agent:
                 await asyncio.wait(set(self._watching), timeout=request.grace_s)
         self.stopped.set()
         return Nothing()
+
+
+def _environment(spec: WorkerSpec) -> dict[str, str]:
+    """Another interpreter must not be given this one's modules."""
+    foreign = spec.python not in ("", sys.executable)
+    return {k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))}
 
 
 def process_usage(pid: int) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from typing import Any
 from gcore_core.config import Plan
 from gcore_core.factories import FactorySpec, build, config_object
 from gcore_core.placement.devices import Partition, PlacementPolicy, Window, find_devices
+from gcore_core.processes import handshake
 from gcore_core.processes.launchers import AGENT, Site
 from gcore_core.processes.messages import WorkerSpec
 
@@ -75,6 +76,8 @@ def _spec(
     job: Job, site: Site, name: str, kind: str, factories: dict[str, FactorySpec], settings: dict[str, Any]
 ) -> WorkerSpec:
     role, _, rank = name.rpartition(".")
+    built = {spec.factory for spec in factories.values()}
+    plugins = sorted({p.distribution for p in job.plan.provided.values() if p.installed and p.spec.factory in built})
     node = job.plan.config["roles"].get(role, {})
     return WorkerSpec(
         kind=kind,
@@ -86,6 +89,7 @@ def _spec(
         factories=factories,
         secret=site.secret,
         run_id=job.directory.name,
+        versions=handshake.versions(plugins),
         settings={"node": NODE, "agent": AGENT, "store": str(site.store), "shards": job.shards, **settings},
         python=node.get("python") or "",
         log=str(job.directory / "logs" / f"{name}.log"),

@@ -207,6 +207,12 @@ class InlineAgent:
                     where=f"roles.{spec.role}.slots",
                     todo="set it to 1, or use launcher: {use: core/local}",
                 )
+            if spec.python not in ("", sys.executable):
+                raise ConfigError(
+                    "a role with an interpreter of its own needs a process of its own.",
+                    where=f"roles.{spec.role}.python",
+                    todo="leave it out, or use launcher: {use: core/local}",
+                )
             self._tasks[spec.name] = asyncio.ensure_future(self._run(spec))
         return Nothing()
 

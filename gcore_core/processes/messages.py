@@ -182,6 +182,14 @@ class DealReply(Message):
 # -- supervision ------------------------------------------------------------------------------------------------------
 
 
+class Versions(Message):
+    """What one side of a handshake runs. plugins: distribution -> version, empty where it has none."""
+
+    python: str
+    core: str
+    plugins: dict[str, str]
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a worker process is told; it comes through a file descriptor, never through argv or the environment.
 
@@ -199,6 +207,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes
     run_id: str
     settings: dict[str, Any]
+    versions: Versions  # the supervisor's, of everything that this worker builds
     python: str = ""
     log: str = ""
     environment: dict[str, str] = {}
@@ -212,8 +221,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(Message):
     name: str
     pid: int
-    core_version: str
-    python: str
+    versions: Versions
 
 
 class Failed(Message):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -20,9 +19,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gcore_core import __version__, config
+from gcore_core import checks, config
 from gcore_core.errors import GcoreError, WorkerDied
 from gcore_core.factories import build
+from gcore_core.processes import handshake
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.jobs import Job, place, worker_specs
@@ -113,12 +113,7 @@ class Supervisor:
     # -- what workers tell --------------------------------------------------------------------------------------------
 
     async def hello(self, request: Hello, call: Call) -> Nothing:
-        if request.core_version != __version__:
-            raise WorkerDied(
-                f"gcore-core {request.core_version} in {request.python}, {__version__} in {sys.executable}",
-                where=request.name,
-                todo="install the same version in both environments",
-            )
+        handshake.agree(request.name, worker=request.versions, supervisor=handshake.versions(request.versions.plugins))
         self._waiting.discard(request.name)
         log.info("%s is up, pid %s", request.name, request.pid)
         if not self._waiting and not self._ready.is_set():
@@ -164,8 +159,7 @@ class Supervisor:
                 rows = shown_rows(report.samples, reader, self._datasets["evaluation"])
                 run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
-            position = {"step": report.step, **request.ledger}
-            run_directory.write_text(self._job.directory / "position.json", json.dumps(position) + "\n")
+            run_directory.write_position(self._job.directory, {"step": report.step, **request.ledger})
         self._display.step(report)
         for name, count in report.metrics.items():
             if name.startswith("groups/dropped/"):
@@ -248,6 +242,7 @@ def _code(code: int) -> str:
 def prepare(file: Path, overrides: Sequence[str], display_of: Any) -> tuple[Job, Display]:
     """Everything before the first process: configuration, run directory, data, models, placement."""
     plan = config.load(file, overrides)
+    checks.interpreters(plan.config, plan.provided, plan.source)
     rows = {"train": len(build(plan.factory("data")))}
     if "evaluation.data" in plan.provided:
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))

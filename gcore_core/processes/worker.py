@@ -11,15 +11,14 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gcore_core import __version__
 from gcore_core.factories import build
+from gcore_core.processes import handshake
 from gcore_core.processes.compute import Compute, ThreadCompute
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import (
@@ -46,11 +45,14 @@ class Worker:
         self._spec, self._network, self._compute, self._give_up = spec, network, compute, give_up
         self._service = Service(spec.name)
         self._closing: list[Callable[[], Any]] = []
+        self._versions = handshake.versions(spec.versions.plugins)
 
     async def run(self) -> None:
         """Serves until cancelled; a controller instead returns when its program ends. Tells why it fails."""
         spec = self._spec
         try:
+            # Before anything of a plugin is imported: a wrong version would fail in ways that do not say so.
+            handshake.agree(spec.name, worker=self._versions, supervisor=spec.versions)
             if spec.kind == "controller":
                 await self._hello()
                 await self._controller()
@@ -73,7 +75,7 @@ class Worker:
                 close()
 
     async def _hello(self) -> None:
-        hello = Hello(self._spec.name, os.getpid(), __version__, sys.executable)
+        hello = Hello(self._spec.name, os.getpid(), self._versions)
         # A controller's hello is answered when everybody is up, and loading a model may take long.
         await insist(self._network.peer("supervisor"), "hello", hello, Nothing, float("inf"))
 
