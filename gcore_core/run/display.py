@@ -25,7 +25,7 @@ STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "
 _NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
 
 _NUMBERS = (  # metric, label, format
-    ("kl", "kl", "{:.4f}"),
+    ("kl", "kl", "{:.1e}"),
     ("entropy", "entropy", "{:.3f}"),
     ("length", "length", "{:.1f}"),
     ("logprob_gap_max", "gap", "{:.1e}"),

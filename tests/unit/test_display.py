@@ -60,7 +60,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 def test_a_line_says_everything_in_the_order_of_a_step() -> None:
     parts = step_parts(_report(7, **METRICS), 60, {"greedy/exact": 0.48, "sampled/exact": 0.4, "greedy/length": 5.0})
     assert "  ".join(f"{label} {value}" for label, value in parts) == (
-        "step  7/60  reward 0.500  held-out 0.480  kl 0.0031  entropy 0.812  length 5.2  gap 2.1e-06"
+        "step  7/60  reward 0.500  held-out 0.480  kl 3.1e-03  entropy 0.812  length 5.2  gap 2.1e-06"
         "  actions/s 8,431  rollout 0.31s  preparation 0.05s  training 0.22s  push 0.02s"
     )
 

@@ -114,7 +114,7 @@ def _lengths(panel: Axes, rows: Rows) -> None:
 
 def _kl_entropy(panel: Axes, rows: Rows) -> None:
     """Two scales, each in its line's colour: both in nats, but orders of magnitude apart."""
-    panel.set_title("KL to the reference, entropy")
+    panel.set_title("KL of the update, entropy")
     if "kl" in _keys(rows):
         _smoothed(panel, *_series(rows, "kl"), colour=_colour(0), label="KL")
     panel.set_ylabel("KL, nats", color=_colour(0))
