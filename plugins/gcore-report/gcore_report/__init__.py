@@ -1,4 +1,4 @@
-"""The plugin ``report``: TensorBoard scalars of every step, and ``curves.png`` at each evaluation and at the end.
+"""The plugin ``report``: TensorBoard scalars of every step, and ``curves.png`` now and then and at the end.
 
 Observers only; they write into the run's directory and keep no state between calls: event files are appended to, curves
 are drawn from the run's metrics. Matplotlib and tensorboard are imported when first used.
@@ -6,10 +6,14 @@ are drawn from the run's metrics. Matplotlib and tensorboard are imported when f
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.records import RunFacts, StepReport
+from gcore_core.run.directory import CURVES, SAMPLES
+
+REDRAW_S = 30.0  # the run waits for its observers, and a picture takes most of a second
 
 
 @hookimpl
@@ -24,13 +28,19 @@ def gcore_step_end(run: RunFacts, report: StepReport) -> None:
     from gcore_report.scalars import add
 
     add(run, report)
-    if report.evaluation:
+    if report.evaluation and _age_s(run) > REDRAW_S:
         _draw(run)
 
 
 @hookimpl
 def gcore_run_end(run: RunFacts, error: str) -> None:
     _draw(run)
+
+
+def _age_s(run: RunFacts) -> float:
+    """Seconds since the picture was drawn; before there is one, since the run made its directories."""
+    picture = Path(run.directory, CURVES)
+    return time.time() - (picture if picture.exists() else Path(run.directory, SAMPLES)).stat().st_mtime
 
 
 def _draw(run: RunFacts) -> None:

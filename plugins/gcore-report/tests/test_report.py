@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +40,7 @@ def _go(run: RunFacts, first: int, last: int) -> None:
 
 
 def _run(path: Path, resumed_from: int = 0) -> RunFacts:
-    path.mkdir(exist_ok=True)
+    (path / d.SAMPLES).mkdir(parents=True, exist_ok=True)
     return RunFacts(name="digits", directory=str(path), steps=4, config={}, resumed_from=resumed_from)
 
 
@@ -110,19 +112,22 @@ def test_scalars_can_be_read_before_the_run_ends(tmp_path: Path) -> None:
     assert _scalars(tmp_path) == {"kl": [(1, 0.5)]}
 
 
-def test_curves_are_drawn_at_each_evaluation_and_at_the_end(tmp_path: Path) -> None:
+def test_curves_are_drawn_at_an_evaluation_when_the_last_picture_is_old_and_at_the_end(tmp_path: Path) -> None:
     run, metrics = _run(tmp_path), d.MetricsFile(tmp_path)
+    samples, picture = tmp_path / d.SAMPLES, tmp_path / d.CURVES
     gcore_report.gcore_run_start(run=run)
     drawn = []
-    for report in _reports(0, 3):
+    for report, old in zip(_reports(0, 5), [False, True, True, True, False, True], strict=True):
+        before = time.time() - (gcore_report.REDRAW_S + 1 if old else 0)
+        os.utime(picture if picture.exists() else samples, (before, before))
         metrics.append(report)
         gcore_report.gcore_step_end(run=run, report=report)
-        drawn.append((tmp_path / d.CURVES).exists())
-        (tmp_path / d.CURVES).unlink(missing_ok=True)
+        drawn.append(picture.exists() and picture.stat().st_mtime != pytest.approx(before, abs=1e-3))
+    assert drawn == [False, False, True, False, False, False], "evaluations are at 0, 2 and 4; that at 2 is due"
+    picture.unlink()
     gcore_report.gcore_run_end(run=run, error="")
     metrics.close()
-    assert drawn == [True, False, True, False]
-    height, width, _ = imread(tmp_path / d.CURVES).shape
+    height, width, _ = imread(picture).shape
     assert (width, height) == (1875, 1020)
 
 
