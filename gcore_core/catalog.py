@@ -7,6 +7,7 @@ A plugin is a distribution with an entry point in the group ``gcore``. Its state
     incompatible  its requirement on gcore-core does not admit this version
     clash         another distribution provides a plugin of the same name
     disabled      ``G_CORE_PLUGINS=off`` leaves only ``core``
+    broken        it failed when ``g-core plugins check`` imported it, in a process of its own; a scan cannot know
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Installed:
     module: str
     state: str = "ok"
     reason: str = ""
+    requires: str = ""  # its requirement on gcore-core, if it states one
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,7 +83,8 @@ class Catalog:
             raise PluginIncompatible(
                 f"plugin {name!r} ({plugin.owner}) {plugin.reason}.",
                 where=where,
-                todo=f"upgrade it: pip install -U {plugin.distribution}",
+                todo=f"upgrade it: pip install -U {plugin.distribution}\n"
+                f"or take a core that it admits: pip install '{plugin.requires}'",
             )
         _check_pin(plugin, where, pin)
         return plugin
@@ -94,9 +97,7 @@ def scan(path: Sequence[str] | None = None) -> Catalog:
     if path is None:
         # The running core is the core, installed or not.
         found = [row for row in found if row[0].distribution != _CORE_DISTRIBUTION]
-        core = Installed(
-            name=CORE, distribution=_CORE_DISTRIBUTION, version=__version__, module="gcore_core.builtin"
-        )
+        core = Installed(name=CORE, distribution=_CORE_DISTRIBUTION, version=__version__, module="gcore_core.builtin")
         found.append((core, None))
     else:
         core_version = next((row.version for row, _ in found if row.distribution == _CORE_DISTRIBUTION), __version__)
@@ -107,14 +108,14 @@ def scan(path: Sequence[str] | None = None) -> Catalog:
     rows = []
     for plugin, distribution in found:
         others = [other.owner for other in owners[plugin.name] if other is not plugin]
-        state, reason = "ok", ""
+        state, reason, requires = "ok", "", ""
+        if distribution is not None and plugin.distribution != _CORE_DISTRIBUTION:
+            state, reason, requires = _compatibility(distribution, core_version)
         if off and plugin.distribution != _CORE_DISTRIBUTION:
             state, reason = "disabled", "G_CORE_PLUGINS=off"
         elif others and not off:
             state, reason = "clash", f"also provided by {' and '.join(others)}"
-        elif distribution is not None and plugin.distribution != _CORE_DISTRIBUTION:
-            state, reason = _compatibility(distribution, core_version)
-        rows.append(replace(plugin, state=state, reason=reason))
+        rows.append(replace(plugin, state=state, reason=reason, requires=requires))
     return Catalog(tuple(sorted(rows, key=lambda row: (row.name, row.distribution))))
 
 
@@ -132,8 +133,7 @@ def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution 
             continue
         entries = {entry.name: entry.value for entry in distribution.entry_points if entry.group == GROUP}
         plugins = [
-            Installed(name=entry, distribution=name, version=version, module=value)
-            for entry, value in entries.items()
+            Installed(name=entry, distribution=name, version=version, module=value) for entry, value in entries.items()
         ]
         found[name] = plugins, distribution
     return [(plugin, distribution) for rows, distribution in found.values() for plugin in rows]
@@ -147,24 +147,25 @@ def _with_group(path: Sequence[str] | None) -> Iterator[Distribution]:
             yield distribution
 
 
-def _compatibility(distribution: Distribution, core_version: str) -> tuple[str, str]:
-    """(state, reason) by the distribution's own requirement on gcore-core."""
+def _compatibility(distribution: Distribution, core_version: str) -> tuple[str, str, str]:
+    """(state, reason, requirement) by the distribution's own requirement on gcore-core."""
     for line in distribution.requires or []:
         match = _REQUIREMENT.match(line)
         if match is None or _normal(match[1]) != _CORE_DISTRIBUTION:
             continue
         specifier = match[2].strip()
         if match[3] is None and _plainly_admits(specifier, core_version):
-            return "ok", ""
+            return "ok", "", _CORE_DISTRIBUTION + specifier
         from packaging.requirements import Requirement  # 13 ms, so only where the plain reading does not do
 
         requirement = Requirement(line)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         if not requirement.specifier.contains(core_version, prereleases=True):
-            return "incompatible", f"needs {_CORE_DISTRIBUTION}{specifier}, this is {core_version}"
-        return "ok", ""
-    return "undeclared", f"its metadata requires no {_CORE_DISTRIBUTION}"
+            reason = f"needs {_CORE_DISTRIBUTION}{specifier}, this is {core_version}"
+            return "incompatible", reason, _CORE_DISTRIBUTION + specifier
+        return "ok", "", _CORE_DISTRIBUTION + specifier
+    return "undeclared", f"its metadata requires no {_CORE_DISTRIBUTION}", ""
 
 
 def _plainly_admits(specifier: str, version: str) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core import schema, sources
-from gcore_core.errors import ConfigError
+from gcore_core.errors import ConfigError, GcoreError
+from gcore_core.interpreters import Environment, differences, open_environment, unmet_needs
 from gcore_core.plugins import Plugins, Provided
 
 #: What any trainer can supply to an objective or advantage that requires it.
@@ -40,6 +41,44 @@ def run(config: Mapping[str, Any], objects: Mapping[str, Any], plugins: Plugins,
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), config)
     problems += plugins.check(config)
+    _raise(problems, file)
+
+
+def interpreters(config: Mapping[str, Any], provided: Mapping[str, Provided], file: Path) -> None:
+    """Raises when workers could not start: an interpreter, a plugin or an engine is missing, or is another version."""
+    found: dict[str, GcoreError] = {}
+    built_in_a_role: set[str] = set()
+    for role, node in config["roles"].items():
+        try:
+            environment = open_environment(node["python"], where=f"roles.{role}.python")
+        except ConfigError as error:
+            found[str(error)] = error
+            continue
+        trains = provided[f"roles.{role}"].kind == "trainer"
+        paths = [f"roles.{role}", *(["objective"] if trains else ["data", "evaluation.data"])]
+        chosen = {path: provided[path] for path in paths if path in provided}
+        built_in_a_role |= chosen.keys()
+        versions = {item.distribution: item.version for item in chosen.values() if item.installed}
+        wrong = list(differences(environment, versions, where=f"roles.{role}.python")) or _unmet(environment, chosen)
+        found |= {str(error): error for error in wrong}
+    rest = {path: item for path, item in provided.items() if path not in built_in_a_role}
+    found |= {str(error): error for error in _unmet(open_environment(None, where=""), rest)}
+    if len(found) == 1:
+        raise next(iter(found.values()))
+    _raise([" ".join(filter(None, (f"{e.where}: {e.what}", e.todo))) for e in found.values()], file)
+
+
+def _unmet(environment: Environment, chosen: Mapping[str, Provided]) -> list[GcoreError]:
+    """What the chosen providers need there, in vain."""
+    return [
+        error
+        for path, item in chosen.items()
+        for error in unmet_needs(environment, item.owner, item.spec.needs, where=f"{path}.use")
+    ]
+
+
+def _raise(problems: list[str], file: Path) -> None:
+    """One ConfigError for all of them, if there are any."""
     if len(problems) == 1:
         raise ConfigError(problems[0], problems=problems)
     if problems:

@@ -97,8 +97,7 @@ def load(file: str | Path, overrides: Sequence[str] = (), installed: catalog.Cat
         provided=provided,
         source=source.file,
         lock=tuple(
-            {"plugin": item.name, "distribution": item.distribution, "version": item.version}
-            for item in plugins.loaded
+            {"plugin": item.name, "distribution": item.distribution, "version": item.version} for item in plugins.loaded
         ),
         origins=origins,
         plugins=plugins,

@@ -121,9 +121,7 @@ class AddressError(GcoreError, OSError):
     exit_code = 7
 
 
-def _rebuild(
-    kind: type[GcoreError], what: str, where: str, why: str, todo: str, facts: dict[str, Any]
-) -> GcoreError:
+def _rebuild(kind: type[GcoreError], what: str, where: str, why: str, todo: str, facts: dict[str, Any]) -> GcoreError:
     return kind(what, where=where, why=why, todo=todo, **facts)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import pluggy
 
 from gcore_core import hookspecs
-from gcore_core.catalog import Installed
+from gcore_core.catalog import CORE, Installed
 from gcore_core.errors import ConfigError, ContractError, PluginBroken, did_you_mean
 from gcore_core.factories import import_source
 from gcore_core.providers import KINDS, Provider, RoleProvider
@@ -47,6 +48,11 @@ class Provided:
     @property
     def owner(self) -> str:
         return f"{self.distribution} {self.version}".rstrip()
+
+    @property
+    def installed(self) -> bool:
+        """Whether it comes from a distribution other than the core: not from a project's own file."""
+        return self.plugin != CORE and not self.distribution.endswith(".py")
 
 
 def local_plugin(file: Path, where: str = "local") -> Installed:
@@ -78,7 +84,7 @@ class Plugins:
             return
         try:
             module = import_source(plugin.module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginBroken(
                 f"plugin {plugin.name!r} ({plugin.owner}, {plugin.module}) failed to import: "
                 f"{type(error).__name__}: {error}",
@@ -88,6 +94,7 @@ class Plugins:
                 distribution=plugin.distribution,
             ) from error
         _check_marked(plugin, module)
+        _check_arguments(plugin, module)
         try:
             self._manager.register(module, plugin.name)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -200,6 +207,18 @@ class Observers:
                 self._report(impl.plugin_name, hook, error)
 
 
+def observer_failure(plugin: str, hook: str, error: BaseException, todo: str) -> PluginBroken:
+    """What the user is told of an observer that raised; the run goes on without it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return PluginBroken(
+        f"{type(error).__name__}: {error}",
+        where=f"plugin {plugin!r}, {hook}",
+        why=(f"at {frames[-1].filename}:{frames[-1].lineno}\n" if frames else "") + "the run goes on without it",
+        todo=todo,
+        plugin=plugin,
+    )
+
+
 def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
     return impl.function(*(arguments[name] for name in impl.argnames))
 
@@ -220,7 +239,29 @@ def _check_marked(plugin: Installed, module: ModuleType) -> None:
     """A function named like a hook but not marked would never be called, and nobody would know."""
     for name, value in inspect.getmembers(module, inspect.isfunction):
         if name.startswith("gcore_") and value.__module__ == module.__name__ and not hasattr(value, "gcore_impl"):
-            raise ContractError(f"{_who(plugin)}: function {name!r} lacks @hookimpl.", plugin=plugin.name)
+            raise ContractError(
+                f"{_who(plugin)}: function {name!r} lacks @hookimpl.",
+                todo="put it above the function: from gcore_core import hookimpl",
+                plugin=plugin.name,
+            )
+
+
+def _check_arguments(plugin: Installed, module: ModuleType) -> None:
+    """Names an argument that the hook does not give; pluggy would too, in more lines and without a suggestion."""
+    for name, value in inspect.getmembers(module, lambda member: hasattr(member, "gcore_impl")):
+        spec = getattr(hookspecs, name, None)
+        if spec is None or not inspect.isfunction(value):
+            continue
+        given = list(inspect.signature(spec).parameters)
+        for argument in inspect.signature(value).parameters:
+            if argument not in given:
+                raise ContractError(
+                    f"{_who(plugin)}: {name} has no argument {argument!r}{did_you_mean(argument, given)}.",
+                    why=f"it gives: {', '.join(given) or 'none'}",
+                    todo="an implementation takes those that it needs, by these names",
+                    plugin=plugin.name,
+                    choices=given,
+                )
 
 
 def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy.HookImpl]) -> None:

@@ -279,9 +279,7 @@ class ActionAdvantage(Protocol):
     group_size: int
     requires: frozenset[str]
 
-    def per_action(
-        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def per_action(self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(advantages, returns), float64[A] each, from per-action rewards and values of one record."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +45,15 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
     if node is not None and loaded is None:
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
     origins = {key: f"{file.name}, line {line}" for key, line in _lines(node, "")}
-    trees = [loaded if loaded is not None else OmegaConf.create({})]
+    whole: Any = loaded if loaded is not None else OmegaConf.create({})
     for override in overrides:
         tree = _override(override)
-        trees.append(tree)
+        try:
+            whole = OmegaConf.merge(whole, tree)
+        except TypeError as error:  # a list over a mapping, or the other way round
+            raise ConfigError(f"override {override!r} does not fit: {error}.", where=str(file)) from error
         origins |= dict.fromkeys(flat(OmegaConf.to_container(tree)), f"override {override!r}")
-    merged = OmegaConf.to_container(OmegaConf.merge(*trees))
+    merged = OmegaConf.to_container(whole)
     if not isinstance(merged, dict):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
     return Source(file=file, tree={str(key): value for key, value in merged.items()}, origins=origins)
@@ -72,6 +76,8 @@ def resolve_paths(config: MutableMapping[str, Any], base: Path) -> None:
     for node in settings:
         _resolve(node.get("config", {}), base, hub=False)
     for role in config["roles"].values():
+        if role["python"]:
+            role["python"] = _interpreter(role["python"], base)
         _resolve(role["model"], base, hub=True)
         if isinstance(role["model"].get("make"), MutableMapping):
             _resolve(role["model"]["make"], base, hub=False)
@@ -80,6 +86,13 @@ def resolve_paths(config: MutableMapping[str, Any], base: Path) -> None:
 def anchored(name: str, base: Path) -> Path:
     """``name`` as a path below ``base``, unless it is absolute or starts with ``~``."""
     return Path(os.path.normpath(base.absolute() / Path(name).expanduser()))
+
+
+def _interpreter(name: str, base: Path) -> str:
+    """A bare name such as python3.12 is looked up as a shell would."""
+    if "/" not in name and (found := shutil.which(name)):
+        return found
+    return str(anchored(name, base))
 
 
 def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:

@@ -15,10 +15,12 @@ VERBS = {
     "run": "train as a YAML file says",
     "check": "resolve and check a YAML file without starting anything",
     "config": "print the resolved configuration, or why a key has its value",
-    "plugins": "list installed plugins, or show what one offers",
+    "plugins": "list, show and check plugins, or begin a new one",
+    "conformance": "hold a plugin to the contracts of what it provides",
     "export": "copy a run's final weights out",
 }
 
+_NO_PLUGINS = "--no-plugins"
 _EXAMPLES = """\
 examples:
   g-core run recipes/quickstart.yaml
@@ -28,7 +30,7 @@ examples:
   g-core <plugin> <command>      commands that a plugin brings
 
 Exit codes: 0 well, 2 configuration, 3 plugin, 4 data, 5 worker, 6 training, 7 address.
-G_CORE_PLUGINS=off leaves only the built-in plugin; G_CORE_TRACEBACK=1 shows tracebacks.
+G_CORE_PLUGINS=off does what --no-plugins does; G_CORE_TRACEBACK=1 shows tracebacks.
 """
 
 
@@ -58,6 +60,9 @@ def _dispatch(words: list[str]) -> int:
     if not words:
         parser.print_help()
         return 2
+    if words[0] == _NO_PLUGINS:
+        os.environ["G_CORE_PLUGINS"] = "off"  # the processes that are started from here see it too
+        return _dispatch(words[1:])
     verb, rest = words[0], words[1:]
     if verb.startswith("-"):
         parser.parse_args(words)
@@ -81,14 +86,15 @@ def _dispatch(words: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     from gcore_core import __version__
 
-    verbs = "\n".join(f"  {name:<9} {summary}" for name, summary in VERBS.items())
+    verbs = "\n".join(f"  {name:<11} {summary}" for name, summary in VERBS.items())
     parser = argparse.ArgumentParser(
         prog="g-core",
-        usage="g-core VERB ...",
+        usage="g-core [--no-plugins] VERB ...",
         description="Reinforcement learning of language, image-text and diffusion policies.\n\n"
         f"verbs (each has its own --help):\n{verbs}",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(_NO_PLUGINS, action="store_true", help="leave only the built-in plugin")
     parser.add_argument("--version", action="version", version=f"g-core {__version__}")
     return parser

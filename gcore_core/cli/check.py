@@ -14,12 +14,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core import config
+    from gcore_core import checks, config
     from gcore_core.cli.table import print_table
     from gcore_core.errors import ConfigError
 
     try:
         plan = config.load(args.file, args.overrides)
+        checks.interpreters(plan.config, plan.provided, plan.source)
     except ConfigError as error:
         problems = error.facts.get("problems", ())
         if len(problems) < 2:

@@ -1,36 +1,86 @@
-"""``g-core plugins``: lists what is installed, from metadata alone, or loads one plugin and shows what it offers."""
+"""``g-core plugins``: what is installed, what a plugin offers, whether it works, and the beginning of a new one.
+
+A listing reads metadata alone; ``show`` imports one plugin; ``check`` imports it in a process of its own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from gcore_core import catalog
 
-if TYPE_CHECKING:
-    from gcore_core.plugins import Plugins
+KINDS = "generator, trainer, reward, placement, balancer, advantage, objective, launcher, observer"
+_EPILOG = f"""\
+actions:
+  list         every plugin with its state; --python: of another interpreter, which is not started
+  show NAME    providers, capabilities, settings, engine requirements
+  check [NAME] import it, in a process of its own, and say what is wrong; without NAME: every plugin
+  new NAME     write a distribution to begin with, with a test that fails until its marked lines are filled in
+
+kinds of a new plugin: {KINDS},
+or PLUGIN/KIND for a template that another plugin brings
+
+examples:
+  g-core plugins
+  g-core plugins list --json --python envs/vllm/bin/python
+  g-core plugins show core
+  g-core plugins check torch
+  g-core plugins new mine --kind balancer --to gcore-mine
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=["list", "show"], default="list", help="default: list")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the plugin to show")
+    actions = ["list", "show", "check", "new"]
+    parser.add_argument("action", nargs="?", choices=actions, default="list", help="default: list")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a plugin, or a project's own file (mine.py)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.epilog = "examples:\n  g-core plugins\n  g-core plugins list --json\n  g-core plugins show core"
+    parser.add_argument(
+        "--python", metavar="PATH", help="the interpreter whose environment is meant; default: this one"
+    )
+    parser.add_argument("--kind", metavar="KIND", help="new: what it provides")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="new: where it is written; default: gcore-NAME")
+    parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "show" or args.name:
-        return _show(args.name, args.json)
-    return _list(args.json)
+    if args.action == "list" and not args.name:
+        return _list(catalog.scan(_search_path(args.python)).plugins, args.json)
+    if args.action == "check":
+        return _check(args.name, args.python, args.json)
+    from gcore_core.errors import ConfigError
+
+    if args.action == "list":
+        raise ConfigError(f"no such action: {args.name!r}.", todo=f"g-core plugins show {args.name}")
+    if not args.name:
+        where = f"g-core plugins {args.action}"
+        raise ConfigError("which plugin?", where=where, todo=f"{where} NAME")
+    if args.action == "new":
+        from gcore_core.cli.scaffold import write
+
+        written = write(args.name, args.kind or "", args.to)
+        print(written.told)
+        return 0
+    return _show(args.name, args.python, args.json)
 
 
-def _list(as_json: bool) -> int:
-    rows = catalog.scan().plugins
+def _search_path(python: str | None) -> Sequence[str] | None:
+    if python is None:
+        return None
+    from gcore_core.interpreters import open_environment
+
+    return open_environment(python, where="--python").path
+
+
+def _list(rows: Sequence[catalog.Installed], as_json: bool) -> int:
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return 0
+    if not rows:
+        print("no plugins")
         return 0
     from gcore_core.cli.table import print_table
 
@@ -42,58 +92,40 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _show(name: str | None, as_json: bool) -> int:
-    from gcore_core.errors import ConfigError
+def _check(name: str | None, python: str | None, as_json: bool) -> int:
+    """3 when something is wrong, else 0."""
+    from gcore_core.cli.checking import check_all, check_one
+
+    if name is None:
+        rows = check_all(catalog.scan(_search_path(python)).plugins, python)
+        _list(rows, as_json)
+        return 3 if any(row.state in ("broken", "clash", "incompatible") for row in rows) else 0
+    found = check_one(name, python)
+    if as_json:
+        print(json.dumps({"plugin": name, **dataclasses.asdict(found)}, indent=2))
+    else:
+        for problem in found.problems:
+            print(problem)
+        for note in found.notes:
+            print(f"note: {note}")
+        if not found.problems:
+            print(f"plugin {name!r}: nothing wrong found")
+    return 3 if found.problems else 0
+
+
+def _show(name: str, python: str | None, as_json: bool) -> int:
+    from gcore_core.cli.describing import described, find, text
+    from gcore_core.interpreters import open_environment
     from gcore_core.plugins import Plugins
 
-    if not name:
-        raise ConfigError("which plugin?", where="g-core plugins show", todo="g-core plugins show NAME")
-    plugin = catalog.scan().get(name, where="g-core plugins show")
-    plugins = Plugins()
+    environment = open_environment(python, where="--python")
+    plugin, plugins = find(name, where="g-core plugins show"), Plugins()
     plugins.load(plugin)
+    providers = [described(item, environment) for item in plugins.provided_by(plugin.name)]
     if as_json:
-        print(json.dumps(dataclasses.asdict(plugin) | {"provides": list(_described(plugins, name))}, indent=2))
+        print(json.dumps(dataclasses.asdict(plugin) | {"provides": providers}, indent=2))
         return 0
-    print(f"{name} ({plugin.owner}, {plugin.module})")
-    for item in _described(plugins, name):
-        print(f"\n{item['kind']} {item['name']}: {item['summary']}")
-        for label in ("factory", "capabilities", "needs"):
-            if item[label]:
-                value = item[label]
-                print(f"  {label}: {', '.join(value) if isinstance(value, list) else value}")
-        for setting in _settings(item):
-            print(f"  config.{setting}")
+    print(f"{plugin.name} ({plugin.owner}, {plugin.module})")
+    for item in providers:
+        print("\n" + "\n".join(text(item)))
     return 0
-
-
-def _described(plugins: Plugins, name: str) -> Iterator[dict[str, object]]:
-    for item in plugins.provided_by(name):
-        config = item.spec.config
-        settings = dataclasses.fields(config) if config is not None else ()
-        yield {
-            "kind": item.kind,
-            "name": item.reference,
-            "summary": item.spec.summary,
-            "factory": item.spec.factory,
-            "capabilities": sorted(item.spec.capabilities),
-            "needs": list(item.spec.needs),
-            "config": {setting.name: f"{_type(setting)}{_default(setting)}" for setting in settings},
-        }
-
-
-def _settings(item: dict[str, object]) -> Iterator[str]:
-    config = item["config"]
-    if isinstance(config, dict):
-        yield from (f"{name}: {text}" for name, text in config.items())
-
-
-def _type(setting: dataclasses.Field[object]) -> str:
-    return setting.type if isinstance(setting.type, str) else getattr(setting.type, "__name__", str(setting.type))
-
-
-def _default(setting: dataclasses.Field[object]) -> str:
-    if setting.default is not dataclasses.MISSING:
-        return f" = {setting.default!r}"
-    if setting.default_factory is not dataclasses.MISSING:
-        return f" = {setting.default_factory()!r}"
-    return " (must be given)"

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hmac
 import itertools
+import logging
 import os
 import socket
 import sys
@@ -37,6 +38,7 @@ from gcore_core.processes.service import (
 )
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS = range(6)
 _METHOD = "/gcore/session"
 _OPTIONS = [
@@ -67,6 +69,7 @@ class _Outbox:
     def __init__(self, write: Callable[[bytes], Any]) -> None:
         self._write, self._frames, self._ready = write, [], asyncio.Event()  # type: ignore[var-annotated]
         self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(_stream_over)
 
     def put(self, frame: Frame) -> None:
         self._frames.append(frame)
@@ -85,6 +88,12 @@ class _Outbox:
             await asyncio.sleep(0)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _stream_over(task: asyncio.Task[None]) -> None:
+    """A write fails when the stream has ended; its reader is the one who tells why."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("a stream ended while it was written to: %s", error)
 
 
 class RpcNetwork:

@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from gcore_core import checks, config
 from gcore_core.errors import GcoreError, WorkerDied
 from gcore_core.factories import build
+from gcore_core.plugins import observer_failure
 from gcore_core.processes import handshake
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.gathering import Gathering
@@ -217,7 +218,9 @@ class Supervisor:
             self._over.set_exception(error)
 
     def _observer_failed(self, plugin: str, hook: str, error: BaseException) -> None:
-        self._display.note(f"plugin {plugin!r} failed in {hook} and is left out from here: {error}")
+        log.error("plugin %s failed in %s", plugin, hook, exc_info=error)
+        log_file = run_directory.log_path(self._job.directory, "supervisor")
+        self._display.note(str(observer_failure(plugin, hook, error, f"its traceback: {log_file}")))
 
 
 def _dataset_specs(job: Job) -> dict[str, Any]:

@@ -88,8 +88,7 @@ def _explicit(directory: Path) -> Path:
             f"{directory} already holds a run.",
             where="run.dir",
             why=f"found in it: {', '.join(held)}",
-            todo=f"to continue it: g-core resume {directory}\n"
-            "else name another directory, or leave run.dir out for a fresh numbered one",
+            todo="name another directory, or leave run.dir out for a fresh numbered one",
         )
     directory.mkdir(parents=True, exist_ok=True)
     return directory

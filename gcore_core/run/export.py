@@ -71,7 +71,7 @@ def _final_weights(run_dir: Path) -> Path:
         "this run has no final weights.",
         where=str(run_dir),
         why=f"{WEIGHTS}/ is written when a run ends well; this one has not",
-        todo=f"to finish it: g-core resume {run_dir}",
+        todo=f"start it anew: g-core run {run_dir / CONFIG} run.dir=null",
     )
 
 

@@ -1,1 +1,68 @@
-"""What authors of plugins test with. Each module is imported by its own name; this one stays light."""
+"""What authors of plugins test with: contracts, fakes, fabricated installs, runs on virtual time.
+
+The contract classes can be imported from here; their modules, which need pytest, are loaded when one is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gcore_core.testing.contracts.advantage import ActionAdvantageContract, AdvantageContract
+    from gcore_core.testing.contracts.agreement import TrainerWithGeneratorContract
+    from gcore_core.testing.contracts.balancer import BalancerContract
+    from gcore_core.testing.contracts.base import Contract, NotClaimed, claims
+    from gcore_core.testing.contracts.dataset import DatasetContract
+    from gcore_core.testing.contracts.filter import FilterContract
+    from gcore_core.testing.contracts.generator import GeneratorContract
+    from gcore_core.testing.contracts.launcher import LauncherContract
+    from gcore_core.testing.contracts.objective import ObjectiveContract
+    from gcore_core.testing.contracts.placement import PlacementPolicyContract
+    from gcore_core.testing.contracts.plugin import PluginContract
+    from gcore_core.testing.contracts.scorer import ScorerContract
+    from gcore_core.testing.contracts.trainer import TrainerContract
+
+_HOMES = {
+    "ActionAdvantageContract": "advantage",
+    "AdvantageContract": "advantage",
+    "BalancerContract": "balancer",
+    "Contract": "base",
+    "DatasetContract": "dataset",
+    "FilterContract": "filter",
+    "GeneratorContract": "generator",
+    "LauncherContract": "launcher",
+    "NotClaimed": "base",
+    "ObjectiveContract": "objective",
+    "PlacementPolicyContract": "placement",
+    "PluginContract": "plugin",
+    "ScorerContract": "scorer",
+    "TrainerContract": "trainer",
+    "TrainerWithGeneratorContract": "agreement",
+    "claims": "base",
+}
+
+__all__ = [
+    "ActionAdvantageContract",
+    "AdvantageContract",
+    "BalancerContract",
+    "Contract",
+    "DatasetContract",
+    "FilterContract",
+    "GeneratorContract",
+    "LauncherContract",
+    "NotClaimed",
+    "ObjectiveContract",
+    "PlacementPolicyContract",
+    "PluginContract",
+    "ScorerContract",
+    "TrainerContract",
+    "TrainerWithGeneratorContract",
+    "claims",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.contracts.{_HOMES[name]}"), name)

@@ -1,16 +1,17 @@
 """The plugin named ``fake``: torch-free backends for tests of everything around them.
 
 Add it to a job with ``local: [<this file>]`` and choose ``use: fake``. The policy is a table of V logits, one
-distribution for every position; it learns by plain REINFORCE, so a run of fakes has a curve that must rise.
+distribution for every position; it learns by plain REINFORCE, so a run of fakes has a curve that must rise. All of
+them pass the contracts in ``gcore_core.testing``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,6 +20,7 @@ from gcore_core import hookimpl
 from gcore_core import providers as p
 from gcore_core.errors import NonFiniteLoss, WeightMismatch
 from gcore_core.protocols import (
+    Columns,
     Finished,
     GroupScalars,
     SampleRequest,
@@ -27,7 +29,8 @@ from gcore_core.protocols import (
     TrainRecord,
     WorkerContext,
 )
-from gcore_core.records import ABORTED, FINISHED, TRUNCATED, Prompt, TensorSpec, WeightPlan
+from gcore_core.records import ABORTED, FINISHED, REWARD_FAILED, TRUNCATED, Prompt, TensorSpec, WeightPlan
+from gcore_core.testing.safetensors_files import write_safetensors
 
 VOCABULARY = "abcdefgh."  # the last one ends an answer
 END = len(VOCABULARY) - 1
@@ -41,6 +44,8 @@ class FakeGeneratorConfig:
 @dataclass(frozen=True, kw_only=True)
 class FakeTrainerConfig:
     learning_rate: float = 5.0
+    micro_batch: int = 0
+    """Records whose gradient is computed at once; 0 is all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +86,18 @@ class FakeGenerator:
         self._config = config
         self._logits = initial_logits(0)
         self._running: dict[tuple[int, int], tuple[SampleRequest, list[int]]] = {}
+        self._begun: dict[tuple[int, int], tuple[int, list[float]]] = {}  # first version, log-probs so far
         self._incoming: dict[str, np.ndarray] = {}
+        self._asleep = b""
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         self._running.update({(r.ordinal, r.sample): (r, []) for r in requests})
 
     def step(self) -> list[Finished]:
-        ended = []
+        ended, table = [], log_softmax(self._logits)
         for key, (request, letters) in list(self._running.items()):
             letters.append(self._draw(request, len(letters)))
+            self._begun.setdefault(key, (self.version, []))[1].append(table[letters[-1]])
             if letters[-1] == END or len(letters) == self._config.max_new_tokens:
                 del self._running[key]
                 ended.append(self._finished(request, letters, FINISHED if letters[-1] == END else TRUNCATED))
@@ -106,25 +114,39 @@ class FakeGenerator:
         return int(np.searchsorted(np.exp(log_softmax(self._logits)).cumsum()[:-1], uniform))
 
     def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+        first, logp = self._begun.pop((request.ordinal, request.sample), (self.version, []))
         actions = np.array(letters, np.int32)
         text = "".join(VOCABULARY[letter] for letter in letters)
         columns = {
             "prompt_ids": np.frombuffer((request.prompt.text or "").encode(), np.uint8).astype(np.int32),
             "action_ids": actions,
-            "logp": log_softmax(self._logits)[actions],
+            "logp": np.array(logp, np.float32),
             "action_mask": np.ones(len(letters), np.uint8),
             "temperature": np.ones((), np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
         }
-        return Finished(request=request, status=status, versions=(self.version, self.version), columns=columns)
+        return Finished(request=request, status=status, versions=(first, self.version), columns=columns)
+
+    def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        return [log_softmax(self._logits)[record["action_ids"]] for record in records]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What stands for device memory."""
+        return self._logits.nbytes
+
+    def sleep(self) -> None:
+        self._asleep, self._logits = self._logits.tobytes(), np.zeros(0, np.float32)
+
+    def wake(self) -> None:
+        self._logits = np.frombuffer(self._asleep, np.float32)
 
     def begin_weights(self, plan: WeightPlan) -> None:
         if plan.version < self.version:
             what = f"version {plan.version} is older than {self.version}"
             raise WeightMismatch(what, where=f"tensor {plan.tensors[0].name!r}")
-        for planned, mine in zip_longest(plan.tensors, weight_specs()):
-            if planned != mine:
-                raise WeightMismatch("the push is of another model", where=f"tensor {(planned or mine).name!r}")
+        if other := set(plan.tensors) ^ set(weight_specs()):
+            raise WeightMismatch("the push is of another model", where=f"tensor {min(s.name for s in other)!r}")
         self._incoming.clear()
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -167,16 +189,17 @@ class FakeTrainer:
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = log_softmax(self._logits)
         gaps = [np.abs(logp[r.columns["action_ids"]] - r.columns["logp"]).max(initial=0.0) for r in self._records]
-        norms = []
+        norms, losses = [], []
         for _ in range(epochs):
             for minibatch in range(minibatches):
-                gradient = self._gradient(advantages, minibatch)
+                loss, gradient = self._loss(advantages, minibatch)
+                losses.append(loss)
                 norms.append(float(np.linalg.norm(gradient)))
                 self._logits = (self._logits + self._config.learning_rate * gradient).astype(np.float32)
         self.version = step + 1
         entropy = float(-(np.exp(logp) * logp).sum())
         return {
-            "loss": 0.0,
+            "loss": float(np.mean(losses)),
             "grad_norm": float(np.mean(norms)),
             "learning_rate": self._config.learning_rate,
             "entropy": entropy,
@@ -186,17 +209,28 @@ class FakeTrainer:
             "logprob_gap_mean": float(np.mean(gaps)) if gaps else 0.0,
         }
 
-    def _gradient(self, advantages: np.ndarray, minibatch: int) -> np.ndarray:
-        """Sum over actions of advantage * d logp / d logits, over the number of actions."""
-        probabilities = np.exp(log_softmax(self._logits)).astype(np.float64)
-        gradient, actions = np.zeros(len(VOCABULARY)), 0
-        for record, advantage in zip(self._records, advantages, strict=True):
-            if record.minibatch == minibatch:
-                letters = record.columns["action_ids"]
-                counts = np.bincount(letters, minlength=len(VOCABULARY))
-                gradient += advantage * (counts - len(letters) * probabilities)
-                actions += len(letters)
-        return gradient / max(actions, 1)
+    def _loss(self, advantages: np.ndarray, minibatch: int) -> tuple[float, np.ndarray]:
+        """Sum over trained actions of -advantage * logp, over their number; and the gradient that lowers it."""
+        chosen = [i for i, record in enumerate(self._records) if record.minibatch == minibatch]
+        size = self._config.micro_batch or max(len(chosen), 1)
+        loss, gradient, actions = 0.0, np.zeros(len(VOCABULARY)), 0
+        for start in range(0, len(chosen), size):
+            part = self._micro_batch(chosen[start : start + size], advantages)
+            loss, gradient, actions = loss + part[0], gradient + part[1], actions + part[2]
+        return loss / max(actions, 1), gradient / max(actions, 1)
+
+    def _micro_batch(self, indexes: Sequence[int], advantages: np.ndarray) -> tuple[float, np.ndarray, int]:
+        """Sums over the trained actions of some records: loss, minus its gradient, number."""
+        logp = log_softmax(self._logits).astype(np.float64)
+        loss, gradient, actions = 0.0, np.zeros(len(VOCABULARY)), 0
+        for i in indexes:
+            columns = self._records[i].columns
+            letters = columns["action_ids"][columns["action_mask"] != 0]
+            counts = np.bincount(letters, minlength=len(VOCABULARY))
+            loss -= float(advantages[i]) * float(logp[letters].sum())
+            gradient += advantages[i] * (counts - len(letters) * np.exp(logp))
+            actions += len(letters)
+        return loss, gradient, actions
 
     def weight_specs(self) -> list[TensorSpec]:
         return weight_specs()
@@ -206,26 +240,34 @@ class FakeTrainer:
 
     def save(self, directory: Path) -> None:
         np.save(directory / "logits.npy", self._logits, allow_pickle=False)
+        (directory / "version.json").write_text(json.dumps(self.version))
 
     def load(self, directory: Path) -> None:
         self._logits = np.load(directory / "logits.npy", allow_pickle=False)
+        self.version = int(json.loads((directory / "version.json").read_text()))
 
     def save_pretrained(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "logits.json").write_text(json.dumps(self._logits.tolist()))
+        write_safetensors(directory / "model.safetensors", tensors_of(self._logits))
 
     def close(self) -> None:
         pass
 
 
 class FakeScorer:
-    """The share of ``a`` among an answer's letters."""
+    """The share of ``a`` among an answer's letters; an answer without any cannot be scored."""
 
     def __init__(self, config: None, context: WorkerContext) -> None:
         pass
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        return [Score(value=record.text.count("a") / max(len(record.text), 1)) for record in records]
+        return [
+            Score(value=record.text.count("a") / len(record.text))
+            if record.text
+            else Score(value=None, status=REWARD_FAILED, reason="the answer is empty")
+            for record in records
+        ]
 
 
 class FakeDataset:
@@ -236,6 +278,8 @@ class FakeDataset:
         return self._rows
 
     def __getitem__(self, row: int) -> Prompt:
+        if not 0 <= row < self._rows:
+            raise IndexError(f"row {row} of {self._rows}")
         return Prompt(row=row, text=f"row {row}")
 
 
@@ -255,12 +299,35 @@ class FakeAdvantage:
 
 
 class FakeObjective:
-    """Stands where an objective must; the fake trainer has its gradient built in."""
+    """-advantage * logp over trained actions, in whatever arrays it gets. The fake trainer has its own built in."""
 
     requires: frozenset[str] = frozenset()
 
     def __init__(self, config: None) -> None:
         pass
+
+    def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        trained = columns["mask"]
+        logp = current["logp"][trained]
+        loss = -(columns["advantage"][trained] * logp)
+        weight = trained.sum().to(logp.dtype)
+        return loss.sum(), weight, {"surprise": (-logp.detach().sum(), weight)}
+
+
+class FakeBalancer:
+    """Longest first, each to the lightest bin."""
+
+    def __init__(self, config: None = None) -> None:
+        pass
+
+    def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(bins)]
+        loads = [(0.0, 0)] * bins
+        for i in np.argsort(-costs, kind="stable").tolist():
+            lightest = loads.index(min(loads))
+            found[lightest].append(i)
+            loads[lightest] = loads[lightest][0] + float(costs[i]), len(found[lightest])
+        return found
 
 
 @hookimpl
@@ -269,7 +336,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         summary="letters from a table of logits",
         factory="gcore_core.testing.fake:FakeGenerator",
         config=FakeGeneratorConfig,
-        capabilities=frozenset({"abort", "determinism", "weights.push", "weights.fingerprint"}),
+        capabilities=frozenset({"abort", "determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"}),
     )
 
 
@@ -305,4 +372,11 @@ def gcore_advantages() -> Iterable[p.AdvantageProvider]:
 
 @hookimpl
 def gcore_objectives() -> Iterable[p.ObjectiveProvider]:
-    yield p.ObjectiveProvider(summary="none; see the trainer", factory="gcore_core.testing.fake:FakeObjective")
+    yield p.ObjectiveProvider(summary="REINFORCE", factory="gcore_core.testing.fake:FakeObjective")
+
+
+@hookimpl
+def gcore_balancers() -> Iterable[p.BalancerProvider]:
+    yield p.BalancerProvider(
+        summary="longest first to the lightest bin", factory="gcore_core.testing.fake:FakeBalancer"
+    )

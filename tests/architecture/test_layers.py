@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     ["errors", "records", "order", "ledger"],
     ["providers", "protocols", "hookspecs"],
-    ["catalog", "plugins", "config", "schema", "sources", "checks", "factories", "user_functions"],
+    ["catalog", "plugins", "config", "schema", "sources", "checks", "interpreters", "factories", "user_functions"],
     ["processes", "placement", "run"],
     ["controllers"],
     ["cli", "__main__"],

@@ -7,7 +7,7 @@ import pytest
 
 from gcore_core.testing.installed import InstalledPlugins
 
-FAKE = '''
+FAKE = """
 from gcore_core import hookimpl
 from gcore_core import providers as p
 from gcore_fake_config import AdvantageConfig, EngineConfig, ObjectiveConfig
@@ -38,9 +38,9 @@ def gcore_datasets():
     yield p.DatasetProvider(name="rows", summary="rows", factory="gcore_fake_engine:make", config=RowsConfig)
 
 from gcore_fake_config import RowsConfig
-'''
+"""
 
-FAKE_CONFIG = '''
+FAKE_CONFIG = """
 from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -80,7 +80,7 @@ class ObjectiveConfig:
 class RowsConfig:
     path: str
     limit: int = 0
-'''
+"""
 
 FAKE_ENGINE = """
 def make(config, *args):
@@ -106,9 +106,7 @@ rewards:
 def installed(tmp_path: Path) -> Iterator[InstalledPlugins]:
     """Fabricated distributions on ``sys.path``; the plugin ``fake`` offers one provider of most kinds."""
     with InstalledPlugins(tmp_path / "site") as plugins:
-        plugins.add(
-            "fake", FAKE, files={"gcore_fake_config.py": FAKE_CONFIG, "gcore_fake_engine.py": FAKE_ENGINE}
-        )
+        plugins.add("fake", FAKE, files={"gcore_fake_config.py": FAKE_CONFIG, "gcore_fake_engine.py": FAKE_ENGINE})
         yield plugins
 
 

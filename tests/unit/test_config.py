@@ -251,8 +251,10 @@ def test_settings_of_a_provider_that_has_none_are_refused(job: Job) -> None:
 
 def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("run: {steps: 3}\n")
-    assert message(tmp_path / "x.yaml").splitlines()[0].endswith(
-        "x.yaml: missing: data, advantage.use, objective.use, roles.policy, roles.rollout, rewards.<name>."
+    assert (
+        message(tmp_path / "x.yaml")
+        .splitlines()[0]
+        .endswith("x.yaml: missing: data, advantage.use, objective.use, roles.policy, roles.rollout, rewards.<name>.")
     )
 
 

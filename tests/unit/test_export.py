@@ -133,7 +133,7 @@ def test_a_run_that_did_not_end_has_nothing_to_export(run_dir: Path, tmp_path: P
     assert str(caught.value).splitlines() == [
         f"{run_dir}: this run has no final weights.",
         "  weights/ is written when a run ends well; this one has not",
-        f"  to finish it: g-core resume {run_dir}",
+        f"  start it anew: g-core run {run_dir / 'config.yaml'} run.dir=null",
     ]
 
 

@@ -79,9 +79,7 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(installed: 
         ),
     ],
 )
-def test_a_plugin_that_breaks_the_contract_is_refused(
-    installed: InstalledPlugins, source: str, message: str
-) -> None:
+def test_a_plugin_that_breaks_the_contract_is_refused(installed: InstalledPlugins, source: str, message: str) -> None:
     add(installed, "bad", source)
     with pytest.raises(ContractError, match=message) as caught:
         load("bad")

@@ -53,9 +53,10 @@ def test_a_function_scores_each_record(scorer: Make) -> None:
 
 
 def test_the_batch_form_sees_all_records_at_once(scorer: Make) -> None:
-    assert scorer("def f(records):\n    return [len(records)] * len(records)\n", batch=True).score(
-        [record(), record()]
-    ) == [Score(value=2.0)] * 2
+    assert (
+        scorer("def f(records):\n    return [len(records)] * len(records)\n", batch=True).score([record(), record()])
+        == [Score(value=2.0)] * 2
+    )
 
 
 @pytest.mark.parametrize("returned", ["True", "1", "1.0", "np.float32(1)", "np.int64(1)", "np.bool_(True)"])

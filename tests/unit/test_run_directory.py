@@ -60,8 +60,7 @@ def test_an_explicit_directory_with_a_run_in_it_is_refused_with_a_way_on(tmp_pat
     assert str(caught.value).splitlines() == [
         f"run.dir: {tmp_path} already holds a run.",
         f"  found in it: {held}",
-        f"  to continue it: g-core resume {tmp_path}",
-        "  else name another directory, or leave run.dir out for a fresh numbered one",
+        "  name another directory, or leave run.dir out for a fresh numbered one",
     ]
 
 

@@ -324,7 +324,8 @@ class TorchTrainer:
         from safetensors.numpy import save_file
 
         rank, update = self._context.rank, len(progress.rates)
-        path = Path(self._config.dump_dir or self._context.directory) / f"nonfinite-step{progress.step}-update{update}-rank{rank}.safetensors"
+        directory = Path(self._config.dump_dir or self._context.directory)
+        path = directory / f"nonfinite-step{progress.step}-update{update}-rank{rank}.safetensors"
         arrays: dict[str, np.ndarray] = {}
         for batch in batches:
             for index in [] if batch is None else batch.index.tolist():

@@ -1,0 +1,44 @@
+from dataclasses import dataclass
+
+from gcore_core import hookimpl, providers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongestFirstConfig:
+    power: float = 1.0
+    """A record counts as its cost to this power; above 1, long records count for more."""
+
+
+class LongestFirst:
+    def __init__(self, config):
+        self.power = config.power
+
+    def split(self, costs, bins):
+        weights = costs**self.power
+        parts = [[] for _ in range(bins)]
+        for i in sorted(range(len(weights)), key=lambda i: -weights[i]):
+            min(parts, key=lambda part: weights[part].sum()).append(i)
+        return parts
+
+
+@hookimpl
+def gcore_balancers():
+    yield providers.BalancerProvider(
+        summary="longest first", factory="gcore_example:LongestFirst", config=LongestFirstConfig
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LettersConfig:
+    max_new_tokens: int = 8
+    """Most letters of one answer."""
+
+
+@hookimpl
+def gcore_generators():
+    yield providers.GeneratorProvider(
+        summary="letters from a table",
+        factory="gcore_example.letters:Letters",
+        config=LettersConfig,
+        capabilities=frozenset({"weights.push", "determinism"}),
+    )

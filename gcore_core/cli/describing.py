@@ -1,0 +1,117 @@
+"""What a plugin offers, as plain data and as text: providers, settings with their help, engine requirements."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gcore_core import catalog
+from gcore_core.interpreters import Environment
+from gcore_core.plugins import Provided, local_plugin
+
+_FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.+)")
+
+
+def find(name: str, *, where: str) -> catalog.Installed:
+    """An installed plugin by its name, or a project's own file by its path."""
+    return local_plugin(Path(name), where) if name.endswith(".py") else catalog.scan().get(name, where=where)
+
+
+def described(item: Provided, environment: Environment) -> dict[str, Any]:
+    """One provider; ``needs`` says of each requirement whether it is met in the environment."""
+    unmet = dict(environment.unmet(item.spec.needs))
+    return {
+        "kind": item.kind,
+        "name": item.reference,
+        "summary": item.spec.summary,
+        "factory": item.spec.factory,
+        "capabilities": sorted(item.spec.capabilities),
+        "needs": [
+            {"requirement": need, "met": need not in unmet, "found": unmet.get(need)} for need in item.spec.needs
+        ],
+        "config": list(settings(item.spec.config)) if item.spec.config else [],
+    }
+
+
+def text(item: dict[str, Any]) -> Iterator[str]:
+    """Lines for a person."""
+    yield f"{item['kind']} {item['name']}: {item['summary']}"
+    yield f"  factory: {item['factory']}"
+    if item["capabilities"]:
+        yield f"  capabilities: {', '.join(item['capabilities'])}"
+    for need in item["needs"]:
+        found = "met" if need["met"] else f"NOT met: found {need['found'] or 'none'}"
+        yield f"  needs {need['requirement']} ({found})"
+    for setting in item["config"]:
+        default = " (must be given)" if setting["required"] else f" = {setting['default']!r}"
+        yield f"  config.{setting['name']}: {setting['type']}{default}"
+        yield from textwrap.wrap(setting["help"], 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def settings(config: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
+    """Every field with type, default and help; fields of a nested dataclass by dotted name."""
+    hints, told = typing.get_type_hints(config), field_help(config)
+    for field in dataclasses.fields(config):
+        name, nested = prefix + field.name, hints[field.name]
+        if dataclasses.is_dataclass(nested):
+            yield from settings(nested, f"{name}.")
+            continue
+        default: Any = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        required = default is dataclasses.MISSING
+        yield {
+            "name": name,
+            "type": field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
+            "default": None if required else default,
+            "required": required,
+            "help": told.get(field.name, ""),
+        }
+
+
+def field_help(config: type) -> dict[str, str]:
+    """Field -> what is written about it: the string under it, or its line ``name: text`` in the class's docstring."""
+    found: dict[str, str] = {}
+    for cls in reversed(config.__mro__):
+        if dataclasses.is_dataclass(cls):
+            found |= _lines_of_docstring(cls) | _strings_under_fields(cls)
+    return found
+
+
+def _lines_of_docstring(cls: type) -> dict[str, str]:
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
+        match = _FIELD_LINE.fullmatch(line)
+        if match and set(match[1].split(", ")) <= set(cls.__dataclass_fields__):  # type: ignore[attr-defined]
+            names = match[1].split(", ")
+            found |= dict.fromkeys(names, match[2].strip())
+        elif line.startswith(" ") and names:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return found
+
+
+def _strings_under_fields(cls: type) -> dict[str, str]:
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, SyntaxError):
+        return {}
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(under.value.value.split())
+        for field, under in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(under, ast.Expr)
+        and isinstance(under.value, ast.Constant)
+        and isinstance(under.value.value, str)
+    }

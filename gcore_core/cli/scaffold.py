@@ -1,0 +1,122 @@
+"""``g-core plugins new``: writes a distribution from templates, with a contract test and lines marked FILL IN.
+
+A template is a folder of files whose names end in ``.tmpl``, rendered by ``string.Template``; ``module/`` becomes the
+package. ``templates/shared`` belongs to every kind. A plugin brings templates for its own kinds in a folder
+``templates/<kind>/`` of its package; they are asked for as ``--kind <plugin>/<kind>``, and the plugin is not imported.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+from gcore_core import __version__, catalog
+from gcore_core.errors import ConfigError, PluginClash, did_you_mean
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SHARED = "shared"
+_SUFFIX = ".tmpl"
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+MARK = "FILL IN"
+
+
+@dataclass(frozen=True)
+class Written:
+    """told: what to print, the next steps."""
+
+    directory: Path
+    files: tuple[Path, ...]
+    told: str
+
+
+def kinds() -> list[str]:
+    """The kinds that the core has a template for."""
+    return sorted(folder.name for folder in _TEMPLATES.iterdir() if folder.is_dir() and folder.name != _SHARED)
+
+
+def write(name: str, kind: str, to: Path | None = None) -> Written:
+    """Writes the distribution gcore-<name>; nothing that exists is overwritten. Raises ConfigError, PluginClash."""
+    where = "g-core plugins new"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"a plugin's name is lower case words joined by dashes, not {name!r}.", where=where)
+    template = _template(kind, where)
+    taken = [row for row in catalog.scan().plugins if row.name == name]
+    if taken:
+        raise PluginClash(
+            f"a plugin named {name!r} is installed ({taken[0].owner}).", where=where, todo="a name cannot be shared"
+        )
+    directory = to or Path(f"gcore-{name}")
+    values = _values(name, kind)
+    files = {directory / path: text for path, text in _rendered(_TEMPLATES / _SHARED, values)}
+    files |= {directory / path: text for path, text in _rendered(template, values)}
+    present = sorted(str(path) for path in files if path.exists())
+    if present:
+        raise ConfigError(
+            f"{present[0]} exists; nothing was written.", where=where, todo="name another directory: --to DIR"
+        )
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    marked = "\n".join(
+        f"  {path}:{number}: {line.strip().removeprefix('# ')}"
+        for path, text in files.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if f"# {MARK}:" in line
+    )
+    told = (
+        f"{directory}: {len(files)} files\n\nlines to fill in:\n{marked}\n\nnext:\n  cd {directory}\n"
+        f"  pip install -e '.[test]'\n  pytest                    fails until the lines are filled in\n"
+        f"  g-core plugins check {name}"
+    )
+    return Written(directory, tuple(files), told)
+
+
+def _template(kind: str, where: str) -> Path:
+    """The folder of a kind's template: the core's, or for ``plugin/kind`` the plugin's."""
+    plugin, slash, own = kind.rpartition("/")
+    folder = (_folder_of(plugin, where) if slash else _TEMPLATES) / own
+    if folder.is_dir() and own and own != _SHARED:
+        return folder
+    choices = kinds()
+    if slash and folder.parent.is_dir():
+        choices = sorted(f"{plugin}/{path.name}" for path in folder.parent.iterdir() if path.is_dir())
+    elif slash:
+        choices = []
+    what = (
+        f"there is no template for {kind!r}{did_you_mean(kind, choices)}." if kind else "which kind? say --kind KIND."
+    )
+    raise ConfigError(what, where=where, todo=f"kinds: {', '.join(choices) or 'none'}", choices=choices)
+
+
+def _folder_of(plugin: str, where: str) -> Path:
+    """``templates`` of a plugin's package, found without importing it."""
+    module = catalog.scan().get(plugin, where=where).module.partition(".")[0]
+    spec = find_spec(module)
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(roots[0] if roots else "/nowhere") / "templates"
+
+
+def _values(name: str, kind: str) -> dict[str, str]:
+    major, minor = __version__.split(".")[:2]
+    return {
+        "plugin": name,
+        "kind": kind.rpartition("/")[2],
+        "distribution": f"gcore-{name}",
+        "module": f"gcore_{name.replace('-', '_')}",
+        "Class": "".join(word.capitalize() for word in name.split("-")),
+        "core": f"gcore-core>={major}.{minor},<{major}.{int(minor) + 1}",
+    }
+
+
+def _rendered(template: Path, values: dict[str, str]) -> list[tuple[str, str]]:
+    """(path in the distribution, text) of every file of a template."""
+    found = []
+    for file in sorted(template.rglob(f"*{_SUFFIX}")):
+        path = file.relative_to(template).as_posix().removesuffix(_SUFFIX)
+        if path.startswith("module/"):
+            path = values["module"] + path.removeprefix("module")
+        found.append((path, Template(file.read_text(encoding="utf-8")).substitute(values)))
+    return found

@@ -1,0 +1,159 @@
+"""What an advantage promises: numbers that follow from the groups alone, however shards hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from gcore_core.protocols import ActionAdvantage, Advantage, GroupScalars
+from gcore_core.testing.contracts.base import Contract
+
+
+class AdvantageContract(Contract):
+    """For level "record". Override ``provider``, or the fixture ``advantage``.
+
+    ``tolerance``: of an advantage, relative to the largest. ``baseline``: "group", what a record is compared with, or
+    "batch"; in a group of equal rewards the first gives zeros, the second need not.
+    """
+
+    kind: ClassVar[str] = "advantage"
+    tolerance: ClassVar[float] = 1e-9
+    baseline: ClassVar[str] = "group"
+
+    @pytest.fixture
+    def advantage(self) -> Any:
+        return self.build()
+
+    @pytest.fixture
+    def groups(self, advantage: Any) -> list[GroupScalars]:
+        """Whole groups, one with equal rewards, and one that lost all but a single record."""
+        size, draw = advantage.group_size, np.random.default_rng(0)
+        rewards = [draw.standard_normal(size) for _ in range(5)]
+        rewards += [np.full(size, 0.1), np.array([0.7]), (np.arange(size) % 2).astype(float)]
+        return [self.group(values, advantage.requires) for values in rewards]
+
+    def group(self, rewards: np.ndarray, requires: frozenset[str]) -> GroupScalars:
+        """One group with these rewards, read-only, and random values of what else is required."""
+        draw = np.random.default_rng(rewards.size)
+        lengths = draw.integers(1, 50, rewards.size)
+        scalars = {name: np.full(rewards.size, 0.25) for name in sorted(requires)}
+        for array in (rewards, lengths, *scalars.values()):
+            array.flags.writeable = False
+        return GroupScalars(rewards=rewards, lengths=lengths, scalars=scalars)
+
+    def test_it_is_an_advantage(self, advantage: Any) -> None:
+        assert isinstance(advantage, Advantage), "it lacks a member of gcore_core.protocols.Advantage"
+        assert_attributes(advantage)
+
+    def test_each_record_has_one_finite_number(self, advantage: Any, groups: list[GroupScalars]) -> None:
+        found = whole(advantage, groups)
+        assert [values.shape for values in found] == [group.rewards.shape for group in groups]
+        for values in found:
+            assert values.dtype == np.float64
+            assert np.isfinite(values).all(), values
+
+    def test_asking_twice_gives_the_same(self, advantage: Any, groups: list[GroupScalars]) -> None:
+        first = whole(advantage, groups)
+        whole(advantage, groups[::-1][:3])
+        for one, other in zip(first, whole(advantage, groups), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    @pytest.mark.parametrize("shards", [2, 3, 9])
+    def test_shards_do_not_matter(self, advantage: Any, groups: list[GroupScalars], shards: int) -> None:
+        """Statistics are summed over the shards; with more shards than groups some have none."""
+        parts = [groups[shard::shards] for shard in range(shards)]
+        statistics = np.sum([advantage.statistics(part) for part in parts], axis=0)
+        expected = whole(advantage, groups)
+        for shard, part in enumerate(parts):
+            found = advantage.of(part, statistics)
+            assert len(found) == len(part)
+            self._assert_close(found, expected[shard::shards])
+
+    def test_the_order_of_groups_and_records_does_not_matter(self, advantage: Any, groups: list[GroupScalars]) -> None:
+        turned = [self.group(group.rewards[::-1].copy(), advantage.requires) for group in groups[::-1]]
+        found = [values[::-1] for values in whole(advantage, turned)[::-1]]
+        self._assert_close(found, whole(advantage, groups))
+
+    def test_a_batch_of_equal_rewards_teaches_nothing(self, advantage: Any) -> None:
+        size = advantage.group_size
+        groups = [self.group(np.full(size, 0.1), advantage.requires) for _ in range(3)]
+        for values in whole(advantage, groups):
+            assert not values.any(), values
+
+    def test_a_group_of_equal_rewards_teaches_nothing(self, advantage: Any, groups: list[GroupScalars]) -> None:
+        """Exactly nothing: a rest of rounding would be trained on."""
+        if self.baseline == "batch":
+            self.not_claimed("a baseline of the group")
+        for group, values in zip(groups, whole(advantage, groups), strict=True):
+            if np.ptp(group.rewards) == 0:
+                assert not values.any(), f"rewards {group.rewards} give {values}"
+
+    def test_a_higher_reward_never_has_a_lower_advantage(self, advantage: Any, groups: list[GroupScalars]) -> None:
+        for group, values in zip(groups, whole(advantage, groups), strict=True):
+            ordered = values[np.argsort(group.rewards, kind="stable")]
+            assert (np.diff(ordered) >= -self.tolerance).all(), f"rewards {group.rewards} give {values}"
+
+    def _assert_close(self, found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+        for one, other in zip(found, expected, strict=True):
+            limit = self.tolerance * max(1.0, float(np.abs(other).max(initial=0.0)))
+            np.testing.assert_allclose(one, other, rtol=0, atol=limit)
+
+
+class ActionAdvantageContract(Contract):
+    """For level "action". Override ``provider``, or the fixture ``advantage``."""
+
+    kind: ClassVar[str] = "advantage"
+    tolerance: ClassVar[float] = 1e-9
+
+    @pytest.fixture
+    def advantage(self) -> Any:
+        return self.build()
+
+    @pytest.fixture
+    def actions(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Rewards, values and mask of records of 1, 2 and 9 actions, read-only; every third action is masked."""
+        draw, found = np.random.default_rng(0), []
+        for size in (1, 2, 9):
+            mask = (np.arange(size) % 3 != 1).astype(np.uint8)
+            arrays = draw.standard_normal(size) * mask, draw.standard_normal(size), mask
+            for array in arrays:
+                array.flags.writeable = False
+            found.append(arrays)
+        return found
+
+    def test_it_is_an_advantage(self, advantage: Any) -> None:
+        assert isinstance(advantage, ActionAdvantage), "it lacks a member of gcore_core.protocols.ActionAdvantage"
+        assert_attributes(advantage)
+
+    def test_each_action_has_an_advantage_and_a_return(self, advantage: Any, actions: Any) -> None:
+        for record in actions:
+            for values in advantage.per_action(*record):
+                assert values.shape == record[0].shape
+                assert np.isfinite(values).all()
+
+    def test_masked_actions_have_no_influence(self, advantage: Any, actions: Any) -> None:
+        """Whatever rewards and values stand there, the trained actions get the same."""
+        for rewards, values, mask in actions:
+            trained = mask != 0
+            other = advantage.per_action(np.where(trained, rewards, 50.0), np.where(trained, values, -50.0), mask)
+            for one, two in zip(advantage.per_action(rewards, values, mask), other, strict=True):
+                np.testing.assert_allclose(one[trained], two[trained], rtol=0, atol=self.tolerance)
+
+    def test_asking_twice_gives_the_same(self, advantage: Any, actions: Any) -> None:
+        for record in actions:
+            for one, two in zip(advantage.per_action(*record), advantage.per_action(*record), strict=True):
+                np.testing.assert_array_equal(one, two)
+
+
+def assert_attributes(advantage: Any) -> None:
+    assert isinstance(advantage.group_size, int) and advantage.group_size > 0
+    assert isinstance(advantage.requires, frozenset)
+
+
+def whole(advantage: Any, groups: Sequence[GroupScalars]) -> list[np.ndarray]:
+    """Advantages of a batch that one shard holds."""
+    found: list[np.ndarray] = advantage.of(groups, advantage.statistics(groups))
+    return found

@@ -1,0 +1,101 @@
+"""What a trainer and a generator promise together: after a push, both say the same of the same actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from gcore_core.protocols import SampleRequest, TrainRecord, WorkerContext
+from gcore_core.records import Prompt
+from gcore_core.testing.contracts.base import Contract, closing, described, make
+from gcore_core.testing.contracts.generator import requests_of
+from gcore_core.testing.contracts.trainer import PolicyGradient, train
+from gcore_core.testing.contracts.weights import digests, exported, push
+
+
+class TrainerWithGeneratorContract(Contract):
+    """Override ``provider``, a plugin that has both, or both fixtures.
+
+    ``config`` is the trainer's, ``generator_config`` the generator's; ``generator_provider`` where it is another's.
+    ``tolerance``: of log-probs, in nats: the largest difference over all actions.
+    """
+
+    kind: ClassVar[str] = "trainer"
+    tolerance: ClassVar[float] = 1e-4
+    generator_provider: ClassVar[Any] = None
+    generator_config: ClassVar[Mapping[str, Any]] = {}
+    samples: ClassVar[int] = 6
+
+    @pytest.fixture
+    def trainer(self, context: WorkerContext) -> Iterator[Any]:
+        parts = {"objective": PolicyGradient()}
+        yield from closing(self.build(replace(context, role="policy", parts=parts)))
+
+    @pytest.fixture
+    def generator(self, context: WorkerContext) -> Iterator[Any]:
+        spec = (
+            described(self.generator_provider, "generator")
+            if self.generator_provider
+            else self.description("generator")
+        )
+        yield from closing(make(spec, self.generator_config, replace(context, role="rollout")))
+
+    @pytest.fixture
+    def prompts(self) -> list[Prompt]:
+        return [Prompt(row=row, text=text) for row, text in enumerate(["1+2=", "7", "12+34=", "5+6+7="])]
+
+    @pytest.fixture
+    def requests(self, prompts: list[Prompt]) -> list[SampleRequest]:
+        return requests_of(prompts, self.samples)
+
+    def test_before_the_first_push_they_agree(
+        self, trainer: Any, generator: Any, requests: list[SampleRequest]
+    ) -> None:
+        """Both were made from one model."""
+        assert self._gap(trainer, sampled(generator, requests)) <= self.tolerance
+
+    def test_after_each_push_they_agree(self, trainer: Any, generator: Any, requests: list[SampleRequest]) -> None:
+        for version in (1, 2):
+            self._gap(trainer, sampled(generator, requests), step=version - 1)
+            push(generator, exported(trainer), version)
+            records = sampled(generator, requests)
+        assert self._gap(trainer, records, step=2) <= self.tolerance
+
+    def test_a_push_that_did_not_come_shows_as_a_gap(
+        self, trainer: Any, generator: Any, requests: list[SampleRequest]
+    ) -> None:
+        records = sampled(generator, requests)
+        for step in range(3):
+            self._gap(trainer, records, step=step)
+        assert self._gap(trainer, records, step=3) > self.tolerance, "three updates changed no log-prob"
+
+    def test_the_generator_holds_the_exported_bytes(
+        self, trainer: Any, generator: Any, requests: list[SampleRequest]
+    ) -> None:
+        if not hasattr(generator, "fingerprint"):
+            self.not_claimed("weights.fingerprint")
+        self._gap(trainer, sampled(generator, requests))
+        pushed, version = exported(trainer), trainer.version
+        push(generator, pushed, version)
+        assert generator.fingerprint() == digests(pushed)
+
+    def _gap(self, trainer: Any, records: list[TrainRecord], *, step: int = 0) -> float:
+        """Largest difference between the records' log-probs and the trainer's, who then takes a step."""
+        advantages = np.where(np.arange(len(records)) % 2, 1.0, -0.5)
+        return train(trainer, records, advantages, step=step)["logprob_gap_max"]
+
+
+def sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]:
+    """What the generator makes of the requests, sorted, as a trainer gets it."""
+    generator.submit(requests)
+    ended: list[Any] = []
+    while len(ended) < len(requests):
+        ended += generator.step()
+    records = [
+        TrainRecord(ordinal=r.request.ordinal, sample=r.request.sample, minibatch=0, columns=r.columns) for r in ended
+    ]
+    return sorted(records, key=lambda record: (record.ordinal, record.sample))

@@ -1,0 +1,262 @@
+"""What a generator promises: its records, its seeds, its capabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from gcore_core.protocols import (
+    Finished,
+    Generator,
+    SampleRequest,
+    ScoresLogprobs,
+    WorkerContext,
+)
+from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
+from gcore_core.testing.contracts.base import Contract, claims, closing
+from gcore_core.testing.contracts.generator_engine import EngineTests
+
+Key = tuple[int, int]
+_COLUMNS = {
+    "prompt_ids": np.int32,
+    "action_ids": np.int32,
+    "logp": np.float32,
+    "action_mask": np.uint8,
+    "temperature": np.float32,
+    "text": np.uint8,
+}
+
+
+class GeneratorContract(EngineTests, Contract):
+    """Override ``provider``, or the fixture ``generator`` and ``capabilities``.
+
+    ``tolerance``: of log-probs, in nats. ``samples``: per prompt. ``steps_limit``: of ``step`` until a batch must have
+    ended. A generator that claims weights.push and has no model directory also gives the fixture ``weights``; one that
+    claims sleep and is not on CUDA, the fixture ``memory``.
+    """
+
+    kind: ClassVar[str] = "generator"
+    tolerance: ClassVar[float] = 1e-4
+    samples: ClassVar[int] = 6
+    steps_limit: ClassVar[int] = 10_000
+
+    @pytest.fixture
+    def generator(self, context: WorkerContext) -> Iterator[Any]:
+        yield from closing(self.build(context))
+
+    @pytest.fixture
+    def prompts(self) -> list[Prompt]:
+        """Prompts of different lengths that the model can read; the shortest has one character."""
+        return [Prompt(row=row, text=text) for row, text in enumerate(["1+2=", "7", "12+34=", "5+6+7="])]
+
+    @pytest.fixture
+    def requests(self, prompts: list[Prompt]) -> list[SampleRequest]:
+        return requests_of(prompts, self.samples)
+
+    @pytest.fixture
+    def end_tokens(self) -> frozenset[int]:
+        """Actions that end a sample; those seen at the end of short samples need not be named."""
+        return frozenset()
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def test_it_is_a_generator(self, generator: Any) -> None:
+        assert isinstance(generator, Generator), "it lacks a method of gcore_core.protocols.Generator"
+
+    def test_every_request_ends_exactly_once(self, generator: Any, requests: list[SampleRequest]) -> None:
+        generator.submit(requests)
+        ended = [key_of(record) for record in self.drain(generator, requests)]
+        assert sorted(ended) == sorted(key_of_request(r) for r in requests)
+        assert generator.step() == [], "a generator without work must return nothing"
+
+    def test_a_record_answers_its_own_request(self, generator: Any, requests: list[SampleRequest]) -> None:
+        """Prompt tokens are those of the request alone, and each record carries its request unchanged."""
+        together = self.run(generator, requests)
+        for request in requests[:: self.samples]:
+            alone = self.run(generator, [request])[key_of_request(request)]
+            for other in requests:
+                if other.ordinal == request.ordinal:
+                    record = together[key_of_request(other)]
+                    assert record.request == other
+                    np.testing.assert_array_equal(record.columns["prompt_ids"], alone.columns["prompt_ids"])
+
+    def test_columns_have_their_names_and_dtypes(self, generator: Any, requests: list[SampleRequest]) -> None:
+        for record in self.run(generator, requests).values():
+            for name, dtype in _COLUMNS.items():
+                assert name in record.columns, f"column {name} is missing"
+                assert record.columns[name].dtype == dtype, f"column {name} must be {np.dtype(dtype)}"
+            assert record.columns["temperature"].shape == ()
+            record.columns["text"].tobytes().decode("utf-8")
+
+    def test_every_action_has_its_logprob(self, generator: Any, requests: list[SampleRequest]) -> None:
+        for record in self.run(generator, requests).values():
+            actions = record.columns["action_ids"].size
+            assert actions > 0
+            assert record.columns["logp"].size == actions
+            assert record.columns["action_mask"].size == actions
+
+    def test_logprobs_are_finite_and_not_positive(self, generator: Any, requests: list[SampleRequest]) -> None:
+        for record in self.run(generator, requests).values():
+            logp = record.columns["logp"]
+            assert np.isfinite(logp).all(), f"{record.request.ordinal}: {logp}"
+            assert (logp <= 0).all(), f"{record.request.ordinal}: {logp}"
+
+    def test_a_record_says_how_it_ended(
+        self, generator: Any, requests: list[SampleRequest], end_tokens: frozenset[int]
+    ) -> None:
+        """One that reached the limit without ending itself is truncated, and only such a one."""
+        records = list(self.run(generator, requests).values())
+        limit = max(record.columns["action_ids"].size for record in records)
+        ends = set(end_tokens)
+        for record in records:
+            assert record.status in (FINISHED, TRUNCATED), f"status {record.status!r}"
+            if record.status == FINISHED and record.columns["action_ids"].size < limit:
+                ends.add(int(record.columns["action_ids"][-1]))
+        cut = [r for r in records if r.columns["action_ids"].size == limit and not r.reason]
+        wrong = [r for r in cut if ends and (int(r.columns["action_ids"][-1]) in ends) != (r.status == FINISHED)]
+        assert not wrong, f"{len(wrong)} of {len(cut)} records of {limit} actions say {wrong[0].status!r}"
+
+    def test_greedy_samples_do_not_depend_on_the_seed(self, generator: Any, prompts: list[Prompt]) -> None:
+        records = self.run(generator, requests_of(prompts, 3, greedy=True))
+        for ordinal in range(len(prompts)):
+            first, *others = [records[ordinal, sample].columns for sample in range(3)]
+            assert first["temperature"] == 1, "a greedy record's log-probs are at temperature 1"
+            for other in others:
+                np.testing.assert_array_equal(first["action_ids"], other["action_ids"])
+
+    def test_samples_of_a_prompt_differ(self, generator: Any, requests: list[SampleRequest]) -> None:
+        records = self.run(generator, requests)
+        groups = [{actions(records[key]) for key in records if key[0] == r.ordinal} for r in requests]
+        assert any(len(group) > 1 for group in groups), "all samples of every prompt are the same"
+
+    def test_two_batches_in_flight_do_not_mix(self, generator: Any, requests: list[SampleRequest]) -> None:
+        """Where the same seed gives the same tokens, the second batch has those that it has alone."""
+        half = len(requests) // 2 // self.samples * self.samples
+        first, second = requests[:half], requests[half:]
+        alone = {**self.run(generator, first), **self.run(generator, second)}
+        generator.submit(first)
+        ended = list(generator.step())
+        generator.submit(second)
+        ended += self.drain(generator, requests, ended)
+        assert sorted(map(key_of, ended)) == sorted(alone)
+        for record in ended:
+            expected = alone[key_of(record)].columns
+            np.testing.assert_array_equal(record.columns["prompt_ids"], expected["prompt_ids"])
+            if "determinism" in self.claimed():
+                np.testing.assert_array_equal(record.columns["action_ids"], expected["action_ids"])
+
+    # -- bad requests -------------------------------------------------------------------------------------------------
+
+    def test_an_empty_prompt_is_answered_or_fails_alone(self, generator: Any, requests: list[SampleRequest]) -> None:
+        self._fails_alone(generator, requests, Prompt(row=0, text=""))
+
+    def test_a_prompt_beyond_any_context_fails_alone(self, generator: Any, requests: list[SampleRequest]) -> None:
+        self._fails_alone(generator, requests, Prompt(row=0, text="1+" * 100_000))
+
+    def _fails_alone(self, generator: Any, requests: list[SampleRequest], prompt: Prompt) -> None:
+        bad = SampleRequest(ordinal=1000, sample=0, seed=1, prompt=prompt)
+        requests = [requests[0], bad, *requests[1:]]
+        generator.submit(requests)
+        records = {key_of(record): record for record in self.drain(generator, requests)}
+        for key, record in records.items():
+            if key != (1000, 0):
+                assert record.status in (FINISHED, TRUNCATED), f"{key} failed with it: {record.reason}"
+            elif record.status == FAILED:
+                assert record.reason, "a failed record must say why"
+                assert not record.columns, "a failed record has no columns"
+
+    # -- claims -------------------------------------------------------------------------------------------------------
+
+    @claims("determinism")
+    def test_the_same_seed_gives_the_same_tokens(self, generator: Any, requests: list[SampleRequest]) -> None:
+        once, again = self.run(generator, requests), self.run(generator, requests)
+        for key in once:
+            for name in ("action_ids", "logp"):
+                assert once[key].columns[name].tobytes() == again[key].columns[name].tobytes(), (key, name)
+
+    @claims("determinism")
+    def test_the_seed_decides_and_not_the_place(self, generator: Any, requests: list[SampleRequest]) -> None:
+        """Samples of a prompt whose seeds are exchanged have exchanged tokens."""
+        turned = [request_with(r, sample=(r.sample + 1) % self.samples) for r in requests]
+        before, after = self.run(generator, requests), self.run(generator, turned)
+        for request, other in zip(requests, turned, strict=True):
+            one, two = before[key_of_request(request)], after[key_of_request(other)]
+            np.testing.assert_array_equal(one.columns["action_ids"], two.columns["action_ids"])
+
+    @claims("logprobs")
+    def test_logprobs_are_those_at_the_temperature_told(self, generator: Any, requests: list[SampleRequest]) -> None:
+        """What it says of its own actions, scored again, at the record's temperature."""
+        assert isinstance(generator, ScoresLogprobs)
+        records = list(self.run(generator, requests).values())
+        scored = generator.logprobs([record.columns for record in records])
+        assert len(scored) == len(records)
+        for record, logp in zip(records, scored, strict=True):
+            shared = min(logp.size, record.columns["logp"].size)  # lengths are another test's
+            np.testing.assert_allclose(logp[:shared], record.columns["logp"][:shared], atol=self.tolerance, rtol=0)
+
+    @claims("abort")
+    def test_abort_returns_what_there_is(self, generator: Any, requests: list[SampleRequest]) -> None:
+        generator.submit(requests)
+        ended = [record for _ in range(3) for record in generator.step()]
+        running = sorted({key_of_request(r) for r in requests} - {key_of(r) for r in ended})
+        assert running, "everything ended within three steps: let samples be longer"
+        kept, taken = running[0], running[1:]
+        aborted = generator.abort([*taken, (99_999, 0)])
+        assert sorted(map(key_of, aborted)) == taken, "abort returns the named samples, and ignores unknown ones"
+        assert {record.status for record in aborted} <= {ABORTED}
+        assert any(record.columns["action_ids"].size for record in aborted), "their actions so far are lost"
+        later = self.drain(generator, [r for r in requests if key_of_request(r) == kept])
+        later += [record for _ in range(100) for record in generator.step()]
+        assert [key_of(record) for record in later] == [kept], "an aborted sample came back"
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, generator: Any, requests: Sequence[SampleRequest]) -> dict[Key, Finished]:
+        """Submits and waits; (ordinal, sample) -> record."""
+        generator.submit(requests)
+        return {key_of(record): record for record in self.drain(generator, requests)}
+
+    def drain(
+        self, generator: Any, requests: Iterable[SampleRequest], ended: Sequence[Finished] = ()
+    ) -> list[Finished]:
+        """Steps until all requests have ended that are not in ``ended``."""
+        missing = {key_of_request(r) for r in requests} - {key_of(r) for r in ended}
+        found: list[Finished] = []
+        for _ in range(self.steps_limit):
+            if not missing:
+                break
+            found += generator.step()
+            missing -= {key_of(record) for record in found}
+        if missing:
+            pytest.fail(f"{len(missing)} samples, {sorted(missing)[0]} among them, did not end")
+        return found
+
+
+def requests_of(prompts: Sequence[Prompt], samples: int, *, greedy: bool = False) -> list[SampleRequest]:
+    """Every prompt ``samples`` times, each with a seed of its own."""
+    return [
+        SampleRequest(ordinal=ordinal, sample=sample, seed=7919 * ordinal + sample, prompt=prompt, greedy=greedy)
+        for ordinal, prompt in enumerate(prompts)
+        for sample in range(samples)
+    ]
+
+
+def request_with(request: SampleRequest, *, sample: int) -> SampleRequest:
+    """The same seed and prompt under another number."""
+    return SampleRequest(ordinal=request.ordinal, sample=sample, seed=request.seed, prompt=request.prompt)
+
+
+def key_of(record: Finished) -> Key:
+    return record.request.ordinal, record.request.sample
+
+
+def key_of_request(request: SampleRequest) -> Key:
+    return request.ordinal, request.sample
+
+
+def actions(record: Finished) -> bytes:
+    """The actions as something that can be compared and put into a set."""
+    return record.columns["action_ids"].tobytes()

@@ -1,0 +1,198 @@
+"""The half of the generator's contract that is about its engine: weights, fingerprints, sleep."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gcore_core.errors import WeightMismatch
+from gcore_core.protocols import Fingerprints, ReceivesWeights, SampleRequest, ScoresLogprobs, Sleeps
+from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.testing.contracts.base import Contract, claims
+from gcore_core.testing.contracts.weights import digests, load, perturbed, push, read_model
+from gcore_core.testing.safetensors_files import Tensors
+
+if TYPE_CHECKING:
+    from gcore_core.protocols import Finished
+
+_PROTOCOLS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "logprobs": (ScoresLogprobs, ("logprobs",)),
+    "sleep": (Sleeps, ("sleep", "wake")),
+    "weights.fingerprint": (Fingerprints, ("fingerprint",)),
+    "weights.push": (ReceivesWeights, ("begin_weights", "load_weights", "commit_weights")),
+}
+
+
+class EngineTests(Contract):
+    """Mixed into ``GeneratorContract``, which runs and drains."""
+
+    if TYPE_CHECKING:
+
+        def run(self, generator: Any, requests: list[SampleRequest]) -> dict[tuple[int, int], Finished]: ...
+        def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
+
+    @pytest.fixture
+    def weights(self, model: Mapping[str, Any]) -> Tensors:
+        """The tensors that the generator was made with, as a trainer would push them: those of its model directory."""
+        found = read_model(model)
+        if not found:
+            pytest.fail("weights.push is claimed: give the fixture `weights`, or a `model` with safetensors")
+        return found
+
+    @pytest.fixture
+    def memory(self) -> Callable[[], int]:
+        """Says how many bytes of device memory are in use; override it where that is not CUDA under torch."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is None or not cuda.is_available():
+            pytest.fail("sleep is claimed: give the fixture `memory`, which says how many bytes the engine holds")
+        return lambda: int(cuda.memory_reserved())
+
+    @pytest.mark.parametrize("capability", _PROTOCOLS)
+    def test_a_claim_is_implemented_and_nothing_else(self, generator: Any, capability: str) -> None:
+        """What is not claimed is absent or refuses: a method that does nothing looks like one that works."""
+        protocol, methods = _PROTOCOLS[capability]
+        if capability in self.claimed():
+            assert isinstance(generator, protocol), f"{capability} is claimed, {protocol.__name__} is not implemented"
+            return
+        present = [method for method in methods if hasattr(generator, method)]
+        for method in present:
+            with pytest.raises(Exception, match=r"(?s).+"):
+                getattr(generator, method)(*_ARGUMENTS.get(method, ()))
+        self.not_claimed(capability)
+
+    def test_abort_works_or_refuses(self, generator: Any, requests: list[SampleRequest]) -> None:
+        """``abort`` is in the protocol, so without the claim it must raise."""
+        if "abort" in self.claimed():
+            assert generator.abort([]) == []
+            return
+        generator.submit(requests[:1])
+        with pytest.raises(Exception, match=r"(?s).+"):
+            generator.abort([(requests[0].ordinal, requests[0].sample)])
+        self.not_claimed("abort")
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    @claims("weights.push")
+    def test_a_record_names_the_version_that_sampled_it(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        before = generator.version
+        assert {record.versions for record in self.run(generator, requests).values()} == {(before, before)}
+        push(generator, weights, before + 3)
+        assert generator.version == before + 3
+        expected = (before + 3, before + 3)
+        assert {record.versions for record in self.run(generator, requests).values()} == {expected}
+
+    @claims("weights.push")
+    def test_other_weights_give_other_samples_and_the_old_ones_the_old(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        before = self.run(generator, requests)
+        push(generator, perturbed(weights), generator.version + 1)
+        assert not self._same(before, self.run(generator, requests)), "the push changed nothing"
+        push(generator, weights, generator.version + 1)
+        assert self._same(before, self.run(generator, requests)), "the old weights do not give the old samples"
+
+    def _same(self, one: Mapping[Any, Finished], other: Mapping[Any, Finished]) -> bool:
+        """Whether first actions have one log-prob where they are equal, and under determinism whether all are."""
+        if "determinism" in self.claimed():
+            return all(one[k].columns["logp"].tobytes() == other[k].columns["logp"].tobytes() for k in one)
+        gaps = [
+            abs(float(one[key].columns["logp"][0]) - float(other[key].columns["logp"][0]))
+            for key in one
+            if one[key].columns["action_ids"][0] == other[key].columns["action_ids"][0]
+        ]
+        return bool(gaps) and max(gaps) <= self.tolerance
+
+    @claims("weights.push")
+    def test_samples_that_run_through_a_push_say_so(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        """Their versions are the first and the last that sampled them; what older weights sampled stays theirs."""
+        before, undisturbed = generator.version, self.run(generator, requests)
+        generator.submit(requests)
+        ended = [record for _ in range(2) for record in generator.step()]
+        push(generator, perturbed(weights), before + 1)
+        later = self.drain(generator, requests, ended)
+        assert {record.versions for record in ended} <= {(before, before)}
+        assert later, "everything ended within two steps: let samples be longer"
+        told = {record.versions for record in later}
+        assert (before, before + 1) in told, "no sample says that older weights began it"
+        assert told <= {(before, before + 1), (before + 1, before + 1)}  # the second: those that waited
+        if "determinism" in self.claimed():
+            for record in later:
+                expected = undisturbed[record.request.ordinal, record.request.sample].columns["logp"][0]
+                same = record.columns["logp"][0] == expected
+                assert same or record.versions[0] > before, "a log-prob is not of the weights that sampled its action"
+
+    @claims("weights.push")
+    def test_an_older_push_is_refused(self, generator: Any, weights: Tensors) -> None:
+        push(generator, weights, generator.version + 5)
+        held = generator.version
+        with pytest.raises(WeightMismatch):
+            generator.begin_weights(WeightPlan(held - 1, [spec for spec, _ in weights]))
+        assert generator.version == held
+
+    @claims("weights.push")
+    @pytest.mark.parametrize("change", ["a tensor is missing", "one is unknown", "one has another shape"])
+    def test_a_push_of_another_model_is_refused(self, generator: Any, weights: Tensors, change: str) -> None:
+        specs = [spec for spec, _ in weights]
+        first = specs[0]
+        wide = TensorSpec(first.name, first.dtype, (*first.shape[:-1], first.shape[-1] * 2), first.nbytes * 2)
+        plans = {
+            "a tensor is missing": specs[1:],
+            "one is unknown": [*specs, TensorSpec("another.model", "F32", (1,), 4)],
+            "one has another shape": [wide, *specs[1:]],
+        }
+        with pytest.raises(WeightMismatch) as raised:
+            generator.begin_weights(WeightPlan(generator.version + 1, plans[change]))
+        named = "another.model" if change == "one is unknown" else first.name
+        assert named in str(raised.value), f"the error must name the tensor {named!r}"
+
+    @claims("weights.fingerprint")
+    def test_the_fingerprint_is_that_of_the_pushed_bytes(self, generator: Any, weights: Tensors) -> None:
+        for version, pushed in enumerate((weights, perturbed(weights)), start=generator.version + 1):
+            push(generator, pushed, version)
+            assert generator.fingerprint() == digests(pushed)
+
+    @claims("weights.fingerprint")
+    def test_a_half_loaded_push_shows_in_the_fingerprint(self, generator: Any, weights: Tensors) -> None:
+        """Until the rest has come and been committed, or the push begun anew."""
+        new = perturbed(weights)
+        plan = WeightPlan(generator.version + 1, [spec for spec, _ in weights])
+        generator.begin_weights(plan)
+        load(generator, new[: len(new) // 2])
+        assert generator.version < plan.version, "an uncommitted push set the version"
+        assert generator.fingerprint() != digests(new)
+        push(generator, new, plan.version)
+        assert generator.fingerprint() == digests(new)
+
+    # -- sleep --------------------------------------------------------------------------------------------------------
+
+    @claims("sleep")
+    def test_sleep_gives_memory_back(self, generator: Any, memory: Callable[[], int]) -> None:
+        awake = memory()
+        generator.sleep()
+        asleep = memory()
+        assert asleep < awake, f"{awake} bytes were held before, {asleep} are held asleep"
+        generator.wake()
+
+    @claims("sleep")
+    def test_sleep_keeps_the_version_and_the_weights(self, generator: Any, requests: list[SampleRequest]) -> None:
+        before, version = self.run(generator, requests), generator.version
+        generator.sleep()
+        assert generator.version == version
+        generator.wake()
+        assert generator.version == version
+        assert self._same(before, self.run(generator, requests))
+
+
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "logprobs": ([],),
+    "begin_weights": (WeightPlan(1, []),),
+    "load_weights": ([],),
+    "commit_weights": (WeightPlan(1, []),),
+}

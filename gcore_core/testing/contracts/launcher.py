@@ -1,0 +1,94 @@
+"""What a launcher promises: a site whose agent answers, and nothing left behind when it closes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gcore_core.processes.launchers import Site
+from gcore_core.processes.messages import Nothing, UsageReply
+from gcore_core.processes.service import Service
+from gcore_core.testing.contracts.base import Contract
+
+NAMES = ["controller.0", "policy.0", "rollout.0"]
+
+
+class LauncherContract(Contract):
+    """Override ``provider``, or the fixture ``launcher``. Each test opens a site for itself."""
+
+    kind: ClassVar[str] = "launcher"
+
+    @pytest.fixture
+    def launcher(self) -> Any:
+        return self.build()
+
+    @pytest.fixture
+    def logs(self, tmp_path: Path) -> Path:
+        directory = tmp_path / "logs"
+        directory.mkdir()
+        return directory
+
+    def test_the_agent_of_a_site_answers(self, launcher: Any, logs: Path) -> None:
+        async def look(site: Site) -> None:
+            usage = await site.agent.call("usage", Nothing(), UsageReply, deadline_s=60)
+            assert usage.memory_mib, "the agent knows of no process"
+            assert all(mib > 0 for mib in usage.memory_mib.values())
+
+        visit(launcher, logs, look)
+
+    def test_every_process_has_an_address_of_its_own(self, launcher: Any, logs: Path) -> None:
+        async def look(site: Site) -> None:
+            assert set(NAMES) <= site.addresses.keys()
+            assert len(set(site.addresses.values())) == len(site.addresses)
+
+        visit(launcher, logs, look)
+
+    def test_the_secret_is_new_for_each_site(self, launcher: Any, logs: Path) -> None:
+        secrets = []
+
+        async def look(site: Site) -> None:
+            secrets.append(site.secret)
+
+        visit(launcher, logs, look)
+        visit(launcher, logs, look)
+        assert all(len(secret) >= 16 for secret in secrets)
+        assert secrets[0] != secrets[1]
+
+    def test_where_ranks_meet_is_private(self, launcher: Any, logs: Path) -> None:
+        async def look(site: Site) -> None:
+            assert site.meeting.is_dir()
+            assert site.meeting.stat().st_mode & 0o077 == 0, "others may enter it"
+
+        visit(launcher, logs, look)
+
+    @pytest.mark.parametrize("ends", ["well", "with an error"])
+    def test_nothing_is_left_behind(self, launcher: Any, logs: Path, ends: str) -> None:
+        sites: list[Site] = []
+
+        async def look(site: Site) -> None:
+            sites.append(site)
+            if ends == "with an error":
+                raise KeyError("on purpose")
+
+        if ends == "well":
+            visit(launcher, logs, look)
+        else:
+            with pytest.raises(KeyError, match="on purpose"):
+                visit(launcher, logs, look)
+        (site,) = sites
+        assert not site.store.exists(), "the store is still there"
+        assert not site.meeting.exists(), "the meeting place is still there"
+
+
+def visit(launcher: Any, logs: Path, look: Callable[[Site], Awaitable[None]]) -> None:
+    """Opens a site, looks at it and closes it."""
+
+    async def go() -> None:
+        async with launcher.site(NAMES, Service("supervisor"), logs) as site:
+            await look(site)
+
+    asyncio.run(go())

@@ -1,0 +1,273 @@
+"""What an objective promises: one value and gradient, however an update's records are laid out and split.
+
+Everything is float64. An update's value is sum(loss_sum) / sum(weight_sum) over its parts, as a trainer computes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+
+from gcore_core.protocols import Objective
+from gcore_core.testing.contracts.base import Contract
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Batch = Mapping[str, "Tensor"]
+#: what carries a gradient: always logp, the others where they are required
+CURRENT = ("logp", "entropy", "values")
+#: columns that every objective gets
+GIVEN = frozenset({"record", "mask", "advantage", "rollout_logp"})
+#: (columns, current) -> (value of the update, weight_sum)
+Reference = Callable[[Batch, Batch], tuple["Tensor", "Tensor"]]
+
+
+class ObjectiveContract(Contract):
+    """Override ``provider``, or the fixture ``objective``; and ``reference``, a slow one written from the paper.
+
+    ``tolerance``: of values, gradients and metrics, relative to the largest; sums in another order differ by rounding.
+    """
+
+    kind: ClassVar[str] = "objective"
+    tolerance: ClassVar[float] = 1e-11
+
+    @pytest.fixture
+    def objective(self) -> Any:
+        return self.build()
+
+    @pytest.fixture
+    def reference(self) -> Reference | None:
+        """Value and weight sum of a whole batch by plain loops; None when there is none to compare with."""
+        return None
+
+    @pytest.fixture
+    def batch(self) -> Batch:
+        """Every column and output, of records of different lengths; some actions are masked, and all of one record."""
+        return make_batch()
+
+    def test_it_is_an_objective(self, objective: Any) -> None:
+        assert isinstance(objective, Objective)
+        assert isinstance(objective.requires, frozenset)
+
+    def test_it_gives_two_sums_and_detached_metrics(self, objective: Any, batch: Batch) -> None:
+        loss, weight, metrics = call(objective, leaves(batch))
+        assert loss.dim() == weight.dim() == 0
+        assert loss.requires_grad, "the loss has no gradient"
+        for name, (total, count) in metrics.items():
+            assert total.dim() == count.dim() == 0, name
+            assert not total.requires_grad and not count.requires_grad, f"metric {name} is not detached"
+
+    def test_the_gradient_is_finite_and_not_zero(self, objective: Any, batch: Batch) -> None:
+        _, gradients, _ = update(objective, batch)
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+        assert any(bool(gradient.any()) for gradient in gradients)
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    def test_micro_batches_do_not_matter(self, objective: Any, batch: Batch, size: int) -> None:
+        records = list(range(_count(batch)))
+        parts = [records[start : start + size] for start in range(0, len(records), size)]
+        self._assert_same(update(objective, batch, [_actions(batch, part) for part in parts]), update(objective, batch))
+
+    @pytest.mark.parametrize("ranks", [2, 3, 8])
+    def test_data_parallel_ranks_do_not_matter(self, objective: Any, batch: Batch, ranks: int) -> None:
+        """Records are dealt to the ranks, two micro-batches each; with eight ranks some have no record at all."""
+        parts = []
+        for rank in range(ranks):
+            own = list(range(rank, _count(batch), ranks))
+            parts += [_actions(batch, own[:1]), _actions(batch, own[1:])]
+        self._assert_same(update(objective, batch, parts), update(objective, batch))
+
+    def test_the_order_of_samples_does_not_matter(self, objective: Any, batch: Batch) -> None:
+        turned = [_actions(batch, list(range(_count(batch)))[::-1])]
+        self._assert_same(update(objective, batch, turned), update(objective, batch))
+
+    def test_interleaved_records_are_the_same_records(self, objective: Any, batch: Batch) -> None:
+        """First actions of all records, then second ones, and so on: a record's own order stays."""
+        places = [_actions(batch, [record]) for record in range(_count(batch))]
+        mixed = [place for row in itertools.zip_longest(*places) for place in row if place is not None]
+        self._assert_same(update(objective, batch, [mixed]), update(objective, batch))
+
+    def test_padding_does_not_matter(self, objective: Any, batch: Batch) -> None:
+        """Masked actions behind every record, and a record of nothing but masked actions."""
+        padded = _padded(batch)
+        value, gradients, metrics = update(objective, padded)
+        kept = padded["original"]
+        expected = update(objective, batch)
+        self._assert_same((value, [gradient[kept] for gradient in gradients], metrics), expected)
+        for gradient in gradients:
+            assert not bool(gradient[~kept].any()), "padding has a gradient"
+
+    def test_masked_actions_have_no_influence(self, objective: Any, batch: Batch) -> None:
+        """Other numbers at masked places change nothing, and get no gradient."""
+        wild = {
+            name: column.masked_fill(~batch["mask"], 3.0) if column.is_floating_point() else column
+            for name, column in batch.items()
+        }
+        result = update(objective, wild)
+        self._assert_same(result, update(objective, batch))
+        for gradient in result[1]:
+            assert not bool(gradient[~batch["mask"]].any()), "a masked action has a gradient"
+
+    def test_the_weight_does_not_depend_on_the_parameters(self, objective: Any, batch: Batch) -> None:
+        """The same under other log-probs, entropies and values, and without a gradient."""
+        weight = call(objective, leaves(batch))[1]
+        assert not weight.requires_grad, "weight_sum carries a gradient"
+        moved = {**batch, **{name: batch[name] - 0.7 for name in CURRENT}}
+        assert float(call(objective, leaves(moved))[1]) == float(weight)
+
+    def test_asking_twice_gives_the_same(self, objective: Any, batch: Batch) -> None:
+        """And leaves what it was given as it was."""
+        copy = {name: column.clone() for name, column in batch.items()}
+        first = update(objective, batch)
+        self._assert_same(update(objective, batch), first)
+        assert all(bool((copy[name] == batch[name]).all()) for name in batch), "a column was written to"
+
+    def test_it_equals_the_slow_reference(self, objective: Any, batch: Batch, reference: Reference | None) -> None:
+        if reference is None:
+            self.not_claimed("a reference (give the fixture `reference`)")
+        data = leaves(batch)
+        value, weight = reference(*_arguments(objective, data))
+        value.backward()
+        gradients = [_gradient(data, name) for name in _live(objective)]
+        self._assert_same(update(objective, batch)[:2], (value.detach(), gradients))
+        assert float(call(objective, leaves(batch))[1]) == pytest.approx(float(weight), rel=self.tolerance)
+
+    def _assert_same(self, found: Sequence[Any], expected: Sequence[Any]) -> None:
+        """Value, gradients and, where both have them, metrics."""
+        self._assert_close("value", found[0], expected[0])
+        for name, one, other in zip(CURRENT, found[1], expected[1], strict=False):
+            self._assert_close(f"gradient by {name}", one, other)
+        if len(found) == len(expected) == 3:
+            assert found[2].keys() == expected[2].keys()
+            for name in found[2]:
+                self._assert_close(f"metric {name}", found[2][name], expected[2][name])
+
+    def _assert_close(self, what: str, found: Any, expected: Any) -> None:
+        one, other = (np.asarray(value.detach(), np.float64) for value in (found, expected))
+        limit = self.tolerance * max(1.0, float(np.abs(other).max(initial=0.0)))
+        np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=what)
+
+
+# -- updates ----------------------------------------------------------------------------------------------------------
+
+
+def update(
+    objective: Any, batch: Batch, parts: Sequence[Any] = (slice(None),)
+) -> tuple[Any, list[Any], dict[str, Any]]:
+    """(value, gradients by what is live, means of metrics) of an update whose micro-batches are ``parts``."""
+    data = leaves(batch)
+    results = [call(objective, data, part) for part in parts]
+    loss, weight = (sum(result[i] for result in results) for i in (0, 1))
+    value = loss / weight
+    value.backward()
+    metrics = {
+        name: sum(r[2][name][0] for r in results if name in r[2]) / sum(r[2][name][1] for r in results if name in r[2])
+        for name in results[0][2]
+    }
+    return value.detach(), [_gradient(data, name) for name in _live(objective)], metrics
+
+
+def call(objective: Any, data: Batch, part: Any = slice(None)) -> Any:
+    """The loss of the actions ``part``, whose records are numbered anew; only what is required is given."""
+    torch = pytest.importorskip("torch")
+    index = part if isinstance(part, slice) else torch.tensor(part, dtype=torch.long)
+    chosen = {name: column[index] for name, column in data.items()}
+    chosen["record"] = torch.unique(chosen["record"], return_inverse=True)[1]
+    return objective.loss(*_arguments(objective, chosen))
+
+
+def _arguments(objective: Any, data: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
+    given = GIVEN | (objective.requires - {"logp", "entropy"})
+    columns = {name: column for name, column in data.items() if name in given}
+    if "values" in columns:
+        columns["values"] = data["old_values"]
+    return columns, {name: data[name] for name in _live(objective)}
+
+
+def _live(objective: Any) -> list[str]:
+    return [name for name in CURRENT if name == "logp" or name in objective.requires]
+
+
+def leaves(batch: Batch) -> dict[str, Any]:
+    """The batch with fresh leaves where gradients are wanted."""
+    return {**batch, **{name: batch[name].detach().clone().requires_grad_() for name in CURRENT}}
+
+
+def _gradient(data: Batch, name: str) -> Any:
+    return data[name].grad if data[name].grad is not None else data[name].detach() * 0
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def make_batch(lengths: Sequence[int] = (4, 1, 6, 3, 2, 5, 7), seed: int = 0) -> dict[str, Any]:
+    """Random float64 columns; the ratio of log-probs goes from 0.4 to 2.5, so that clips bind on some actions."""
+    torch = pytest.importorskip("torch")
+    draw = torch.Generator().manual_seed(seed)
+    record = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(list(lengths)))
+    actions = len(record)
+
+    def noise(scale: float, count: int = actions) -> Any:
+        return scale * torch.randn(count, generator=draw, dtype=torch.float64)
+
+    mask = torch.rand(actions, generator=draw) < 0.8
+    mask[record == 3] = False
+    mask[0] = True
+    logp = noise(0.8) - 3.0
+    rollout = logp + noise(0.3)
+    values = noise(1.0)
+    return {
+        "record": record,
+        "mask": mask,
+        "advantage": noise(1.0, len(lengths))[record],
+        "rollout_logp": rollout,
+        "old_logp": rollout + noise(0.1),
+        "ref_logp": logp + noise(0.5),
+        "returns": values + noise(1.0),
+        "old_values": values + noise(0.2),
+        "logp": logp,
+        "entropy": noise(0.1).abs() + 1.0,
+        "values": values,
+    }
+
+
+def _padded(batch: Batch) -> dict[str, Any]:
+    """The batch with two masked actions behind each record and one record of three; "original" marks what was there."""
+    torch = pytest.importorskip("torch")
+    count = _count(batch)
+    places: list[int] = []
+    original: list[bool] = []
+    for record in range(count):
+        own = _actions(batch, [record])
+        places += [*own, own[0], own[-1]]
+        original += [True] * len(own) + [False] * 2
+    places += [0, 1, 2]
+    original += [False] * 3
+    padded = {name: column[torch.tensor(places)].clone() for name, column in batch.items()}
+    kept = torch.tensor(original)
+    padded["mask"] &= kept
+    padded["record"][-3:] = count
+    for name in set(padded) - {"record", "mask"}:
+        padded[name][~kept] = 1.5
+    # the original actions stand in their own order: records are numbered as they lie
+    return {**padded, "original": kept}
+
+
+def _count(batch: Batch) -> int:
+    return int(batch["record"].max()) + 1
+
+
+def _actions(batch: Batch, records: Sequence[int]) -> list[int]:
+    """Places of the records' actions, record after record."""
+    return list(_places(batch, records))
+
+
+def _places(batch: Batch, records: Sequence[int]) -> Iterator[int]:
+    owners = batch["record"].tolist()
+    for record in records:
+        yield from (place for place, owner in enumerate(owners) if owner == record)

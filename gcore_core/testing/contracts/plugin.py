@@ -1,0 +1,163 @@
+"""What a plugin as a whole promises: a light root, honest descriptions, settings that survive YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from gcore_core import catalog
+from gcore_core.errors import PluginBroken
+from gcore_core.factories import import_attribute, reference_to
+from gcore_core.plugins import Plugins, Provided
+from gcore_core.testing.contracts.base import Contract
+
+HEAVY = ["torch", "transformers", "vllm", "sglang", "deepspeed", "megatron", "ray", "jax", "matplotlib"]
+#: What a hook may take: descriptions are data, nothing is computed or opened for them.
+HOOKS_LIMIT_S = 0.5
+#: capability -> methods that the factory's class must have
+METHODS = {
+    "logprobs": ("logprobs",),
+    "sleep": ("sleep", "wake"),
+    "weights.fingerprint": ("fingerprint",),
+    "weights.push": ("begin_weights", "load_weights", "commit_weights"),
+}
+
+_LOOK = """
+import importlib, json, os, sys
+sys.path[:0] = json.loads(sys.argv[2])
+importlib.import_module(sys.argv[1])
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(json.loads(sys.argv[3])))))
+"""
+
+
+class PluginContract(Contract):
+    """``provider`` is the plugin's name; it must be installed."""
+
+    kind: ClassVar[str] = "plugin"
+
+    @pytest.fixture
+    def installed(self) -> catalog.Installed:
+        assert isinstance(self.provider, str), 'set provider = "<name of the plugin>"'
+        return catalog.scan().get(self.provider, where=type(self).__name__)
+
+    @pytest.fixture
+    def provided(self, installed: catalog.Installed) -> list[Provided]:
+        plugins = Plugins()
+        plugins.load(installed)
+        return plugins.provided_by(installed.name)
+
+    def test_importing_it_imports_no_engine(self, installed: catalog.Installed) -> None:
+        words = [installed.module, json.dumps([path for path in sys.path if path]), json.dumps(HEAVY)]
+        done = subprocess.run(
+            [sys.executable, "-c", _LOOK, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1]) == []
+
+    def test_hooks_return_at_once_and_alike(self, installed: catalog.Installed) -> None:
+        Plugins().load(installed)  # imports are not counted
+        found, times_s = [], []
+        for _ in range(3):
+            plugins = Plugins()
+            start_s = time.perf_counter()
+            plugins.load(installed)
+            times_s.append(time.perf_counter() - start_s)
+            found.append(plugins.provided_by(installed.name))
+        assert min(times_s) < HOOKS_LIMIT_S
+        assert found[0] == found[1] == found[2]
+
+    def test_its_metadata_bounds_the_core(self, installed: catalog.Installed) -> None:
+        if installed.name == catalog.CORE:
+            self.not_claimed("a requirement on itself")
+        lines = importlib.metadata.requires(installed.distribution) or []
+        core = [line for line in lines if re.match(r"gcore[-_.]core\b", line, re.IGNORECASE)]
+        assert core, "the distribution has no requirement on gcore-core"
+        assert all("<" in line or "~=" in line or "==" in line for line in core), f"{core} has no upper bound"
+
+    def test_every_provider_says_what_it_is(self, provided: list[Provided]) -> None:
+        assert [item.reference for item in provided if not item.spec.summary.strip()] == []
+
+    def test_every_factory_imports(self, provided: list[Provided]) -> None:
+        """Those whose needs are met here; the others are listed as not claimed."""
+        unmet = []
+        for item in provided:
+            if missing := [need for need in item.spec.needs if not is_met(need)]:
+                unmet.append(f"{item.reference} ({', '.join(missing)})")
+            else:
+                assert callable(import_attribute(item.spec.factory)), item.reference
+        if unmet:
+            self.not_claimed(f"needs of {'; '.join(unmet)}")
+
+    def test_claims_match_methods(self, provided: list[Provided]) -> None:
+        for item in provided:
+            if item.kind != "generator":
+                continue
+            try:
+                made = import_attribute(item.spec.factory)
+            except PluginBroken:  # another test's
+                continue
+            if not inspect.isclass(made):
+                continue
+            for capability, methods in METHODS.items():
+                has = all(hasattr(made, method) for method in methods)
+                claimed = capability in item.spec.capabilities
+                assert has == claimed, f"{item.reference}: {capability} claimed: {claimed}, implemented: {has}"
+
+    def test_settings_survive_yaml(self, provided: list[Provided]) -> None:
+        """A config class is one for OmegaConf, and its defaults are the same after YAML and in a worker."""
+        from omegaconf import OmegaConf
+
+        for item in provided:
+            config = item.spec.config
+            if config is None:
+                continue
+            tree = OmegaConf.structured(config)
+            text = OmegaConf.to_yaml(tree)
+            again = OmegaConf.merge(tree, OmegaConf.create(text))
+            missing = OmegaConf.missing_keys(again)
+            plain: Any = OmegaConf.to_container(again)
+            assert import_attribute(reference_to(config)) is config, f"a worker cannot find {config.__qualname__}"
+            if not missing and _defaults_are_allowed(config):
+                assert msgspec.convert(plain, config) == config(), item.reference
+
+
+def _defaults_are_allowed(config: type) -> bool:
+    """Whether the class can be made without saying anything."""
+    return all(
+        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        for field in dataclasses.fields(config)
+        if field.init
+    )
+
+
+def is_met(requirement: str) -> bool:
+    """Whether this environment has what a line like ``torch>=2.7`` asks for."""
+    from packaging.requirements import Requirement
+
+    wanted = Requirement(requirement)
+    if wanted.marker is not None and not wanted.marker.evaluate():
+        return True
+    return any(wanted.specifier.contains(version, prereleases=True) for version in _versions(wanted.name))
+
+
+def _versions(name: str) -> Iterator[str]:
+    try:
+        yield importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return

@@ -1,0 +1,106 @@
+"""One rank of a sharded trainer, in a process of its own: ``python -m gcore_core.testing.contracts.rank SPEC``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gcore_core.factories import FactorySpec, build, reference_to
+from gcore_core.protocols import Trainer, WorkerContext
+from gcore_core.providers import Provider
+from gcore_core.testing.contracts.trainer import PolicyGradient, make_records, train
+from gcore_core.testing.safetensors_files import Tensors, read_safetensors, write_safetensors
+
+LIMIT_S = 300
+
+
+class RankSpec(msgspec.Struct, kw_only=True):
+    """What a rank needs to know; ``directory`` is where ranks meet and leave what they made."""
+
+    factory: FactorySpec
+    model: dict[str, Any]
+    directory: str
+    vocabulary: int
+    rank: int
+    ranks: int
+
+
+def trained_by(
+    ranks: int, provider: Provider, settings: Mapping[str, Any], model: Mapping[str, Any], room: tuple[Path, int]
+) -> Tensors:
+    """The weights after two steps on the kit's records, shared by that many processes. ``room``: directory, vocabulary.
+
+    Raises RuntimeError with the output of a rank that failed.
+    """
+    directory, vocabulary = room
+    directory.mkdir()
+    config_class = "" if provider.config is None else reference_to(provider.config)
+    factory = FactorySpec(provider.factory, config_class, dict(settings))
+    processes = []
+    for rank in range(ranks):
+        spec = RankSpec(
+            factory=factory, model=dict(model), directory=str(directory), vocabulary=vocabulary, rank=rank, ranks=ranks
+        )
+        file = directory / f"rank{rank}.json"
+        file.write_bytes(msgspec.json.encode(spec))
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "gcore_core.testing.contracts.rank", str(file)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"a rank of {ranks} ended with {process.returncode}:\n{output[-2000:]}")
+    return read_safetensors(directory / "weights.safetensors")
+
+
+def main(file: str) -> None:
+    spec = msgspec.json.decode(Path(file).read_bytes(), type=RankSpec)
+    context = WorkerContext(
+        role="policy",
+        rank=spec.rank,
+        ranks=spec.ranks,
+        steps=100,
+        model=spec.model,
+        rendezvous=spec.directory if spec.ranks > 1 else "",
+        parts={"objective": PolicyGradient()},
+        directory=spec.directory,
+    )
+    trainer: Trainer = build(spec.factory, context)
+    records = make_records(spec.vocabulary)
+    advantages = np.random.default_rng(1).standard_normal(len(records))
+    own = shard(len(records), spec.rank, spec.ranks)
+    for step in (0, 1):
+        train(trainer, [records[i] for i in own], advantages[own], step=step)
+    tensors = [(tensor, np.array(array, copy=True)) for tensor, array in trainer.export_weights()]
+    if spec.rank == 0:
+        write_safetensors(Path(spec.directory) / "weights.safetensors", tensors)
+    trainer.close()
+
+
+def shard(records: int, rank: int, ranks: int) -> list[int]:
+    """Unequal shares: the first of several ranks has a third of the records, the others deal out the rest."""
+    first = records // 3
+    if ranks == 1:
+        return list(range(records))
+    return list(range(first)) if rank == 0 else list(range(first, records))[rank - 1 :: ranks - 1]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

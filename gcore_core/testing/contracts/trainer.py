@@ -1,0 +1,275 @@
+"""What a trainer promises: updates that follow from the records alone, exports and checkpoints that are whole."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from gcore_core.errors import NonFiniteLoss
+from gcore_core.protocols import Trainer, TrainRecord, WorkerContext
+from gcore_core.testing.contracts.base import Contract, claims, closing
+from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, largest_change
+from gcore_core.testing.safetensors_files import read_safetensors
+
+METRICS = ["loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_share", "logprob_gap_max", "logprob_gap_mean"]
+
+
+class PolicyGradient:
+    """-advantage * logp over trained actions: linear in the advantages, which some tests use."""
+
+    requires: frozenset[str] = frozenset()
+
+    def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        mask = columns["mask"].to(current["logp"].dtype)
+        return -(columns["advantage"] * current["logp"] * mask).sum(), mask.sum(), {}
+
+
+class TrainerContract(Contract):
+    """Override ``provider``, or the fixture ``trainer``.
+
+    ``tolerance``: of weights after an update that was split differently, and of metrics, relative. ``micro_batches``:
+    settings under which the backend computes an update in its smallest parts. ``vocabulary``: actions are drawn from
+    3..vocabulary-1. Settings: a learning rate that teaches within a few steps, no weight decay, and for Adam an eps of
+    about the gradients' size, or it makes whole steps of the rounding of gradients that should be zero.
+    """
+
+    kind: ClassVar[str] = "trainer"
+    tolerance: ClassVar[float] = 1e-5
+    micro_batches: ClassVar[Mapping[str, Any]] = {}
+    vocabulary: ClassVar[int] = 9
+
+    @pytest.fixture
+    def objective(self) -> Any:
+        """The loss that the trainer is made with; linear in the advantages."""
+        return PolicyGradient()
+
+    @pytest.fixture
+    def trainer_context(self, context: WorkerContext, objective: Any) -> WorkerContext:
+        return replace(context, role="policy", parts={"objective": objective})
+
+    @pytest.fixture
+    def trainer(self, trainer_context: WorkerContext) -> Iterator[Any]:
+        yield from closing(self.build(trainer_context))
+
+    @pytest.fixture
+    def split_trainer(self, trainer_context: WorkerContext) -> Iterator[Any]:
+        """Like ``trainer``, but it computes an update in its smallest parts."""
+        if not self.micro_batches:
+            self.not_claimed("micro-batches (name the settings in `micro_batches`)")
+        yield from closing(self.build(trainer_context, **self.micro_batches))
+
+    @pytest.fixture
+    def records(self) -> list[TrainRecord]:
+        return make_records(self.vocabulary)
+
+    @pytest.fixture
+    def advantages(self, records: list[TrainRecord]) -> np.ndarray:
+        return np.random.default_rng(1).standard_normal(len(records))
+
+    # -- updates ------------------------------------------------------------------------------------------------------
+
+    def test_it_is_a_trainer(self, trainer: Any) -> None:
+        assert isinstance(trainer, Trainer), "it lacks a method of gcore_core.protocols.Trainer"
+
+    def test_the_promised_metrics_are_there_and_finite(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        metrics = train(trainer, records, advantages)
+        assert [name for name in METRICS if not math.isfinite(metrics.get(name, math.nan))] == []
+
+    def test_train_sets_the_version(self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray) -> None:
+        train(trainer, records, advantages, step=6)
+        assert trainer.version == 7
+
+    def test_zero_advantages_leave_the_weights_bit_equal(self, trainer: Any, records: list[TrainRecord]) -> None:
+        before = exported(trainer)
+        train(trainer, records, np.zeros(len(records)))
+        assert digests(exported(trainer)) == digests(before)
+
+    def test_the_loss_falls(self, trainer: Any, records: list[TrainRecord]) -> None:
+        """Actions that are rewarded become likelier."""
+        losses = [train(trainer, records, np.ones(len(records)), step=step)["loss"] for step in range(6)]
+        assert losses[-1] < losses[0], losses
+
+    def test_every_minibatch_teaches(self, trainer: Any, records: list[TrainRecord]) -> None:
+        """The one that is not the first has an update of its own."""
+        halved = [replace(record, minibatch=record.ordinal % 2) for record in records]
+        advantages = np.array([float(record.minibatch) for record in halved])
+        before = exported(trainer)
+        train(trainer, halved, advantages, minibatches=2)
+        assert digests(exported(trainer)) != digests(before)
+
+    def test_micro_batches_do_not_matter(
+        self, trainer: Any, split_trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """Records of different lengths in one part and in many: the same loss, gradient norm and weights."""
+        whole, parts = (train(t, records, advantages) for t in (trainer, split_trainer))
+        for name in ("loss", "grad_norm"):
+            assert parts[name] == pytest.approx(whole[name], rel=self.tolerance, abs=self.tolerance), name
+        assert largest_change(exported(trainer), exported(split_trainer)) <= self.tolerance
+
+    def test_the_loss_is_a_mean_over_actions(self, trainer: Any, records: list[TrainRecord]) -> None:
+        """Every record once more gives the same loss and gradient norm."""
+        advantages = np.where([r.columns["action_ids"].size > 4 for r in records], 1.0, -1.0)
+        twice = [replace(r, ordinal=r.ordinal + shift) for shift in (0, 100) for r in records]
+        with restored(trainer) as back:
+            once = train(trainer, records, advantages)
+            back()
+            doubled = train(trainer, twice, np.tile(advantages, 2))
+        for name in ("loss", "grad_norm"):
+            assert doubled[name] == pytest.approx(once[name], rel=1e-3, abs=self.tolerance), name
+
+    def test_masked_actions_have_no_influence(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """Other actions at masked places, which nothing follows, leave the update as it was."""
+        changed = [replace(record, columns=_other_masked_actions(record.columns)) for record in records]
+        with restored(trainer) as back:
+            one = train(trainer, records, advantages)
+            after = exported(trainer)
+            back()
+            other = train(trainer, changed, advantages)
+        assert other["loss"] == pytest.approx(one["loss"], rel=self.tolerance, abs=self.tolerance)
+        assert largest_change(after, exported(trainer)) <= self.tolerance
+
+    def test_the_gradient_norm_is_told_before_clipping(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """Advantages a thousand times as large give a norm a thousand times as large."""
+        with restored(trainer) as back:
+            one = train(trainer, records, advantages)["grad_norm"]
+            back()
+            large = train(trainer, records, 1000 * advantages)["grad_norm"]
+        assert large == pytest.approx(1000 * one, rel=1e-2)
+
+    def test_the_gap_to_the_rollout_is_measured(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """Rollout log-probs that are all 30 nats lower show as a larger gap."""
+        lower = [replace(r, columns={**r.columns, "logp": r.columns["logp"] - np.float32(30)}) for r in records]
+        with restored(trainer) as back:
+            one = train(trainer, records, advantages)
+            back()
+            other = train(trainer, lower, advantages)
+        assert other["logprob_gap_max"] > one["logprob_gap_max"] + 10
+
+    def test_numbers_that_are_not_finite_stop_the_run(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        before = exported(trainer)
+        advantages[0] = np.nan
+        with pytest.raises(NonFiniteLoss):
+            train(trainer, records, advantages)
+        assert digests(exported(trainer)) == digests(before), "the weights were changed all the same"
+
+    def test_a_rank_may_get_no_records(self, trainer: Any) -> None:
+        before = exported(trainer)
+        train(trainer, [], np.zeros(0), step=2)
+        assert trainer.version == 3
+        assert digests(exported(trainer)) == digests(before)
+
+    def test_prepare_answers_for_every_record(self, trainer: Any, records: list[TrainRecord]) -> None:
+        assert [dict(row) for row in trainer.prepare(records, frozenset())] == [{}] * len(records)
+
+    @claims("sharding")
+    def test_two_ranks_train_as_one(self, model: Mapping[str, Any], tmp_path: Path) -> None:
+        """Processes with unequal shares of the records, whose actions differ in number."""
+        from gcore_core.testing.contracts.rank import trained_by
+
+        one, two = (
+            trained_by(ranks, self.description(), self.config, model, (tmp_path / f"ranks{ranks}", self.vocabulary))
+            for ranks in (1, 2)
+        )
+        assert largest_change(one, two) <= self.tolerance
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def test_every_tensor_is_exported_once_as_announced(self, trainer: Any) -> None:
+        specs = trainer.weight_specs()
+        names = [spec.name for spec in specs]
+        assert sorted(set(names)) == sorted(names), "a tensor is announced twice"
+        given = exported(trainer)
+        assert [spec for spec, _ in given] == list(specs)
+        for spec, array in given:
+            assert array.dtype == np.uint8 and array.ndim == 1, f"{spec.name} must be flat uint8"
+            assert array.nbytes == spec.nbytes == math.prod(spec.shape) * ITEM_BYTES[spec.dtype], spec.name
+
+    def test_a_saved_trainer_goes_on_as_if_never_stopped(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path
+    ) -> None:
+        train(trainer, records, advantages, step=0)
+        saved = digests(exported(trainer))
+        directory = tmp_path / "state"
+        directory.mkdir()
+        trainer.save(directory)
+        expected = [train(trainer, records, advantages, step=step)["loss"] for step in (1, 2)]
+        after = digests(exported(trainer))
+        trainer.load(directory)
+        assert (trainer.version, digests(exported(trainer))) == (1, saved)
+        assert [train(trainer, records, advantages, step=step)["loss"] for step in (1, 2)] == expected
+        assert digests(exported(trainer)) == after
+
+    def test_saved_weights_are_the_exported_ones(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path
+    ) -> None:
+        train(trainer, records, advantages)
+        trainer.save_pretrained(tmp_path / "weights")
+        files = sorted((tmp_path / "weights").glob("*.safetensors"))
+        assert files, "save_pretrained wrote no safetensors"
+        assert digests([item for file in files for item in read_safetensors(file)]) == digests(exported(trainer))
+
+
+@contextlib.contextmanager
+def restored(trainer: Trainer) -> Iterator[Callable[[], None]]:
+    """Gives a function that puts the trainer back to where it was, by its own files."""
+    with tempfile.TemporaryDirectory() as directory:
+        trainer.save(Path(directory))
+        yield lambda: trainer.load(Path(directory))
+
+
+def train(
+    trainer: Trainer, records: Sequence[TrainRecord], advantages: np.ndarray, *, step: int = 0, minibatches: int = 1
+) -> dict[str, float]:
+    """Prepares and trains one epoch; returns the metrics."""
+    trainer.prepare(records, frozenset())
+    return trainer.train(step, advantages, minibatches, 1)
+
+
+def make_records(vocabulary: int, groups: int = 4, samples: int = 3) -> list[TrainRecord]:
+    """Sorted random records of 2 to 7 actions; the last one of each is masked. Arrays are read-only, as in a slab."""
+    draw = np.random.default_rng(0)
+    records = []
+    for ordinal in range(groups):
+        prompt = draw.integers(3, vocabulary, 2 + ordinal).astype(np.int32)
+        for sample in range(samples):
+            actions = 2 + (ordinal + 2 * sample) % 6
+            mask = np.ones(actions, np.uint8)
+            mask[-1] = 0
+            columns: dict[str, np.ndarray] = {
+                "prompt_ids": prompt,
+                "action_ids": draw.integers(3, vocabulary, actions).astype(np.int32),
+                "logp": np.log(draw.uniform(0.05, 0.2, actions)).astype(np.float32),
+                "action_mask": mask,
+                "temperature": np.ones((), np.float32),
+                "text": np.zeros(0, np.uint8),
+            }
+            for column in columns.values():
+                column.flags.writeable = False
+            records.append(TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns))
+    return records
+
+
+def _other_masked_actions(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The last action, which is masked, is another one of the record's."""
+    actions, logp = columns["action_ids"].copy(), columns["logp"].copy()
+    actions[-1] = 3 if actions[-1] != 3 else 4
+    logp[-1] = -9.0
+    return {**columns, "action_ids": actions, "logp": logp}

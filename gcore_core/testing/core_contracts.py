@@ -1,0 +1,79 @@
+"""What ``g-core conformance core`` runs: contracts of built-in providers that need settings or have a known gap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gcore_core.protocols import ScoredRecord
+from gcore_core.testing.contracts.balancer import BalancerContract
+from gcore_core.testing.contracts.dataset import DatasetContract
+from gcore_core.testing.contracts.scorer import ScorerContract, scored_record
+
+_REWARD = """\
+def share_of_a(record):
+    return record.text.count("a") / len(record.text)
+"""
+
+
+class TestJsonLines(DatasetContract):
+    provider = "core/jsonl"
+
+    @pytest.fixture
+    def dataset(self, tmp_path: Path) -> Any:
+        file = tmp_path / "rows.jsonl"
+        rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(20)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return self.build(path=str(file))
+
+
+class TestParquet(DatasetContract):
+    provider = "core/parquet"
+
+    @pytest.fixture
+    def dataset(self, tmp_path: Path) -> Any:
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        file = tmp_path / "rows.parquet"
+        rows = arrow.table({"prompt": [f"{i}+1=" for i in range(20)], "answer": [str(i + 1) for i in range(20)]})
+        parquet.write_table(rows, file, row_group_size=7)
+        return self.build(path=str(file))
+
+
+class TestFunction(ScorerContract):
+    provider = "core/function"
+
+    @pytest.fixture
+    def scorer(self, context: Any, tmp_path: Path) -> Any:
+        file = tmp_path / "rewards.py"
+        file.write_text(_REWARD, encoding="utf-8")
+        return self.build(context, path=str(file), name="share_of_a")
+
+    @pytest.fixture
+    def unscorable(self) -> ScoredRecord:
+        """The function divides by the number of letters."""
+        return scored_record(99, "", {})
+
+
+class _Verifier(ScorerContract):
+    @pytest.fixture
+    def unscorable(self) -> ScoredRecord:
+        """Its row has no answer."""
+        return scored_record(99, "3", {})
+
+
+class TestExactMatch(_Verifier):
+    provider = "core/exact-match"
+
+
+class TestNumeric(_Verifier):
+    provider = "core/numeric"
+
+
+class TestInOrder(BalancerContract):
+    provider = "core/in-order"
+    known_gaps = {
+        "test_it_is_never_worse_than_dealing_in_turn[sorted]": "it keeps the order and does not look at costs",
+    }

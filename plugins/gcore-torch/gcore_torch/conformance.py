@@ -1,0 +1,63 @@
+"""What ``g-core conformance torch`` runs: the contracts of trainer and generator on tiny random models."""
+
+from __future__ import annotations
+
+import pytest
+
+from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
+from gcore_torch.tiny import save_model
+
+# eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+_TRAINER = {"learning_rate": 1e-3, "eps": 1e-2}
+_GENERATOR = {"max_new_tokens": 8}
+
+
+class OnLlama:
+    family = "llama"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        directory = tmp_path_factory.mktemp(cls.family)
+        save_model(directory, cls.family)
+        return {"path": str(directory)}
+
+
+class OnQwen2(OnLlama):
+    """Grouped heads, biases, tied embeddings."""
+
+    family = "qwen2"
+
+
+class TestLlamaGenerator(OnLlama, GeneratorContract):
+    provider = "torch"
+    config = _GENERATOR
+
+
+class TestQwen2Generator(OnQwen2, GeneratorContract):
+    provider = "torch"
+    config = {**_GENERATOR, "temperature": 0.7}
+
+
+class TestLlamaTrainer(OnLlama, TrainerContract):
+    provider = "torch"
+    config = _TRAINER
+    micro_batches = {"budget_tokens": 1}
+
+
+class TestQwen2Trainer(OnQwen2, TrainerContract):
+    provider = "torch"
+    config = _TRAINER
+    micro_batches = {"budget_tokens": 1}
+
+
+class TestLlamaTrainerWithGenerator(OnLlama, TrainerWithGeneratorContract):
+    provider = "torch"
+    config = _TRAINER
+    generator_config = _GENERATOR
+
+
+class TestQwen2TrainerWithGenerator(OnQwen2, TrainerWithGeneratorContract):
+    provider = "torch"
+    config = _TRAINER
+    generator_config = {**_GENERATOR, "temperature": 0.7}

@@ -1,0 +1,392 @@
+"""Generators with one fault each. ``caught_by``: the test named for the fault first, then others that notice it too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import xxhash
+
+from gcore_core.errors import WeightMismatch
+from gcore_core.protocols import Finished, SampleRequest, WorkerContext
+from gcore_core.records import FAILED, FINISHED, TensorSpec, WeightPlan
+from gcore_core.testing import GeneratorContract, fake
+from gcore_core.testing.fake import FakeGenerator, log_softmax
+
+
+class Clean(GeneratorContract):
+    provider = next(iter(fake.gcore_generators()))
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[FakeGenerator]] = FakeGenerator
+
+    @pytest.fixture
+    def generator(self, context: WorkerContext) -> FakeGenerator:
+        return self.Backend(fake.FakeGeneratorConfig(), context)
+
+    @pytest.fixture
+    def weights(self) -> list[tuple[TensorSpec, np.ndarray]]:
+        return list(fake.tensors_of(fake.initial_logits(0)))
+
+    @pytest.fixture
+    def memory(self, generator: FakeGenerator) -> Callable[[], int]:
+        return lambda: generator.memory_bytes
+
+
+def with_columns(record: Finished, **columns: Any) -> Finished:
+    return replace(record, columns={**record.columns, **columns})
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+class ReordersSamples(Clean):
+    caught_by = (
+        "test_a_record_answers_its_own_request",
+        "test_two_batches_in_flight_do_not_mix",
+    )
+
+    class Backend(FakeGenerator):
+        """Of samples that end together, each gets the prompt of the next."""
+
+        def step(self) -> list[Finished]:
+            ended = super().step()
+            others = [*ended[1:], *ended[:1]]
+            return [
+                with_columns(one, prompt_ids=two.columns["prompt_ids"]) for one, two in zip(ended, others, strict=True)
+            ]
+
+
+class ReturnsASampleTwice(Clean):
+    caught_by = (
+        "test_every_request_ends_exactly_once",
+        "test_two_batches_in_flight_do_not_mix",
+        "test_abort_returns_what_there_is",
+    )
+
+    class Backend(FakeGenerator):
+        def step(self) -> list[Finished]:
+            ended = super().step()
+            return [*ended, *ended[:1]]
+
+
+class DropsALogprob(Clean):
+    caught_by = ("test_every_action_has_its_logprob",)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return with_columns(record, logp=record.columns["logp"][:-1])
+
+
+class CountsTokensIn64Bits(Clean):
+    caught_by = ("test_columns_have_their_names_and_dtypes",)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return with_columns(record, action_ids=record.columns["action_ids"].astype(np.int64))
+
+
+class ForgetsTheSoftmax(Clean):
+    caught_by = ("test_logprobs_are_finite_and_not_positive", "test_logprobs_are_those_at_the_temperature_told")
+
+    class Backend(FakeGenerator):
+        """Logits instead of log-probs."""
+
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return with_columns(record, logp=self._logits[record.columns["action_ids"]])
+
+
+class LogprobsOfAnotherTemperature(Clean):
+    caught_by = ("test_logprobs_are_those_at_the_temperature_told",)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return with_columns(record, logp=log_softmax(self._logits / np.float32(0.5))[record.columns["action_ids"]])
+
+
+class TruncatedReportedAsFinished(Clean):
+    caught_by = ("test_a_record_says_how_it_ended",)
+
+    class Backend(FakeGenerator):
+        def step(self) -> list[Finished]:
+            return [replace(record, status=FINISHED) for record in super().step()]
+
+
+class AnEmptyPromptFailsTheBatch(Clean):
+    caught_by = ("test_an_empty_prompt_is_answered_or_fails_alone",)
+
+    class Backend(FakeGenerator):
+        _bad: Sequence[SampleRequest] = ()
+
+        def submit(self, requests: Sequence[SampleRequest]) -> None:
+            if all(request.prompt.text for request in requests):
+                super().submit(requests)
+            else:
+                self._bad = requests
+
+        def step(self) -> list[Finished]:
+            bad, self._bad = self._bad, ()
+            return super().step() + [
+                Finished(request=r, status=FAILED, versions=(0, 0), reason="prompt_empty") for r in bad
+            ]
+
+
+class ALongPromptRaises(Clean):
+    caught_by = ("test_a_prompt_beyond_any_context_fails_alone",)
+
+    class Backend(FakeGenerator):
+        def submit(self, requests: Sequence[SampleRequest]) -> None:
+            if any(len(request.prompt.text or "") > 1000 for request in requests):
+                raise ValueError("a prompt is too long")
+            super().submit(requests)
+
+
+class LeaksABatchIntoAnother(Clean):
+    caught_by = ("test_two_batches_in_flight_do_not_mix",)
+
+    class Backend(FakeGenerator):
+        """What joins a running batch begins with what that has so far."""
+
+        def submit(self, requests: Sequence[SampleRequest]) -> None:
+            running = next(iter(self._running.values()), None)
+            super().submit(requests)
+            if running is not None:
+                for request in requests:
+                    self._running[request.ordinal, request.sample][1][:] = running[1]
+
+
+# -- seeds ------------------------------------------------------------------------------------------------------------
+
+
+class SameSeedOtherTokens(Clean):
+    caught_by = (
+        "test_the_same_seed_gives_the_same_tokens",
+        "test_the_seed_decides_and_not_the_place",
+        "test_two_batches_in_flight_do_not_mix",
+        "test_other_weights_give_other_samples_and_the_old_ones_the_old",
+        "test_sleep_keeps_the_version_and_the_weights",
+    )
+
+    class Backend(FakeGenerator):
+        _drawn = 0
+
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            self._drawn += 1
+            return super()._draw(request if request.greedy else replace(request, seed=self._drawn), position)
+
+
+class ThePlaceDecides(Clean):
+    caught_by = ("test_the_seed_decides_and_not_the_place",)
+
+    class Backend(FakeGenerator):
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            return super()._draw(replace(request, seed=100 * request.ordinal + request.sample), position)
+
+
+class AllSamplesAlike(Clean):
+    caught_by = ("test_samples_of_a_prompt_differ",)
+
+    class Backend(FakeGenerator):
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            return super()._draw(replace(request, seed=0), position)
+
+
+class GreedyIsSampled(Clean):
+    caught_by = ("test_greedy_samples_do_not_depend_on_the_seed",)
+
+    class Backend(FakeGenerator):
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            return super()._draw(replace(request, greedy=False), position)
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+class AbortLosesPartials(Clean):
+    caught_by = ("test_abort_returns_what_there_is",)
+
+    class Backend(FakeGenerator):
+        def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+            empty = np.zeros(0, np.int32)
+            return [with_columns(record, action_ids=empty) for record in super().abort(keys)]
+
+
+class AbortedSamplesComeBack(Clean):
+    caught_by = ("test_abort_returns_what_there_is",)
+
+    class Backend(FakeGenerator):
+        def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+            running = dict(self._running)
+            aborted = super().abort(keys)
+            self._running = running
+            return aborted
+
+
+class AbortDoesNothingAndIsNotClaimed(Clean):
+    capabilities = frozenset({"determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"})
+    caught_by = ("test_abort_works_or_refuses",)
+
+    class Backend(FakeGenerator):
+        def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+            return []
+
+
+class ClaimsAFingerprintItLacks(Clean):
+    caught_by = (
+        "test_a_claim_is_implemented_and_nothing_else",
+        "test_the_fingerprint_is_that_of_the_pushed_bytes",
+        "test_a_half_loaded_push_shows_in_the_fingerprint",
+    )
+
+    class Backend(FakeGenerator):
+        fingerprint = None  # type: ignore[assignment]
+
+
+class SleepDoesNothingAndIsNotClaimed(Clean):
+    capabilities = frozenset({"abort", "determinism", "logprobs", "weights.push", "weights.fingerprint"})
+    caught_by = ("test_a_claim_is_implemented_and_nothing_else",)
+
+    class Backend(FakeGenerator):
+        def sleep(self) -> None: ...
+
+        def wake(self) -> None: ...
+
+
+class SleepsWithoutSleeping(Clean):
+    caught_by = ("test_sleep_gives_memory_back",)
+
+    class Backend(FakeGenerator):
+        def sleep(self) -> None: ...
+
+        def wake(self) -> None: ...
+
+
+class WakesWithOtherWeights(Clean):
+    caught_by = ("test_sleep_keeps_the_version_and_the_weights",)
+
+    class Backend(FakeGenerator):
+        def wake(self) -> None:
+            self._logits = fake.initial_logits(1)
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+class ReportsAStaleVersion(Clean):
+    caught_by = ("test_a_record_names_the_version_that_sampled_it", "test_samples_that_run_through_a_push_say_so")
+
+    class Backend(FakeGenerator):
+        """Records are stamped with the version before the last push."""
+
+        _before = 0
+
+        def commit_weights(self, plan: WeightPlan) -> None:
+            self._before = self.version
+            super().commit_weights(plan)
+
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            stale = max(0, self._before - 1), self._before
+            record = super()._finished(request, letters, status)
+            return replace(record, versions=stale)
+
+
+class RunsThroughAPushUnnoticed(Clean):
+    caught_by = ("test_samples_that_run_through_a_push_say_so",)
+
+    class Backend(FakeGenerator):
+        """Samples carry the version under which they ended, alone."""
+
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return replace(record, versions=(self.version, self.version))
+
+
+class ScoresAgainUnderNewWeights(Clean):
+    caught_by = ("test_samples_that_run_through_a_push_say_so",)
+
+    class Backend(FakeGenerator):
+        """Log-probs are computed when a sample ends, under the weights of then."""
+
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return with_columns(record, logp=log_softmax(self._logits)[record.columns["action_ids"]])
+
+
+class IgnoresAPush(Clean):
+    caught_by = (
+        "test_other_weights_give_other_samples_and_the_old_ones_the_old",
+        "test_the_fingerprint_is_that_of_the_pushed_bytes",
+        "test_a_half_loaded_push_shows_in_the_fingerprint",
+    )
+
+    class Backend(FakeGenerator):
+        def commit_weights(self, plan: WeightPlan) -> None:
+            self.version = plan.version
+
+
+class KeepsABucketsMemory(Clean):
+    caught_by = (
+        "test_the_fingerprint_is_that_of_the_pushed_bytes",
+        "test_a_half_loaded_push_shows_in_the_fingerprint",
+        "test_other_weights_give_other_samples_and_the_old_ones_the_old",
+    )
+
+    class Backend(FakeGenerator):
+        """Keeps views of memory that is written over after the call."""
+
+        def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+            self._incoming.update({spec.name: array.view(np.float32) for spec, array in tensors})
+
+
+class UsesAPushBeforeItsEnd(Clean):
+    caught_by = ("test_a_half_loaded_push_shows_in_the_fingerprint",)
+
+    class Backend(FakeGenerator):
+        def begin_weights(self, plan: WeightPlan) -> None:
+            super().begin_weights(plan)
+            self.version = plan.version
+
+
+class AcceptsAnOlderPush(Clean):
+    caught_by = ("test_an_older_push_is_refused",)
+
+    class Backend(FakeGenerator):
+        def begin_weights(self, plan: WeightPlan) -> None:
+            super().begin_weights(WeightPlan(max(plan.version, self.version), plan.tensors))
+
+
+class AcceptsAnotherModelsPush(Clean):
+    caught_by = ("test_a_push_of_another_model_is_refused",)
+
+    class Backend(FakeGenerator):
+        def begin_weights(self, plan: WeightPlan) -> None:
+            if plan.version < self.version:
+                raise WeightMismatch("older")
+
+
+class RefusesWithoutNamingTheTensor(Clean):
+    caught_by = ("test_a_push_of_another_model_is_refused",)
+
+    class Backend(FakeGenerator):
+        def begin_weights(self, plan: WeightPlan) -> None:
+            try:
+                super().begin_weights(plan)
+            except WeightMismatch:
+                raise WeightMismatch("these are not my weights") from None
+
+
+class ConstantFingerprint(Clean):
+    caught_by = (
+        "test_the_fingerprint_is_that_of_the_pushed_bytes",
+        "test_a_half_loaded_push_shows_in_the_fingerprint",
+    )
+
+    class Backend(FakeGenerator):
+        def fingerprint(self) -> dict[str, int]:
+            return {name: xxhash.xxh3_64_intdigest(b"") for name in super().fingerprint()}

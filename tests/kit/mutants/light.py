@@ -1,0 +1,610 @@
+"""Rewards, balancers, placement policies, advantages, filters, datasets, launchers with one fault each."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from gcore_core.placement.devices import Cell, Device, Partition, Window
+from gcore_core.placement.policy import Even
+from gcore_core.processes.launchers import InlineLauncher, Site
+from gcore_core.processes.service import Service
+from gcore_core.protocols import GroupScalars, Score, ScoredRecord, WorkerContext
+from gcore_core.records import OK, Prompt
+from gcore_core.testing import (
+    ActionAdvantageContract,
+    AdvantageContract,
+    BalancerContract,
+    DatasetContract,
+    FilterContract,
+    LauncherContract,
+    PlacementPolicyContract,
+    ScorerContract,
+    fake,
+)
+from gcore_core.testing.contracts.scorer import scored_record
+from gcore_core.testing.fake import FakeAdvantage, FakeAdvantageConfig, FakeBalancer, FakeDataset, FakeScorer
+
+# -- rewards ----------------------------------------------------------------------------------------------------------
+
+
+class CleanScorer(ScorerContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[FakeScorer]] = FakeScorer
+
+    @pytest.fixture
+    def scorer(self, context: WorkerContext) -> FakeScorer:
+        return self.Backend(None, context)
+
+    @pytest.fixture
+    def unscorable(self) -> ScoredRecord:
+        return scored_record(99, "", {})
+
+
+class TurnsFailureIntoZero(CleanScorer):
+    caught_by = ("test_a_record_that_cannot_be_scored_fails_alone",)
+
+    class Backend(FakeScorer):
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            return [score if score.status == OK else Score(value=0.0) for score in super().score(records)]
+
+
+class OneFailureFailsAll(CleanScorer):
+    caught_by = ("test_a_record_that_cannot_be_scored_fails_alone",)
+
+    class Backend(FakeScorer):
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            scores = super().score(records)
+            failed = [score for score in scores if score.status != OK]
+            return failed[:1] * len(scores) if failed else scores
+
+
+class ReordersScores(CleanScorer):
+    caught_by = (
+        "test_scores_stand_in_the_records_order",
+        "test_a_record_that_cannot_be_scored_fails_alone",
+    )
+
+    class Backend(FakeScorer):
+        """As they come back from a pool of threads: all but the last."""
+
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            *others, last = super().score(records) or [None]
+            return [*others[::-1], last] if last is not None else []
+
+
+class LosesTheLastScore(CleanScorer):
+    caught_by = (
+        "test_one_score_for_each_record",
+        "test_scores_stand_in_the_records_order",
+        "test_a_score_does_not_depend_on_the_batch",
+    )
+
+    class Backend(FakeScorer):
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            return super().score(records)[: max(1, len(records) - 1)] if records else []
+
+
+class ScoresNan(CleanScorer):
+    caught_by = ("test_a_score_is_finite_or_a_failure_with_a_reason",)
+
+    class Backend(FakeScorer):
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            return [
+                Score(value=float("nan")) if record.text == "four" else score
+                for record, score in zip(records, super().score(records), strict=True)
+            ]
+
+
+class FailsWithoutAReason(CleanScorer):
+    caught_by = ("test_a_score_is_finite_or_a_failure_with_a_reason",)
+
+    class Backend(FakeScorer):
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            return [replace(score, reason="") for score in super().score(records)]
+
+
+class ComparesWithTheBatch(CleanScorer):
+    caught_by = (
+        "test_a_score_does_not_depend_on_the_batch",
+        "test_scores_stand_in_the_records_order",
+    )
+
+    class Backend(FakeScorer):
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            longest = max((len(record.text) for record in records), default=1)
+            return [
+                score if score.value is None else Score(value=score.value / longest) for score in super().score(records)
+            ]
+
+
+class RemembersWhatItSaw(CleanScorer):
+    caught_by = (
+        "test_asking_twice_gives_the_same",
+        "test_scores_stand_in_the_records_order",
+        "test_a_score_does_not_depend_on_the_batch",
+        "test_a_record_that_cannot_be_scored_fails_alone",
+    )
+
+    class Backend(FakeScorer):
+        """A bonus for an answer that is new."""
+
+        def __init__(self, config: None, context: WorkerContext) -> None:
+            self._seen: set[str] = set()
+
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            found = []
+            for record, score in zip(records, super().score(records), strict=True):
+                bonus = float(record.text not in self._seen)
+                self._seen.add(record.text)
+                found.append(score if score.value is None else Score(value=score.value + bonus))
+            return found
+
+
+# -- balancers --------------------------------------------------------------------------------------------------------
+
+
+class CleanBalancer(BalancerContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[FakeBalancer]] = FakeBalancer
+
+    @pytest.fixture
+    def balancer(self) -> FakeBalancer:
+        return self.Backend()
+
+
+class DropsAnIndex(CleanBalancer):
+    caught_by = ("test_every_index_is_in_one_bin",)
+
+    class Backend(FakeBalancer):
+        """What does not fit evenly is left out."""
+
+        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+            return super().split(costs[: len(costs) // bins * bins], bins)
+
+
+class DuplicatesAnIndex(CleanBalancer):
+    caught_by = ("test_every_index_is_in_one_bin", "test_it_is_never_worse_than_dealing_in_turn")
+
+    class Backend(FakeBalancer):
+        """Fills every bin up to the same number."""
+
+        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+            found = super().split(costs, bins)
+            most = max(map(len, found))
+            return [part + part[:1] * (most - len(part)) for part in found]
+
+
+class ShufflesTies(CleanBalancer):
+    caught_by = ("test_the_same_costs_give_the_same_split",)
+
+    class Backend(FakeBalancer):
+        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+            return [random.sample(part, len(part)) for part in super().split(costs, bins)]
+
+
+class NeedsAnItemForEachBin(CleanBalancer):
+    caught_by = (
+        "test_there_are_as_many_bins_as_asked_for",
+        "test_every_index_is_in_one_bin",
+        "test_the_same_costs_give_the_same_split",
+        "test_it_is_never_worse_than_dealing_in_turn",
+        "test_equal_costs_are_dealt_evenly",
+    )
+
+    class Backend(FakeBalancer):
+        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+            if len(costs) < bins:
+                raise ValueError("fewer items than bins")
+            return super().split(costs, bins)
+
+
+class LeavesEmptyBinsOut(CleanBalancer):
+    caught_by = ("test_there_are_as_many_bins_as_asked_for",)
+
+    class Backend(FakeBalancer):
+        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+            return [part for part in super().split(costs, bins) if part]
+
+
+class LooksAtCountsAlone(CleanBalancer):
+    caught_by = ("test_it_is_never_worse_than_dealing_in_turn",)
+
+    class Backend(FakeBalancer):
+        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+            return [part.tolist() for part in np.array_split(np.argsort(costs), bins)]
+
+
+class AllToOneRank(CleanBalancer):
+    caught_by = ("test_equal_costs_are_dealt_evenly", "test_it_is_never_worse_than_dealing_in_turn")
+
+    class Backend(FakeBalancer):
+        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+            return [list(range(len(costs))), *([] for _ in range(bins - 1))]
+
+
+# -- placement --------------------------------------------------------------------------------------------------------
+
+
+class CleanPolicy(PlacementPolicyContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[Even]] = Even
+
+    @pytest.fixture
+    def policy(self) -> Even:
+        return self.Backend()
+
+
+class OverCommits(CleanPolicy):
+    caught_by = ("test_no_slot_is_given_twice",)
+
+    class Backend(Even):
+        """All slots of a role on its first device."""
+
+        def revise(self, partition: Partition | None, window: Window) -> Partition:
+            plan = super().revise(partition, window)
+            return Partition({role: (cells[0],) * len(cells) for role, cells in plan.cells.items()})
+
+
+class InventsADevice(CleanPolicy):
+    caught_by = ("test_no_slot_is_given_twice",)
+
+    class Backend(Even):
+        def revise(self, partition: Partition | None, window: Window) -> Partition:
+            plan = super().revise(partition, window)
+            extra = Cell((Device(index=len(window.devices), kind="cpu"),))
+            return Partition({role: (extra, *cells[1:]) for role, cells in plan.cells.items()})
+
+
+class ForgetsARole(CleanPolicy):
+    caught_by = (
+        "test_every_role_has_its_slots",
+        "test_a_plan_that_fits_stays",
+    )
+
+    class Backend(Even):
+        def revise(self, partition: Partition | None, window: Window) -> Partition:
+            plan = super().revise(partition, window)
+            return Partition(dict(list(plan.cells.items())[:-1]))
+
+
+class TakesTurns(CleanPolicy):
+    caught_by = ("test_the_same_arguments_give_the_same_plan",)
+
+    class Backend(Even):
+        """Begins one device further on with every call."""
+
+        def __init__(self) -> None:
+            self._calls = 0
+
+        def revise(self, partition: Partition | None, window: Window) -> Partition:
+            self._calls += 1
+            first = self._calls % len(window.devices)
+            turned = replace(window, devices=(*window.devices[first:], *window.devices[:first]))
+            return super().revise(partition, turned)
+
+
+class MovesEveryTime(CleanPolicy):
+    caught_by = ("test_a_plan_that_fits_stays",)
+
+    class Backend(Even):
+        def revise(self, partition: Partition | None, window: Window) -> Partition:
+            devices = window.devices if partition is None else window.devices[::-1]
+            return super().revise(None, replace(window, devices=devices))
+
+
+class WritesIntoTheWindow(CleanPolicy):
+    caught_by = (
+        "test_arguments_stay_as_they_are",
+        "test_every_role_has_its_slots",
+        "test_the_same_arguments_give_the_same_plan",
+    )
+
+    class Backend(Even):
+        def revise(self, partition: Partition | None, window: Window) -> Partition:
+            plan = super().revise(partition, window)
+            for role in window.slots:
+                window.slots[role] -= 1  # type: ignore[index]
+            return plan
+
+
+class SqueezesWhatDoesNotFit(CleanPolicy):
+    caught_by = ("test_what_does_not_fit_is_refused_by_name",)
+
+    class Backend(Even):
+        def revise(self, partition: Partition | None, window: Window) -> Partition:
+            fitting = {role: min(slots, len(window.devices)) for role, slots in window.slots.items()}
+            return super().revise(partition, replace(window, slots=fitting))
+
+
+# -- advantages -------------------------------------------------------------------------------------------------------
+
+
+class CleanAdvantage(AdvantageContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[FakeAdvantage]] = FakeAdvantage
+
+    @pytest.fixture
+    def advantage(self) -> FakeAdvantage:
+        return self.Backend(FakeAdvantageConfig())
+
+
+class NormalisesByItsShard(CleanAdvantage):
+    caught_by = ("test_shards_do_not_matter",)
+
+    class Backend(FakeAdvantage):
+        """Divides by the spread of the groups it happens to see."""
+
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            found = super().of(groups, statistics)
+            spread = np.concatenate(found).std() if found else 0.0
+            return [values / (spread + 1e-4) for values in found]
+
+
+class EqualRewardsTeach(CleanAdvantage):
+    caught_by = ("test_a_group_of_equal_rewards_teaches_nothing", "test_a_batch_of_equal_rewards_teaches_nothing")
+
+    class Backend(FakeAdvantage):
+        """The rest of rounding, over a standard deviation that is rounding, too."""
+
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            return [
+                values + 1e-8 * (values.size > 1) * (np.ptp(values) == 0) for values in super().of(groups, statistics)
+            ]
+
+
+class DividesByZero(CleanAdvantage):
+    caught_by = (
+        "test_each_record_has_one_finite_number",
+        "test_a_group_of_equal_rewards_teaches_nothing",
+        "test_a_batch_of_equal_rewards_teaches_nothing",
+        "test_a_higher_reward_never_has_a_lower_advantage",
+    )
+
+    class Backend(FakeAdvantage):
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            with np.errstate(invalid="ignore"):
+                return [
+                    values / np.ptp(group.rewards)
+                    for values, group in zip(super().of(groups, statistics), groups, strict=True)
+                ]
+
+
+class PunishesTheBest(CleanAdvantage):
+    caught_by = ("test_a_higher_reward_never_has_a_lower_advantage",)
+
+    class Backend(FakeAdvantage):
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            return [-values for values in super().of(groups, statistics)]
+
+
+class FirstRecordIsTheBaseline(CleanAdvantage):
+    caught_by = ("test_the_order_of_groups_and_records_does_not_matter",)
+
+    class Backend(FakeAdvantage):
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            return [group.rewards - group.rewards[:1] for group in groups]
+
+
+class RemembersTheMean(CleanAdvantage):
+    caught_by = (
+        "test_asking_twice_gives_the_same",
+        "test_shards_do_not_matter",
+        "test_the_order_of_groups_and_records_does_not_matter",
+    )
+
+    class Backend(FakeAdvantage):
+        """A running baseline over batches."""
+
+        _mean = 0.0
+
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            found = [values - self._mean for values in super().of(groups, statistics)]
+            self._mean += 0.1 * float(np.mean([group.rewards.max() for group in groups]))
+            return found
+
+
+class CleanActionAdvantage(ActionAdvantageContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+
+    class Backend:
+        """Reward to go, less the value."""
+
+        group_size, requires = 4, frozenset({"values"})
+
+        def kept(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
+            return np.where(mask != 0, rewards, 0.0)
+
+        def per_action(
+            self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
+        ) -> tuple[np.ndarray, np.ndarray]:
+            returns = self.kept(rewards, mask)[::-1].cumsum()[::-1]
+            return (returns - values) * mask, returns
+
+    @pytest.fixture
+    def advantage(self) -> Any:
+        return self.Backend()
+
+
+class RewardsAtMaskedActionsCount(CleanActionAdvantage):
+    caught_by = ("test_masked_actions_have_no_influence",)
+
+    class Backend(CleanActionAdvantage.Backend):
+        def kept(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
+            return rewards
+
+
+class ShortReturns(CleanActionAdvantage):
+    caught_by = ("test_each_action_has_an_advantage_and_a_return", "test_masked_actions_have_no_influence")
+
+    class Backend(CleanActionAdvantage.Backend):
+        def per_action(
+            self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
+        ) -> tuple[np.ndarray, np.ndarray]:
+            advantages, returns = super().per_action(rewards, values, mask)
+            return advantages, returns[:-1]
+
+
+# -- filters and datasets ---------------------------------------------------------------------------------------------
+
+
+class CleanFilter(FilterContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+
+    class Backend:
+        def keep(self, group: GroupScalars) -> tuple[bool, str]:
+            return (True, "") if group.rewards.size > 1 else (False, "alone")
+
+    @pytest.fixture
+    def group_filter(self) -> Any:
+        return self.Backend()
+
+
+class DropsWithoutAReason(CleanFilter):
+    caught_by = ("test_what_is_dropped_has_a_named_reason",)
+
+    class Backend(CleanFilter.Backend):
+        def keep(self, group: GroupScalars) -> tuple[bool, str]:
+            return super().keep(group)[0], ""
+
+
+class KeepsEverySecondGroup(CleanFilter):
+    caught_by = ("test_the_same_group_gets_the_same_verdict",)
+
+    class Backend(CleanFilter.Backend):
+        _calls = 0
+
+        def keep(self, group: GroupScalars) -> tuple[bool, str]:
+            self._calls += 1
+            return (True, "") if self._calls % 3 else (False, "third")
+
+
+class LooksAtTheFirstRecord(CleanFilter):
+    caught_by = ("test_the_order_of_a_groups_records_does_not_matter",)
+
+    class Backend(CleanFilter.Backend):
+        def keep(self, group: GroupScalars) -> tuple[bool, str]:
+            return (True, "") if group.rewards[:1].sum() > 0 else (False, "first")
+
+
+class AnswersWithNumpy(CleanFilter):
+    caught_by = ("test_a_verdict_is_a_truth_value_and_a_word",)
+
+    class Backend(CleanFilter.Backend):
+        def keep(self, group: GroupScalars) -> tuple[bool, str]:
+            return np.bool_(group.rewards.sum() > 0), "sum"  # type: ignore[return-value]
+
+
+class CleanDataset(DatasetContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[FakeDataset]] = FakeDataset
+
+    @pytest.fixture
+    def dataset(self) -> FakeDataset:
+        return self.Backend(fake.FakeDataConfig())
+
+
+class CountsFromOne(CleanDataset):
+    caught_by = ("test_a_row_knows_its_number",)
+
+    class Backend(FakeDataset):
+        def __getitem__(self, row: int) -> Prompt:
+            prompt = super().__getitem__(row)
+            return Prompt(row=row + 1, text=prompt.text)
+
+
+class StartsAgainAtTheEnd(CleanDataset):
+    caught_by = ("test_there_is_nothing_after_the_last_row",)
+
+    class Backend(FakeDataset):
+        def __getitem__(self, row: int) -> Prompt:
+            return super().__getitem__(row % len(self))
+
+
+class TextAndMessages(CleanDataset):
+    caught_by = ("test_a_row_is_either_text_or_messages",)
+
+    class Backend(FakeDataset):
+        def __getitem__(self, row: int) -> Prompt:
+            text = super().__getitem__(row).text
+            return Prompt(row=row, text=text, messages=[{"role": "user", "content": text}])
+
+
+class AugmentsAtRandom(CleanDataset):
+    caught_by = ("test_a_row_is_the_same_every_time_and_travels",)
+
+    class Backend(FakeDataset):
+        def __getitem__(self, row: int) -> Prompt:
+            return Prompt(row=super().__getitem__(row).row, text=str(random.random()))
+
+
+# -- launchers --------------------------------------------------------------------------------------------------------
+
+
+class CleanLauncher(LauncherContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[InlineLauncher]] = InlineLauncher
+
+    @pytest.fixture
+    def launcher(self) -> InlineLauncher:
+        return self.Backend()
+
+
+class LeavesItsFilesBehind(CleanLauncher):
+    caught_by = ("test_nothing_is_left_behind",)
+
+    class Backend(InlineLauncher):
+        @contextlib.asynccontextmanager
+        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+            async with super().site(names, supervisor, logs) as site:
+                store = logs / "store"
+                store.mkdir(exist_ok=True)
+                yield replace(site, store=store)
+
+
+class OneSecretForAll(CleanLauncher):
+    caught_by = ("test_the_secret_is_new_for_each_site",)
+
+    class Backend(InlineLauncher):
+        @contextlib.asynccontextmanager
+        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+            async with super().site(names, supervisor, logs) as site:
+                yield replace(site, secret=b"the same secret for everyone")
+
+
+class OneAddressForAll(CleanLauncher):
+    caught_by = ("test_every_process_has_an_address_of_its_own",)
+
+    class Backend(InlineLauncher):
+        @contextlib.asynccontextmanager
+        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+            async with super().site(names, supervisor, logs) as site:
+                yield replace(site, addresses=dict.fromkeys(names, "inline:here"))
+
+
+class ItsAgentIsNotThere(CleanLauncher):
+    caught_by = ("test_the_agent_of_a_site_answers",)
+
+    class Backend(InlineLauncher):
+        @contextlib.asynccontextmanager
+        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+            async with super().site(names, supervisor, logs) as site:
+                yield replace(site, agent=site.network.peer("agent.1"))
+
+
+class MeetsInPublic(CleanLauncher):
+    caught_by = ("test_where_ranks_meet_is_private",)
+
+    class Backend(InlineLauncher):
+        @contextlib.asynccontextmanager
+        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+            async with super().site(names, supervisor, logs) as site:
+                site.meeting.chmod(0o755)
+                yield site

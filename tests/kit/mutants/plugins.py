@@ -1,0 +1,104 @@
+"""Plugins with one fault each, fabricated as installed distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from gcore_core import catalog
+from gcore_core.testing import PluginContract
+from gcore_core.testing.installed import InstalledPlugins, Wheel
+
+ROOT = """
+from gcore_core import hookimpl
+from gcore_core.providers import BalancerProvider, GeneratorProvider
+from gcore_kit_parts import Settings
+
+@hookimpl
+def gcore_generators():
+    yield GeneratorProvider(summary="nothing", factory="gcore_kit_parts:Engine", capabilities=frozenset({"sleep"}))
+
+@hookimpl
+def gcore_balancers():
+    yield BalancerProvider(summary="in order", factory="gcore_kit_parts:Engine", config=Settings)
+"""
+
+PARTS = """
+from dataclasses import dataclass, field
+
+@dataclass(frozen=True)
+class Settings:
+    size: int = 4
+    names: list[str] = field(default_factory=list)
+
+class Engine:
+    def sleep(self): ...
+    def wake(self): ...
+"""
+
+
+class Clean(PluginContract):
+    provider = "kit"
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    root: ClassVar[str] = ROOT
+    parts: ClassVar[str] = PARTS
+    wheel: ClassVar[Wheel] = Wheel()
+
+    @pytest.fixture
+    def installed(self, tmp_path: Path) -> Iterator[catalog.Installed]:
+        with InstalledPlugins(tmp_path / "site") as plugins:
+            plugins.add("kit", self.root, self.wheel, {"gcore_kit_parts.py": self.parts})
+            yield catalog.scan().get("kit", where="")
+
+
+class ImportsItsEngineAtOnce(Clean):
+    caught_by = ("test_importing_it_imports_no_engine",)
+    root = f"import matplotlib{ROOT}"
+
+
+class AsksAServerInAHook(Clean):
+    caught_by = ("test_hooks_return_at_once_and_alike",)
+    root = ROOT.replace("    yield Balancer", "    import time; time.sleep(0.6)\n    yield Balancer")
+
+
+class AnswersDifferently(Clean):
+    caught_by = ("test_hooks_return_at_once_and_alike",)
+    root = ROOT.replace('summary="in order"', "summary=str(__import__('time').perf_counter_ns())")
+
+
+class HasNoUpperBound(Clean):
+    caught_by = ("test_its_metadata_bounds_the_core",)
+    wheel = Wheel(requires=("gcore-core>=0.1",))
+
+
+class RequiresNothing(Clean):
+    caught_by = ("test_its_metadata_bounds_the_core",)
+    wheel = Wheel(requires=())
+
+
+class SaysNothingOfItself(Clean):
+    caught_by = ("test_every_provider_says_what_it_is",)
+    root = ROOT.replace('"in order"', '""')
+
+
+class NamesAFactoryThatIsNotThere(Clean):
+    caught_by = ("test_every_factory_imports",)
+    root = ROOT.replace("gcore_kit_parts:Engine", "gcore_kit_parts:Engin")
+
+
+class ClaimsWhatItsClassLacks(Clean):
+    caught_by = ("test_claims_match_methods",)
+    parts = PARTS.replace("    def wake(self): ...\n", "")
+
+
+class HasWhatItDoesNotClaim(Clean):
+    caught_by = ("test_claims_match_methods",)
+    parts = PARTS + "    def fingerprint(self): return {}\n"
+
+
+class HasSettingsThatYamlCannotHold(Clean):
+    caught_by = ("test_settings_survive_yaml",)
+    parts = PARTS.replace("size: int = 4", "size: complex = 4j")

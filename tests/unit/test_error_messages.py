@@ -1,0 +1,343 @@
+"""What the user reads when something is wrong: every message whole, as it stands in error_messages.json.
+
+docs/errors.md is made of the same file. After a message has changed on purpose, write both anew:
+
+    G_CORE_WRITE=1 python -m pytest tests/unit/test_error_messages.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gcore_core import cli, config
+from gcore_core.errors import GcoreError, error_types
+from gcore_core.factories import FactorySpec, build, import_attribute
+from gcore_core.interpreters import differences, open_environment, unmet_needs
+from gcore_core.plugins import Plugins, local_plugin, observer_failure
+from gcore_core.processes import handshake, rpc, supervisor
+from gcore_core.processes.messages import Versions
+from gcore_core.records import RunFacts, StepReport
+from gcore_core.run import directory as run_directory
+from gcore_core.run.export import export
+from gcore_core.testing.installed import InstalledPlugins, Wheel
+
+ROOT = Path(__file__).parents[2]
+MESSAGES = Path(__file__).with_name("error_messages.json")
+PAGE = ROOT / "docs" / "errors.md"
+MOST_LINES = 6
+
+JOB = """\
+run: {name: job}
+launcher: {use: core/inline}
+data: {use: fake}
+advantage: {use: fake}
+objective: {use: fake}
+roles:
+  policy: {use: fake}
+  rollout: {use: fake}
+rewards:
+  letters: {use: fake}
+"""
+HEAD = "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+FILTER = "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='-', factory={factory!r}{more})\n"
+
+
+class World:
+    """A directory with a job, and installed plugins around it."""
+
+    def __init__(self, directory: Path, installed: InstalledPlugins) -> None:
+        self.directory, self.installed = directory, installed
+        installed.add("fake", "from gcore_core.testing.fake import *\n")
+
+    def load(self, *overrides: str, text: str = JOB) -> config.Plan:
+        """Reads the job as ``g-core check`` does."""
+        file = self.directory / "job.yaml"
+        file.write_text(text)
+        return config.load(file, overrides)
+
+    def plugin(self, source: str, name: str = "mine", wheel: Wheel | None = None) -> None:
+        """Installs a plugin and names it in the job."""
+        self.installed.add(name, HEAD + source, wheel)
+        self.load(f"plugins=[{name}]")
+
+    def python(self, *plugins: tuple[str, Wheel]) -> str:
+        """An interpreter with these plugins. It is a file that does nothing."""
+        root = self.directory / "envs" / "a"
+        (root / "bin").mkdir(parents=True)
+        (root / "bin" / "python").touch(0o755)
+        (root / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
+        site = root / "lib" / "python3.11" / "site-packages"
+        site.mkdir(parents=True)
+        for name, wheel in plugins:
+            InstalledPlugins(site).add(name, wheel=wheel)
+        return str(root / "bin" / "python")
+
+    def role(self, *plugins: tuple[str, Wheel], version: str = "1.3.0") -> None:
+        """Compares this core, and a plugin vllm of a version, with an environment."""
+        environment = open_environment(self.python(*plugins), where="")
+        wrong = differences(
+            environment, {"gcore-vllm": version} if len(plugins) > 1 else {}, where="roles.rollout.python"
+        )
+        raise next(wrong)
+
+    def needs(self, need: str) -> None:
+        raise next(
+            unmet_needs(
+                open_environment(self.python(), where=""), "gcore-vllm 1.3.0", [need], where="roles.rollout.use"
+            )
+        )
+
+    def command(self, *words: str) -> None:
+        cli._dispatch(list(words))
+
+    def run(self, *overrides: str) -> None:
+        (self.directory / "job.yaml").write_text(JOB)
+        supervisor.run_file(self.directory / "job.yaml", ["run.steps=1", *overrides])
+
+    def data(self, use: str, content: str | None, **settings: Any) -> None:
+        """Opens the job's data and reads a row."""
+        if content is not None:
+            (self.directory / "rows.jsonl").write_text(content)
+        given = json.dumps({"path": "rows.jsonl", **settings})
+        build(self.load(f"data.use={use}", f"data.config={given}").factory("data"))[0]
+
+
+CASES: dict[str, dict[str, Callable[[World], object]]] = {
+    "Configuration": {
+        "no such file": lambda w: config.load(w.directory / "jbo.yaml"),
+        "not YAML": lambda w: w.load(text=JOB + "filter: {use: core/varied\n"),
+        "no mapping": lambda w: w.load(text="- run\n"),
+        "unknown key": lambda w: w.load("run.stepz=3"),
+        "wrong type": lambda w: w.load("run.steps=many"),
+        "wrong container": lambda w: w.load("run=[3]"),
+        "unknown setting of a plugin": lambda w: w.load("roles.rollout.config.max_token=3"),
+        "wrong type of a plugin's setting": lambda w: w.load("roles.rollout.config.max_new_tokens=many"),
+        "settings where there are none": lambda w: w.load("filter.config.x=1"),
+        "override without a value": lambda w: w.load("run.steps"),
+        "something is missing": lambda w: w.load(text="run: {steps: 3}\n"),
+        "a value out of range": lambda w: w.load("run.steps=0"),
+        "several problems": lambda w: w.load("run.steps=0", "controller.shards=0", "roles.policy.slots=0"),
+        "misspelt role": lambda w: w.load("roles.juge.use=fake"),
+        "misspelt provider": lambda w: w.load("filter.use=core/variedd"),
+        "provider of another kind": lambda w: w.load("placement.use=fake"),
+        "follows nobody": lambda w: w.load("roles.rollout.follows=polizy"),
+        "unknown key asked for": lambda w: w.load().why("run.stepz"),
+        "local file is missing": lambda w: w.load("local=[rewards.py]"),
+        "run directory in use": lambda w: used_twice(w.directory / "mine"),
+        "does not fit": lambda w: w.run("cluster.devices=1", "roles.rollout.slots=2"),
+        "several ranks in one process": lambda w: w.run("cluster.devices=2", "roles.policy.slots=2"),
+        "own interpreter in one process": lambda w: w.run(f"roles.rollout.python={linked(w)}"),
+    },
+    "Plugins": {
+        "not installed": lambda w: w.load("roles.rollout.use=fkae"),
+        "disabled": lambda w: disabled(w),
+        "two plugins of one name": lambda w: (
+            w.installed.add("twin", "", Wheel(version="1.3.0")),
+            w.plugin("", "twin", Wheel(distribution="gcore-twin-fork", version="0.1", module="gcore_fork")),
+        ),
+        "plugin for a newer core": lambda w: w.plugin("", wheel=Wheel(requires=["gcore-core>=7,<8"])),
+        "plugin for an older core": lambda w: w.plugin("", wheel=Wheel(requires=["gcore-core<0.1"])),
+        "another version is asked for": lambda w: w.load("plugins.fake='>=2'"),
+        "not a version": lambda w: w.load("plugins.fake=newest"),
+        "local file named as an installed plugin": lambda w: (
+            (w.directory / "fake.py").touch(), w.load("local=[fake.py]"),
+        ),
+        "does not import": lambda w: w.plugin("import jinja9\n"),
+        "misspelt hook": lambda w: w.plugin("@hookimpl\ndef gcore_filterz():\n    return []\n"),
+        "hook that is not marked": lambda w: w.plugin("def gcore_filters():\n    return []\n"),
+        "hook with an unknown argument": lambda w: w.plugin("@hookimpl\ndef gcore_run_end(run, err):\n    pass\n"),
+        "hook argument with a default": lambda w: w.plugin("@hookimpl\ndef gcore_run_end(run, error=''):\n    pass\n"),
+        "hook that asks for an order": lambda w: w.plugin(
+            "@hookimpl(tryfirst=True)\ndef gcore_run_end(run):\n    pass\n"
+        ),
+        "hook that raises": lambda w: w.plugin("@hookimpl\ndef gcore_filters():\n    raise ValueError('no')\n"),
+        "hook that yields something else": lambda w: w.plugin("@hookimpl\ndef gcore_filters():\n    yield 5\n"),
+        "invalid description": lambda w: w.plugin(FILTER.format(factory="nowhere", more=", name='A B'")),
+        "one name twice": lambda w: w.plugin(
+            "@hookimpl\ndef gcore_filters():\n    return [p.FilterProvider(summary='-', factory='a:b')] * 2\n"
+        ),
+        "config class that is no schema": lambda w: (
+            w.installed.add("mine", HEAD + "from dataclasses import dataclass\n@dataclass\nclass C:\n    x: set\n"
+                            + FILTER.format(factory="gcore_mine:C", more=", config=C")),
+            w.load("filter.use=mine"),
+        ),
+        "factory that does not import": lambda w: import_attribute("gcore_no_engine.engine:Generator"),
+        "factory that is not there": lambda w: import_attribute("gcore_core.filters:KeepAl"),
+        "factory that cannot be called": lambda w: build(FactorySpec("gcore_core.filters:__name__")),
+        "observer that raises each step": lambda w: observer(w),
+        "neither verb nor plugin": lambda w: w.command("rnu"),
+        "no such command of a plugin": lambda w: w.command("fake", "greet"),
+        "no such template": lambda w: w.command("plugins", "new", "mine", "--kind", "balncer"),
+    },
+    "Interpreters": {
+        "no such interpreter": lambda w: open_environment("/envs/a/bin/python", where="roles.rollout.python"),
+        "not executable": lambda w: open_environment(__file__, where="roles.rollout.python"),
+        "no core there": lambda w: w.role(),
+        "another core there": lambda w: w.role(("core", Wheel(distribution="gcore-core", version="0.0.9"))),
+        "another version of a plugin there": lambda w: w.role(
+            ("core", Wheel(distribution="gcore-core")), ("vllm", Wheel(version="1.2.0"))
+        ),
+        "engine is missing there": lambda w: w.needs("vllm>=0.30"),
+        "worker and supervisor differ": lambda w: handshake.agree(
+            "rollout.0",
+            worker=Versions("/envs/a/bin/python", "0.1.0", {"gcore-vllm": "1.2.0"}),
+            supervisor=Versions("/envs/main/bin/python", "0.1.0", {"gcore-vllm": "1.3.0"}),
+        ),
+    },
+    "Data": {
+        "no such data": lambda w: w.data("core/jsonl", None),
+        "no rows": lambda w: w.data("core/jsonl", ""),
+        "not JSON": lambda w: w.data("core/jsonl", "{'prompt': 1}\n"),
+        "no such field": lambda w: w.data("core/jsonl", '{"question": "1+1="}\n'),
+        "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
+    },
+    "Processes": {
+        "address in use": lambda w: taken(),
+        "address that others can reach": lambda w: rpc.check_free("tcp:0.0.0.0:5000"),
+        "socket path too long": lambda w: rpc.check_free("unix:/" + "x" * 120),
+    },
+}  # fmt: skip
+
+
+def used_twice(directory: Path) -> None:
+    run_directory.write_config(run_directory.create(directory.parent, "job", str(directory)), "{}")
+    run_directory.create(directory.parent, "job", str(directory))
+
+
+def linked(world: World) -> str:
+    """An interpreter that is another file than the one which runs, and has the core."""
+    return world.python(
+        ("core", Wheel(distribution="gcore-core")), ("fake", Wheel()),
+    )  # fmt: skip
+
+
+def disabled(world: World) -> None:
+    os.environ["G_CORE_PLUGINS"] = "off"
+    try:
+        world.load()
+    finally:
+        del os.environ["G_CORE_PLUGINS"]
+
+
+def observer(world: World) -> None:
+    """The one report that a run prints of an observer which raises at every step."""
+    file = world.directory / "mine.py"
+    file.write_text(HEAD + "@hookimpl\ndef gcore_step_end(report):\n    raise ValueError('no disk')\n")
+    plugins, reported = Plugins(), []
+    plugins.load(local_plugin(file))
+    observers = plugins.observers(lambda *told: reported.append(told))
+    for step in (1, 2, 3):
+        observers.step_end(
+            RunFacts(name="job", directory="", steps=3, config={}), StepReport(step=step, version=step, metrics={})
+        )
+    (told,) = reported
+    raise observer_failure(*told, "its traceback: runs/job/001/logs/supervisor.log")
+
+
+def taken() -> None:
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        rpc.check_free(f"tcp:127.0.0.1:{other.getsockname()[1]}")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, Any]]]:
+    """Section -> case -> what was raised."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for section, cases in CASES.items():
+        for name, provoke in cases.items():
+            directory = tmp_path_factory.mktemp("jobs")
+            with pytest.MonkeyPatch.context() as patch, InstalledPlugins(directory / "site") as installed:
+                patch.chdir(directory)
+                patch.delenv("G_CORE_PLUGINS", raising=False)
+                world = World(directory, installed)
+                with pytest.raises(GcoreError) as caught:
+                    provoke(world)
+            error = caught.value
+            found.setdefault(section, {})[name] = {
+                "class": type(error).__name__,
+                "exit_code": error.exit_code,
+                "message": normal(str(error), directory).splitlines(),
+            }
+    if os.environ.get("G_CORE_WRITE"):
+        MESSAGES.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        PAGE.write_text(page(found), encoding="utf-8")
+    return found
+
+
+def normal(text: str, directory: Path) -> str:
+    """The message as it would read in one directory, with one interpreter, whatever else is installed."""
+    text = text.replace(str(directory), "/jobs").replace(sys.executable, "/envs/main/bin/python")
+    text = text.replace(str(Path(__file__)), "/envs/a/bin/activate")
+    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:5000", text)
+    return re.sub(r"(  installed: )[^()]*?( \(|$)", r"\1core, fake, ...\2", text, flags=re.MULTILINE)
+
+
+def saved() -> dict[str, dict[str, dict[str, Any]]]:
+    return dict(json.loads(MESSAGES.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(("section", "name"), [(section, name) for section, cases in CASES.items() for name in cases])
+def test_the_message_is_the_one_that_was_agreed_on(
+    found: dict[str, dict[str, dict[str, Any]]], section: str, name: str
+) -> None:
+    assert found[section][name] == saved()[section][name]
+
+
+def test_no_message_is_kept_that_nothing_raises() -> None:
+    assert {s: list(cases) for s, cases in saved().items()} == {s: list(cases) for s, cases in CASES.items()}
+
+
+def test_every_message_is_short_and_says_what_first(found: dict[str, dict[str, dict[str, Any]]]) -> None:
+    for cases in found.values():
+        for name, told in cases.items():
+            first, *rest = told["message"]
+            assert len(told["message"]) <= MOST_LINES, name
+            assert not first.startswith(" ") and all(line.startswith("  ") for line in rest), name
+
+
+def test_every_class_of_configuration_and_plugins_has_a_message() -> None:
+    told = {case["class"] for cases in saved().values() for case in cases.values()}
+    expected = {"ConfigError", "RunExists", "PlacementError", "PluginNotFound", "PluginClash", "PluginBroken"}
+    assert expected | {"PluginIncompatible", "ContractError", "DataError", "AddressError"} <= told
+    assert told <= set(error_types())
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = """\
+# Errors
+
+Made from the messages that `tests/unit/test_error_messages.py` holds, word for word; that file says how to write this
+page anew.
+
+An error says what is wrong and where, why, and what to do, in at most six lines. `g-core` prints it to stderr and ends
+with the exit code of its class; `G_CORE_TRACEBACK=1` shows the traceback instead. In Python each is a class of
+`gcore_core.errors` with the attributes `what`, `where`, `why`, `todo` and `facts`.
+"""
+
+
+def page(messages: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    parts = [INTRODUCTION]
+    for section, cases in messages.items():
+        parts.append(f"\n## {section}\n")
+        for name, told in cases.items():
+            text = "\n".join(told["message"])
+            head = name[0].upper() + name[1:]
+            parts.append(f"\n### {head}\n\n`{told['class']}`, exit code {told['exit_code']}\n\n```\n{text}\n```\n")
+    return "".join(parts)
+
+
+def test_the_page_is_made_of_these_messages() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(saved())
