@@ -117,7 +117,7 @@ class FakeGenerator:
         first, logp = self._begun.pop((request.ordinal, request.sample), (self.version, []))
         actions = np.array(letters, np.int32)
         text = "".join(VOCABULARY[letter] for letter in letters)
-        columns = {
+        columns: dict[str, np.ndarray] = {
             "prompt_ids": np.frombuffer((request.prompt.text or "").encode(), np.uint8).astype(np.int32),
             "action_ids": actions,
             "logp": np.array(logp, np.float32),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-BLOCK = re.compile(r"(?:^`([\w./-]+)`:\n\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(?:^`([\w./-]+)`:\n\n)?^```(\w*)[^\n]*\n(.*?)^```$", re.M | re.S)
 _END = "the end of this output"
 
 #: What may differ between the page and a run, by name: (pattern, what stands for it).
@@ -32,6 +32,7 @@ RULES = {
     "minor version of Python": (r"\bpython3\.\d+", "python3"),
     "seconds": (r"\d+\.\d+ ?s\b", "0.0s"),
     "speed": (r"(actions/s) [\d,]+", r"\1 0"),
+    "rounding of log-probs": (r"\b(gap) \d\.\de-(0[7-9]|[1-9]\d)", r"\1 0.0e+00"),
     "workers that are still starting": (r"^waiting for .*\n", ""),
     "how many tests the kit has": (r"\b\d+ (passed|not claimed)", r"N \1"),
     "dots of tests": (r"^[.nFE]+ +\[ *\d+%\]\n", ""),
@@ -40,13 +41,11 @@ RULES = {
 
 @dataclass(frozen=True)
 class Block:
-    """``file`` is what the line above the block names, if any; ``start`` and ``end`` are those of ``text``."""
+    """``file`` is what the line above the block names, if any."""
 
     file: str
     language: str
     text: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Command:
 
 def blocks(page: str) -> Iterator[Block]:
     for match in BLOCK.finditer(page):
-        yield Block(match[1] or "", match[2], match[3], match.start(3), match.end(3))
+        yield Block(match[1] or "", match[2], match[3])
 
 
 def apply(block: Block, directory: Path) -> None:

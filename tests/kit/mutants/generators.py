@@ -91,7 +91,11 @@ class CountsTokensIn64Bits(Clean):
 
 
 class ForgetsTheSoftmax(Clean):
-    caught_by = ("test_logprobs_are_finite_and_not_positive", "test_logprobs_are_those_at_the_temperature_told")
+    caught_by = (
+        "test_logprobs_are_finite_and_not_positive",
+        "test_logprobs_are_those_at_the_temperature_told",
+        "test_samples_that_run_through_a_push_say_so",
+    )
 
     class Backend(FakeGenerator):
         """Logits instead of log-probs."""
@@ -102,7 +106,10 @@ class ForgetsTheSoftmax(Clean):
 
 
 class LogprobsOfAnotherTemperature(Clean):
-    caught_by = ("test_logprobs_are_those_at_the_temperature_told",)
+    caught_by = (
+        "test_logprobs_are_those_at_the_temperature_told",
+        "test_samples_that_run_through_a_push_say_so",
+    )
 
     class Backend(FakeGenerator):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
@@ -171,6 +178,7 @@ class SameSeedOtherTokens(Clean):
         "test_two_batches_in_flight_do_not_mix",
         "test_other_weights_give_other_samples_and_the_old_ones_the_old",
         "test_sleep_keeps_the_version_and_the_weights",
+        "test_samples_that_run_through_a_push_say_so",
     )
 
     class Backend(FakeGenerator):

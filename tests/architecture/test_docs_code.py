@@ -1,0 +1,102 @@
+"""The code in the documentation is code: Python blocks run, YAML blocks load.
+
+The convention: a ``python`` block runs by itself in a fresh process; a piece of something else has the word ``piece``
+after ``python`` in the line that begins it, and is only compiled. A ``yaml`` block is a job, or sections of one: those
+that it lacks are taken from the README's job. docs/first-plugin.md is followed command by command in
+tests/integration/test_first_plugin.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gcore_core import config
+from gcore_core.testing.installed import InstalledPlugins
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "plugins").glob("*/README.md"))]
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)
+
+#: Plugins that the pages name and that need not be installed here.
+NAMED = {
+    "vllm": """
+        from gcore_core import hookimpl, providers
+
+        @hookimpl
+        def gcore_generators():
+            yield providers.GeneratorProvider(
+                summary="-", factory="gcore_vllm.engine:Engine", capabilities=frozenset({"weights.push"})
+            )
+        """,
+    "mine": """
+        from gcore_core import hookimpl, providers
+
+        @hookimpl
+        def gcore_balancers():
+            yield providers.BalancerProvider(summary="-", factory="gcore_core.testing.fake:FakeBalancer")
+        """,
+}
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> InstalledPlugins:
+    installed = InstalledPlugins(tmp_path_factory.mktemp("installed"))
+    for name, source in NAMED.items():
+        installed.add(name, source)
+    return installed
+
+
+def blocks(language: str) -> Iterator[Any]:
+    """(text, mark) of every block in a language; its id says where it begins."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in BLOCK.finditer(text):
+            if match[1] == language and page.name != "first-plugin.md":
+                line = text.count("\n", 0, match.start()) + 1
+                yield pytest.param(match[3], match[2].strip(), id=f"{page.relative_to(ROOT)}:{line}")
+
+
+@pytest.mark.parametrize(("text", "mark"), [*blocks("python")])
+def test_a_python_block_runs(text: str, mark: str, named: InstalledPlugins, tmp_path: Path) -> None:
+    compile(text, "<block>", "exec")
+    assert mark in ("", "piece")
+    if mark == "piece":
+        return
+    paths = [named.directory, ROOT, *(ROOT / "plugins").iterdir()]
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=text,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("text", "mark"), [*blocks("yaml")])
+def test_a_yaml_block_is_a_job_or_sections_of_one(
+    text: str, mark: str, named: InstalledPlugins, tmp_path: Path
+) -> None:
+    for module in ("gcore_torch", "gcore_algorithms", "gcore_report"):
+        pytest.importorskip(module)
+    assert mark == ""
+    whole = next(match[3] for match in BLOCK.finditer(PAGES[0].read_text(encoding="utf-8")) if match[1] == "yaml")
+    job = {**yaml.safe_load(whole), **yaml.safe_load(text)}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    with named:
+        config.load(tmp_path / "job.yaml")
+
+
+def test_there_are_blocks_to_look_at() -> None:
+    assert len(list(blocks("python"))) > 5
+    assert len(list(blocks("yaml"))) > 3
