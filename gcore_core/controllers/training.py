@@ -11,7 +11,7 @@ import numpy as np
 
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.errors import TrainingError, WeightMismatch
+from gcore_core.errors import ContractError, TrainingError, WeightMismatch
 from gcore_core.order import step_seed
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import (
@@ -152,6 +152,12 @@ def draw_plan(facts: list[Facts], ranks: int, minibatches: int, seed: int, balan
     for minibatch in range(minibatches):
         mine = [fact for fact in facts if minibatch_of[fact.ordinal] == minibatch]
         bins = balancer.split(np.array([fact.cost for fact in mine], np.float64), ranks)
+        if len(bins) != ranks or sorted(i for part in bins for i in part) != list(range(len(mine))):
+            raise ContractError(
+                f"{type(balancer).__name__} did not put each of {len(mine)} records on one of {ranks} ranks",
+                where="balance.use",
+                todo="ask its author; its contract is gcore_core.testing.BalancerContract",
+            )
         for rank, indexes in enumerate(bins):
             for fact in (mine[i] for i in indexes):
                 plan[fact.ordinal, fact.sample] = Assignment(fact.ordinal, fact.sample, rank, minibatch)

@@ -180,9 +180,7 @@ def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
     for texts in (ids[worked], ids[~worked, : PROMPT_END + 4]):
         completion = texts[:, PROMPT_END:]
         logits = model(input_ids=texts[:, :-1], use_cache=False, logits_to_keep=completion.shape[1]).logits
-        total = total + torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), completion.flatten(), reduction="sum"
-        )
+        total = total + torch.nn.functional.cross_entropy(logits.flatten(0, 1), completion.flatten(), reduction="sum")
     return total / (ids[:, PROMPT_END:] != PAD).sum()
 
 
