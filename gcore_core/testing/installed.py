@@ -58,8 +58,10 @@ class InstalledPlugins:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.path.remove(str(self.directory))
-        for name in self._modules:
-            sys.modules.pop(name, None)
+        for name in self._modules:  # but not a real module of the same name, imported before this one shadowed it
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if file is not None and Path(file).is_relative_to(self.directory):
+                del sys.modules[name]
         importlib.invalidate_caches()
 
     def _write_metadata(self, name: str, entry_points: str, wheel: Wheel) -> None:

@@ -28,15 +28,6 @@ BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 #: Plugins that the pages name and that need not be installed here.
 NAMED = {
-    "vllm": """
-        from gcore_core import hookimpl, providers
-
-        @hookimpl
-        def gcore_generators():
-            yield providers.GeneratorProvider(
-                summary="-", factory="gcore_vllm.engine:Engine", capabilities=frozenset({"weights.push"})
-            )
-        """,
     "mine": """
         from gcore_core import hookimpl, providers
 
@@ -87,7 +78,7 @@ def test_a_python_block_runs(text: str, mark: str, named: InstalledPlugins, tmp_
 def test_a_yaml_block_is_a_job_or_sections_of_one(
     text: str, mark: str, named: InstalledPlugins, tmp_path: Path
 ) -> None:
-    for module in ("gcore_torch", "gcore_algorithms", "gcore_report"):
+    for module in ("gcore_torch", "gcore_algorithms", "gcore_report", "gcore_vllm"):
         pytest.importorskip(module)
     assert mark == ""
     whole = next(match[3] for match in BLOCK.finditer(PAGES[0].read_text(encoding="utf-8")) if match[1] == "yaml")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -154,3 +155,13 @@ def test_a_scan_imports_no_plugin_and_nothing_heavy(installed: InstalledPlugins)
         [sys.executable, "-c", code, str(installed.directory)], capture_output=True, text=True, check=True
     )
     assert shown.stdout == "[]\n"
+
+
+def test_a_fabricated_module_does_not_take_a_real_one_of_its_name_away(tmp_path: Path) -> None:
+    import colorsys  # any module of the standard library that nobody else has imported
+
+    with InstalledPlugins(tmp_path / "site") as path:
+        path.add("mine", files={"colorsys.py": "", "gcore_own_part.py": ""})
+        importlib.import_module("gcore_own_part")
+    assert sys.modules["colorsys"] is colorsys
+    assert "gcore_own_part" not in sys.modules
