@@ -1,0 +1,49 @@
+"""The role's ``engine:`` mapping: passed on to vLLM's EngineArgs as it is, after its names were checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from gcore_core.errors import ConfigError, did_you_mean
+
+#: argument of vLLM -> where this plugin takes it from instead
+_SETTINGS = {
+    "dtype": "config.dtype",
+    "kv_cache_memory_bytes": "config.kv_cache_gib",
+    "max_model_len": "config.context_length",
+    "max_num_seqs": "config.max_batch",
+    "model": "model.path",
+    "seed": "run.seed",
+    "tokenizer": "model.path",
+    "trust_remote_code": "config.trust_remote_code",
+}
+#: argument of vLLM -> why it cannot be chosen
+_FIXED = {
+    "load_format": "weights are read from safetensors, which cannot run code",
+    "logprobs_mode": "records need log-probs at the sampling temperature",
+    "skip_tokenizer_init": "this plugin encodes and decodes by itself",
+    "worker_extension_cls": "it takes the weight pushes",
+} | dict.fromkeys(
+    ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size"),
+    "a worker runs vLLM in its own process on one device; `slots` gives more workers",
+)
+
+
+def check_engine(engine: Mapping[str, Any], known: Collection[str], role: str) -> None:
+    """Raises ConfigError for a name that is not among ``known`` (vLLM's own), or that is set elsewhere or fixed."""
+    for name in engine:
+        where = f"roles.{role}.engine.{name}"
+        if name in _SETTINGS:
+            place = _SETTINGS[name]
+            key = place if place.startswith("run.") else f"roles.{role}.{place}"
+            raise ConfigError("this is not set here.", where=where, todo=f"Set {key}.", argument=name)
+        if name in _FIXED:
+            raise ConfigError("this cannot be chosen.", where=where, why=_FIXED[name], argument=name)
+        if name not in known:
+            raise ConfigError(
+                f"vLLM has no engine argument {name!r}{did_you_mean(name, sorted(known))}.",
+                where=where,
+                todo="They are the fields of vllm.EngineArgs.",
+                argument=name,
+            )

@@ -1,0 +1,125 @@
+"""A model directory in Hugging Face layout, looked at without loading it: is it whole, which tensors does it hold."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gcore_core.errors import ConfigError, DataError
+from gcore_core.protocols import WorkerContext
+
+_HEADER_LIMIT_BYTES = 100_000_000  # of the format itself
+#: Buffers that old checkpoints hold and no engine reads.
+_COMPUTED = ".rotary_emb.inv_freq"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """``config``: of the language model. ``shapes``: tensor -> shape, without names that are tied to another."""
+
+    directory: Path
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+    def check_tokenizer(self, tokens: int) -> None:
+        """Raises DataError for a tokenizer that knows tokens which the model does not embed."""
+        embedded = self.config.get("vocab_size")
+        if embedded is not None and tokens > embedded:
+            raise DataError(
+                f"tokenizer has {tokens} tokens, but the model embeds only {embedded}.",
+                where=str(self.directory),
+                todo="Take the tokenizer of this model, or call model.resize_token_embeddings and save it again.",
+            )
+
+
+def open_checkpoint(context: WorkerContext) -> Checkpoint:
+    """The role's ``model.path``: a directory, or a name on the hub. Raises ConfigError, DataError."""
+    path = str(context.model.get("path") or "")
+    if not path:
+        raise ConfigError("no model directory is given.", where=f"roles.{context.role}.model.path")
+    directory = Path(path) if Path(path).is_dir() else _download(path)
+    file = directory / "config.json"
+    if not file.is_file():
+        raise DataError("model directory has no config.json.", where=str(directory), todo="Correct model.path.")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError("model config is not JSON.", where=str(file), why=str(error)) from error
+    text = config.get("text_config", config)
+    shapes = {name: shape for part in _parts(directory) for name, shape in _tensors(part)}
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    dropped = {name for name in shapes if name.endswith(_COMPUTED) or (tied and name == "lm_head.weight")}
+    return Checkpoint(
+        directory=directory, config=text, shapes={n: shape for n, shape in shapes.items() if n not in dropped}
+    )
+
+
+def _download(path: str) -> Path:
+    """What the hub has under that name, from its cache where it is there. Raises DataError."""
+    if path.count("/") > 1 or path.startswith((".", "/", "~")):
+        raise DataError("model directory does not exist.", where=path, todo="Correct model.path.")
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise DataError(
+            "model is neither a directory nor reachable.",
+            where=path,
+            why="There is no such directory, and HF_HUB_OFFLINE forbids to ask the hub for that name.",
+            todo="Download the model and set model.path to its directory.",
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[:1]
+        raise DataError("model is not on the hub.", where=path, why="\n".join(first)) from error
+
+
+def _parts(directory: Path) -> list[Path]:
+    """The safetensors files: those that the index names, or all."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise _half_written(index, f"the index is not readable: {error}") from error
+        for name in names:
+            if not (directory / name).is_file():
+                raise _half_written(directory, f"{index.name} names {name}, which is missing.")
+        return [directory / name for name in names]
+    found = sorted(directory.glob("*.safetensors"))
+    if not found:
+        others = sorted(path.name for path in directory.glob("*.bin"))
+        raise DataError(
+            "model directory has no weights in safetensors.",
+            where=str(directory),
+            why=f"It has {', '.join(others)}, which can run code when read." if others else "",
+            todo="Convert them: model.save_pretrained(directory) of transformers writes safetensors.",
+        )
+    return found
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor, from the header; raises DataError when the file is not as long as it says."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > min(size - 8, _HEADER_LIMIT_BYTES):
+            raise _half_written(file, f"{size} bytes cannot hold its header.")
+        try:
+            header = json.loads(opened.read(length))
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            data_bytes = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            found = {name: tuple(entry["shape"]) for name, entry in entries.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _half_written(file, f"its header is not readable: {error}") from error
+    if size != 8 + length + data_bytes:
+        raise _half_written(file, f"It has {size} bytes, its header promises {8 + length + data_bytes}.")
+    yield from found.items()
+
+
+def _half_written(where: Path, why: str) -> DataError:
+    return DataError("model directory is damaged or half written.", where=str(where), why=why, todo="Copy it again.")

@@ -1,0 +1,55 @@
+"""Tiny random models with a tokenizer of single characters beside them, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+
+CHARACTERS = "0123456789+=,-*?yn:"
+SPECIAL = ("<pad>", "<bos>", "<eos>")
+VOCABULARY = len(CHARACTERS) + len(SPECIAL)
+
+#: head_dim is 32, the smallest that vLLM has kernels for on CPUs
+_SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaConfig(**_SIZES, **_IDS, num_attention_heads=2, num_key_value_heads=2),
+    "llama-head16": lambda: LlamaConfig(**_SIZES, **_IDS, num_attention_heads=4, num_key_value_heads=4),
+    "qwen2": lambda: Qwen2Config(
+        **_SIZES, **_IDS, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True
+    ),
+}
+
+
+def save_tokenizer(directory: Path, extra: int = 0) -> None:
+    """One token per character; ``extra`` unused ones at the end."""
+    words = [*SPECIAL, *CHARACTERS, *(f"<extra{i}>" for i in range(extra))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    # unk_token, or transformers adds its own for Qwen
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<pad>", pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+    fast.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}:"
+    fast.save_pretrained(directory)
+
+
+def save_model(directory: Path, family: str, seed: int = 0, scale: float = 3.0) -> None:
+    """Random weights, larger than usual so that log-probs differ by more than rounding."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    save_tokenizer(directory)

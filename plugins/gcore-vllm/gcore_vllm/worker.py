@@ -1,0 +1,102 @@
+"""What this plugin adds to vLLM's worker: weights that come in pieces, and log-probs of all tokens.
+
+vLLM rearranges weights for its kernels when they are loaded, and on CPUs frees the originals, so plain
+``model.load_weights`` fails there. Its layerwise reload gives every layer its original layout back, takes the tensors
+and rearranges the layer when the last of them has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from gcore_core.records import TensorSpec
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker class; methods are called by ``collective_rpc``, in the same process."""
+
+    vllm_config: Any
+    model_runner: Any
+    _gcore_loaded: Any = None  # set[str] of parameters, during a push
+
+    def gcore_begin_weights(self) -> None:
+        """Gives all layers their original layout. From here on the engine cannot run until ``gcore_commit_weights``."""
+        model = self.model_runner.get_model()
+        with set_current_vllm_config(self.vllm_config):
+            if self._gcore_loaded is not None:  # a push broke off: what it left is overwritten by this one
+                finalize_layerwise_reload(model, self.model_runner.model_config)
+            initialize_layerwise_reload(model)
+        self._gcore_loaded = set()
+
+    def gcore_load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        """Copies each array, because a layer keeps its tensors until the last of them has come."""
+        named = ((spec.name, _tensor(spec, array)) for spec, array in tensors)
+        with set_current_vllm_config(self.vllm_config):
+            self._gcore_loaded |= set(self.model_runner.get_model().load_weights(named))
+
+    def gcore_commit_weights(self) -> list[str]:
+        """Ends the push; returns the parameters that nothing was loaded into."""
+        model = self.model_runner.get_model()
+        with set_current_vllm_config(self.vllm_config):
+            finalize_layerwise_reload(model, self.model_runner.model_config)
+            _rearrange_tied(model)
+        untouched = {name for name, _ in model.named_parameters()} - self._gcore_loaded
+        self._gcore_loaded = None
+        return sorted(untouched)
+
+    def gcore_log_probs_of_all_tokens(self) -> None:
+        """Has the sampler take log-probs before top-k and top-p narrow the choice; vLLM takes them afterwards."""
+        sampler = self.model_runner.sampler
+        sampler.topk_topp_sampler = _AllTokens(sampler.topk_topp_sampler)
+
+
+class _AllTokens(torch.nn.Module):
+    """vLLM's TopKTopPSampler, whose log-probs are those of the logits it was given."""
+
+    def __init__(self, narrowing: torch.nn.Module) -> None:
+        super().__init__()
+        self.narrowing = narrowing
+
+    def forward(
+        self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        logp = logits.log_softmax(dim=-1, dtype=torch.float32)  # first: narrowing works in place
+        return self.narrowing(logits, generators, k, p)[0], logp
+
+
+def _rearrange_tied(model: torch.nn.Module) -> None:
+    """Rearranges the weights that two layers share, for both of them.
+
+    The reload does so only for the layer that the tensor was named after. On CPUs the other one, the output layer of a
+    model with tied embeddings, would go on with a rearranged copy of the old weights (vLLM 0.32).
+    """
+    owners: dict[int, list[torch.nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(module)
+    for module in {module for modules in owners.values() if len(modules) > 1 for module in modules}:
+        method = getattr(module, "quant_method", None)
+        if method is not None:
+            method.process_weights_after_loading(module)
+
+
+def _tensor(spec: TensorSpec, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.copy()).view(_DTYPES[spec.dtype]).view(spec.shape)

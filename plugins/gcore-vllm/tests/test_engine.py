@@ -1,0 +1,366 @@
+"""The real engine against transformers' forward pass, in float32. All tests of a file share a few engines."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gcore_vllm import ENGINES
+from gcore_vllm.config import VllmGeneratorConfig
+from gcore_vllm.engine import VllmGenerator
+
+from gcore_core.errors import ConfigError, DataError, WeightMismatch
+from gcore_core.protocols import Finished, SampleRequest, WorkerContext
+from gcore_core.records import Prompt, TensorSpec, WeightPlan
+from gcore_core.testing.contracts.weights import load, push
+from gcore_core.testing.safetensors_files import Tensors, read_safetensors
+
+pytestmark = pytest.mark.engine
+
+END = 2
+LONG = "1+" * 40 + "1="  # more than a block of the prefix cache
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two models of each family that differ in their weights only."""
+    from gcore_vllm.tiny import save_model
+
+    found = {}
+    for family in ("llama", "qwen2"):
+        for seed, name in enumerate((family, f"{family}-other")):
+            found[name] = tmp_path_factory.mktemp(name)
+            save_model(found[name], family, seed=seed)
+    return found
+
+
+@pytest.fixture(scope="module")
+def opened(directories: dict[str, Path]) -> Iterator[Callable[..., VllmGenerator]]:
+    """Makes a generator, or gives the one that was made with the same settings."""
+    made: dict[str, VllmGenerator] = {}
+
+    def make(name: str = "llama", engine: dict[str, Any] | None = None, **settings: Any) -> VllmGenerator:
+        key = repr((name, engine, sorted(settings.items())))
+        if key not in made:
+            config = VllmGeneratorConfig(**{"max_new_tokens": 12, "kv_cache_gib": 0.05, **settings})
+            model = {"path": str(directories[name])}
+            made[key] = VllmGenerator(config, WorkerContext(role="rollout", model=model, engine=engine or {}))
+        return made[key]
+
+    yield make
+    for generator in made.values():
+        generator.close()
+
+
+def requests_of(prompts: Sequence[str] = ("1+2=", "7", "12+34=", LONG), samples: int = 6) -> list[SampleRequest]:
+    return [
+        SampleRequest(ordinal=i, sample=j, seed=2**63 + 1000 * i + j, prompt=Prompt(row=i, text=text))
+        for i, text in enumerate(prompts)
+        for j in range(samples)
+    ]
+
+
+def drain(generator: VllmGenerator, count: int) -> list[Finished]:
+    found: list[Finished] = []
+    for _ in range(1000):
+        if len(found) == count:
+            return found
+        found += generator.step()
+    raise AssertionError(f"{count - len(found)} samples did not end")
+
+
+def run(generator: VllmGenerator, requests: list[SampleRequest]) -> list[Finished]:
+    generator.submit(requests)
+    return drain(generator, len(requests))
+
+
+def tensors_of(directory: Path) -> Tensors:
+    return read_safetensors(directory / "model.safetensors")
+
+
+def gaps(records: Sequence[Finished], directory: Path, actions: slice = slice(None)) -> np.ndarray:
+    """|log-prob of the record - of transformers' forward pass|, for all (or some) actions of the records."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    found = []
+    for record in records:
+        columns = record.columns
+        prompt, ids = (torch.from_numpy(columns[key].astype(np.int64)) for key in ("prompt_ids", "action_ids"))
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
+        logp = (logits / float(columns["temperature"])).log_softmax(-1).gather(1, ids[:, None])[:, 0].numpy()
+        found.append(np.abs(logp - columns["logp"])[actions])
+    return np.concatenate(found)
+
+
+def assert_agree(found: np.ndarray) -> None:
+    """The band of float32: 99% under 1e-4, all under 5e-4. Measured on a CPU: 1e-6."""
+    assert found.size
+    assert np.quantile(found, 0.99) < 1e-4
+    assert found.max() < 5e-4
+
+
+def test_the_engine_is_the_real_library() -> None:
+    import vllm
+
+    installed = {name: version for name in ENGINES for version in _versions(name)}
+    assert len(installed) == 1
+    assert next(iter(installed.values())).startswith("0.3")
+    files = importlib.metadata.files(next(iter(installed))) or []
+    assert Path(str(vllm.__file__)).resolve() in {Path(str(file.locate())).resolve() for file in files}
+
+
+def _versions(name: str) -> list[str]:
+    try:
+        return [importlib.metadata.version(name)]
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llama", {}),
+        ("qwen2", {"temperature": 0.6}),
+        ("llama", {"temperature": 1.5, "top_p": 0.7, "top_k": 8}),
+    ],
+)
+def test_logp_is_that_of_the_full_softmax_at_the_temperature(
+    name: str, settings: dict[str, Any], opened: Any, directories: dict[str, Path]
+) -> None:
+    generator = opened(name, **settings)
+    requests = [
+        SampleRequest(ordinal=r.ordinal, sample=r.sample, seed=r.seed, prompt=r.prompt, greedy=r.sample == 0)
+        for r in requests_of()
+    ]
+    records = run(generator, requests)
+    assert {float(r.columns["temperature"]) for r in records if r.request.greedy} == {1.0}
+    expected = np.float32(settings.get("temperature", 1.0))
+    assert {r.columns["temperature"][()] for r in records if not r.request.greedy} == {expected}
+    assert_agree(gaps(records, directories[name]))
+
+
+def test_top_k_narrows_the_choice(opened: Any) -> None:
+    generator = opened("llama", temperature=1.5, top_p=0.7, top_k=8)
+    first = {r.columns["action_ids"][0] for r in run(generator, requests_of(("1+2=",), 64))}
+    assert 1 < len(first) <= 8
+
+
+def test_the_end_token_is_the_last_action(opened: Any) -> None:
+    records = run(opened("llama"), requests_of(samples=12))
+    ended = [r for r in records if r.status == "finished"]
+    cut = [r for r in records if r.status == "truncated"]
+    assert ended and cut  # else the test shows nothing
+    for record in ended:
+        assert record.reason == ""
+        assert record.columns["action_ids"][-1] == END
+        assert END not in record.columns["action_ids"][:-1]
+    for record in cut:
+        assert record.reason == "length"
+        assert record.columns["action_ids"].size == 12
+        assert END not in record.columns["action_ids"]
+
+
+def test_a_stop_string_ends_a_sample_and_stays_in_its_text(opened: Any, directories: dict[str, Path]) -> None:
+    records = run(opened("llama", stop=["12", "+"]), requests_of(samples=12))
+    texts = [r.columns["text"].tobytes().decode() for r in records]
+    assert {r.reason for r in records} >= {"stop", ""}
+    for record, text in zip(records, texts, strict=True):
+        assert (record.reason == "stop") == text.endswith(("12", "+"))
+        assert "+" not in text[:-1]
+    assert_agree(gaps(records, directories["llama"]))
+
+
+def test_a_seed_gives_its_tokens_whatever_runs_beside_it(opened: Any) -> None:
+    generator = opened("llama")
+    requests = requests_of()
+    crowd = {(r.request.ordinal, r.request.sample): r.columns["action_ids"].tolist() for r in run(generator, requests)}
+    for request in requests[::5]:
+        (alone,) = run(generator, [request])
+        assert alone.columns["action_ids"].tolist() == crowd[request.ordinal, request.sample]
+
+
+def test_prompts_that_do_not_fit_into_one_step_wait_for_the_next(opened: Any, directories: dict[str, Path]) -> None:
+    """vLLM would read one of them in pieces, and fail to wind back its random generator."""
+    generator = opened("llama", max_batch=16, engine={"max_num_batched_tokens": 128})
+    assert_agree(gaps(run(generator, requests_of([f"{i}{LONG[:60]}" for i in range(9)], 1)), directories["llama"]))
+    with pytest.raises(ConfigError, match=r"roles\.rollout\.engine\.enable_chunked_prefill: vLLM cannot read prompts"):
+        opened("llama", engine={"enable_chunked_prefill": True})
+
+
+def test_samples_of_a_prompt_share_its_blocks(opened: Any) -> None:
+    generator = opened("llama")
+    seen = []
+    step = generator._engine.step
+
+    def spy() -> Any:
+        outputs = step()
+        seen.extend(output.num_cached_tokens for output in outputs if output.finished)
+        return outputs
+
+    generator._engine.step = spy
+    try:
+        run(generator, requests_of(("9" + LONG,), 4))
+    finally:
+        generator._engine.step = step
+    assert sorted(seen) == [0, 64, 64, 64]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_after_each_push_log_probs_are_those_of_the_new_weights(
+    name: str, opened: Any, directories: dict[str, Path]
+) -> None:
+    generator = opened(name)
+    for source in (f"{name}-other", name, f"{name}-other", name):
+        push(generator, tensors_of(directories[source]), generator.version + 1)
+        records = run(generator, requests_of())
+        assert {record.versions for record in records} == {(generator.version, generator.version)}
+        assert_agree(gaps(records, directories[source]))
+
+
+def test_without_the_reset_in_a_push_log_probs_would_be_those_of_mixed_weights(
+    opened: Any, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = opened("llama")
+    requests = requests_of((LONG,))
+    run(generator, requests)  # fills the cache
+    with monkeypatch.context() as patched:
+        patched.setattr(VllmGenerator, "_forget_cache", lambda self: None)
+        push(generator, tensors_of(directories["llama-other"]), generator.version + 1)
+        assert gaps(run(generator, requests), directories["llama-other"]).max() > 1e-2
+    push(generator, tensors_of(directories["llama-other"]), generator.version + 1)
+    assert_agree(gaps(run(generator, requests), directories["llama-other"]))
+    push(generator, tensors_of(directories["llama"]), generator.version + 1)
+
+
+def test_a_cache_that_vllm_does_not_reset_stops_the_run(
+    opened: Any, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = opened("llama")
+    version = generator.version
+    with monkeypatch.context() as patched:
+        patched.setattr(generator._engine, "reset_prefix_cache", lambda **_: False)
+        with pytest.raises(WeightMismatch, match="vLLM kept keys and values of the old weights"):
+            push(generator, tensors_of(directories["llama"]), version + 1)
+    assert generator.version == version
+    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
+        generator.step()
+    push(generator, tensors_of(directories["llama"]), version + 1)
+    assert generator.step() == []
+
+
+def test_samples_running_during_a_push_go_on_under_the_new_weights(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened("llama")
+    requests = requests_of()
+    generator.submit(requests)
+    before = [*generator.step(), *generator.step()]
+    old = generator.version
+    push(generator, tensors_of(directories["llama-other"]), old + 1)
+    after = drain(generator, len(requests) - len(before))
+    assert {record.versions for record in after} == {(old, old + 1)}
+    assert_agree(gaps(after, directories["llama"], slice(0, 2)))
+    assert_agree(gaps(after, directories["llama-other"], slice(2, None)))
+    push(generator, tensors_of(directories["llama"]), old + 2)
+
+
+def test_a_push_that_broke_off_can_be_made_again(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened("qwen2")
+    new, version = tensors_of(directories["qwen2-other"]), generator.version + 1
+    plan = WeightPlan(version, [spec for spec, _ in new])
+    generator.begin_weights(plan)
+    load(generator, new[: len(new) // 2])
+    with pytest.raises(WeightMismatch, match=f"tensor {min(spec.name for spec, _ in new[len(new) // 2 :])} has not co"):
+        generator.commit_weights(plan)
+    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
+        generator.step()
+    assert generator.version == version - 1
+    push(generator, new, version)
+    assert_agree(gaps(run(generator, requests_of()), directories["qwen2-other"]))
+    push(generator, tensors_of(directories["qwen2"]), version + 1)
+
+
+def test_a_push_of_another_model_is_refused_by_name(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened("llama")
+    tensors = tensors_of(directories["llama"])
+    specs, version = [spec for spec, _ in tensors], generator.version + 5
+    first = specs[0]
+    wide = TensorSpec(first.name, first.dtype, (7, *first.shape[1:]), first.nbytes)
+    with pytest.raises(WeightMismatch, match=f"lacks tensor {first.name}"):
+        generator.begin_weights(WeightPlan(version, specs[1:]))
+    with pytest.raises(WeightMismatch, match=r"another\.scale, which the model does not have"):
+        generator.begin_weights(WeightPlan(version, [*specs, TensorSpec("another.scale", "F32", (1,), 4)]))
+    with pytest.raises(WeightMismatch, match=rf"{first.name} has shape \(7, .*\) in the plan and"):
+        generator.begin_weights(WeightPlan(version, [wide, *specs[1:]]))
+    with pytest.raises(WeightMismatch, match="tensors came before their plan"):
+        generator.load_weights(tensors)
+    push(generator, tensors, version)
+    with pytest.raises(WeightMismatch, match=f"version {version - 1} is older than {version}"):
+        generator.begin_weights(WeightPlan(version - 1, specs))
+    assert_agree(gaps(run(generator, requests_of()), directories["llama"]))
+
+
+def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened("llama", max_batch=3)
+    generator.submit(requests_of((LONG,)))
+    ended = [*generator.step(), *generator.step(), *generator.step()]
+    keys = [(0, sample) for sample in range(6) if (0, sample) not in {(0, r.request.sample) for r in ended}]
+    aborted = generator.abort([*keys, (99, 0)])
+    assert [(r.request.ordinal, r.request.sample) for r in aborted] == keys
+    assert {r.status for r in aborted} == {"aborted"}
+    assert {r.columns["action_ids"].size for r in aborted} >= {0, 3}
+    assert_agree(gaps([r for r in aborted if r.columns["action_ids"].size], directories["llama"]))
+    assert generator.step() == []
+
+
+def test_a_prompt_that_fills_the_context_fails_alone(opened: Any) -> None:
+    generator = opened("llama", context_length=8)
+    prompts = ("1+2+3+4=", "1+2=", "1+2+3+")
+    failed, short, tight = sorted(run(generator, requests_of(prompts, 1)), key=lambda r: r.request.ordinal)
+    assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", "prompt_too_long", {})
+    assert short.columns["action_ids"].size <= 3
+    assert tight.columns["action_ids"].size == 1
+
+
+def test_chat_turns_go_through_the_tokenizers_template(opened: Any) -> None:
+    generator = opened("llama")
+    turns = [{"role": "user", "content": "1+2"}, {"role": "user", "content": "3"}]
+    (record,) = run(generator, [SampleRequest(ordinal=0, sample=0, seed=0, prompt=Prompt(row=0, messages=turns))])
+    assert record.columns["prompt_ids"].tolist() == generator._tokenizer("1+23:").input_ids
+
+
+def test_bfloat16_weights_take_float32_pushes(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened("llama", dtype="bfloat16")
+    push(generator, tensors_of(directories["llama-other"]), generator.version + 1)
+    records = run(generator, requests_of())
+    assert {r.columns["logp"].dtype for r in records} == {np.dtype(np.float32)}
+    found = gaps(records, directories["llama-other"])
+    assert np.median(found) < 0.05  # 8 bits of mantissa: logits of size 5 are off by 0.02 each
+    assert np.median(gaps(records, directories["llama"])) > 0.2
+
+
+def test_a_misspelt_engine_argument_is_told(opened: Any) -> None:
+    with pytest.raises(ConfigError, match=r"vLLM has no engine argument 'gpu_memory_utilisation' \(did you mean 'gpu_"):
+        opened("llama", engine={"gpu_memory_utilisation": 0.5})
+
+
+def test_a_model_that_vllm_has_no_kernels_for_is_told(tmp_path: Path) -> None:
+    from gcore_vllm.tiny import save_model
+
+    save_model(tmp_path, "llama-head16")
+    with pytest.raises(DataError, match="(?s)vLLM does not start with this model.*head_dim=16.*heads have a size vLLM"):
+        VllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout", model={"path": str(tmp_path)}))
+
+
+def test_a_tokenizer_of_another_model_is_told_before_vllm_starts(tmp_path: Path) -> None:
+    from gcore_vllm.tiny import VOCABULARY, save_model, save_tokenizer
+
+    save_model(tmp_path, "llama")
+    save_tokenizer(tmp_path, extra=3)
+    with pytest.raises(DataError, match=f"has {VOCABULARY + 3} tokens, but the model embeds only {VOCABULARY}"):
+        VllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout", model={"path": str(tmp_path)}))
