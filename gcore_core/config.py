@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from gcore_core import __version__, catalog, checks, schema, sources
-from gcore_core.errors import ConfigError, ContractError, PluginClash, did_you_mean
+from gcore_core.errors import ConfigError, ContractError, GcoreError, PluginClash, did_you_mean
 from gcore_core.factories import FactorySpec, reference_to
 from gcore_core.plugins import Plugins, Provided, local_plugin
 
@@ -314,6 +314,8 @@ def _config_object(plan: Plan, path: str) -> Any:
     try:
         return msgspec.convert(plan.at(path)["config"], cls)
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, GcoreError):  # the plugin's own words, which msgspec has wrapped
+            raise error.__cause__ from None
         item = plan.provided[path]
         raise ConfigError(
             f"{error}.", where=f"{path}.config", why=f"from plugin {item.plugin} ({item.owner})"
