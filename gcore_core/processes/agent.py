@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from gcore_core.processes.messages import (
     WorkerSpec,
 )
 from gcore_core.processes.service import Call, Service
+from gcore_core.processes.spawning import spawn_process
 
 log = logging.getLogger(__name__)
 GRACE_S = 5.0
@@ -100,31 +100,16 @@ class Agent:
         return Nothing()
 
     async def _start(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
-        """Starts one worker in a process group of its own; its spec travels in an unlinked file."""
-        with tempfile.TemporaryFile() as told, open(spec.log, "ab") as output:
-            told.write(msgspec.msgpack.encode(spec))
-            told.seek(0)
-            reading, self._lifelines[spec.name] = os.pipe()
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *(spec.python or sys.executable, "-u", "-m", "gcore_core.processes.worker"),
-                    *("--fd", str(told.fileno()), "--lifeline", str(reading)),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(told.fileno(), reading),
-                    start_new_session=True,
-                    env={**_environment(spec), **spec.environment},
-                )
-            except OSError as error:
-                os.close(self._lifelines.pop(spec.name))
-                raise WorkerError(
-                    f"{spec.python or sys.executable} cannot be started: {error.strerror}.",
-                    where=f"roles.{spec.role}.python",
-                    todo="check it by hand: <python> -m gcore_core --version",
-                ) from error
-            finally:
-                os.close(reading)
+        command = [spec.python or sys.executable, "-u", "-m", "gcore_core.processes.worker"]
+        environment = {**_environment(spec), **spec.environment}
+        try:
+            process, self._lifelines[spec.name] = await spawn_process(command, spec, spec.log, environment)
+        except OSError as error:
+            raise WorkerError(
+                f"{command[0]} cannot be started: {error.strerror}.",
+                where=f"roles.{spec.role}.python",
+                todo="check it by hand: <python> -m gcore_core --version",
+            ) from error
         self._workers[spec.name] = process
         log.info("%s is started, pid %s", spec.name, process.pid)
         return process

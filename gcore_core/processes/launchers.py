@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from gcore_core.errors import AddressError, ConfigError, WorkerError
 from gcore_core.processes.agent import AgentSpec, SlabService, process_usage
 from gcore_core.processes.compute import DirectCompute
@@ -30,6 +28,7 @@ from gcore_core.processes.messages import (
     WorkerSpec,
 )
 from gcore_core.processes.service import Call, Network, Peer, Service
+from gcore_core.processes.spawning import spawn_process
 
 AGENT = "agent.0"
 _MEMORY = Path("/dev/shm")
@@ -81,7 +80,9 @@ class LocalLauncher:
             agent, lifeline = None, -1
             try:
                 await network.serve(supervisor.name, supervisor)
-                agent, lifeline = await _start_agent(spec, logs / f"{AGENT}.log")
+                agent, lifeline = await spawn_process(
+                    [sys.executable, "-m", "gcore_core.processes.agent"], spec, logs / f"{AGENT}.log"
+                )
                 yield Site(
                     network=network,
                     agent=network.peer(AGENT),
@@ -117,29 +118,6 @@ def _private_directory(parent: str | None):  # type: ignore[no-untyped-def]
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-async def _start_agent(spec: AgentSpec, log: Path) -> tuple[asyncio.subprocess.Process, int]:
-    with tempfile.TemporaryFile() as told, open(log, "ab") as output:
-        told.write(msgspec.msgpack.encode(spec))
-        told.seek(0)
-        reading, lifeline = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gcore_core.processes.agent"),
-                *("--fd", str(told.fileno()), "--lifeline", str(reading)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(told.fileno(), reading),
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(lifeline)  # an agent that was started all the same ends by it
-            raise
-        finally:
-            os.close(reading)
-    return process, lifeline
 
 
 async def _ended(agent: asyncio.subprocess.Process) -> None:

@@ -1,0 +1,42 @@
+"""Starts a process of the run: its spec comes through an unlinked file, its end with whoever started it by a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+async def spawn_process(
+    command: list[str], spec: Any, log: str | Path, environment: Mapping[str, str] | None = None
+) -> tuple[asyncio.subprocess.Process, int]:
+    """(the process, in a group of its own; the end of its lifeline: closing it, or dying, tells it to end).
+
+    command: an interpreter and its words; ``--fd`` and ``--lifeline`` are added. spec: a msgspec struct, with the run's
+    secret, which is in neither argv nor the environment. Raises OSError when the interpreter cannot be started.
+    """
+    with tempfile.TemporaryFile() as told, open(log, "ab") as output:
+        told.write(msgspec.msgpack.encode(spec))
+        told.seek(0)
+        reading, lifeline = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(*command, "--fd", str(told.fileno()), "--lifeline", str(reading)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(told.fileno(), reading),
+                start_new_session=True,
+                env=None if environment is None else dict(environment),
+            )
+        except BaseException:
+            os.close(lifeline)  # one that was started all the same ends by it
+            raise
+        finally:
+            os.close(reading)
+    return process, lifeline
