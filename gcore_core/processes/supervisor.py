@@ -69,7 +69,7 @@ class Supervisor:
         self._errors: list[GcoreError] = []
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._site: Site | None = None
-        self._datasets = {name: build(spec) for name, spec in _dataset_specs(job).items()}
+        self._evaluated = build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
         self._started_s = time.monotonic()
         self._once = Gathering(1)  # a controller asks again when the answer was lost
         self.usage = UsageReply({}, {})
@@ -154,10 +154,10 @@ class Supervisor:
         self.usage = UsageReply(used, self.usage.memory_mib)
         report = _with_usage(request.report, self.usage)
         self._metrics.append(report)
-        if report.samples:
+        if report.samples and self._evaluated is not None:
             reader = StoreReader(self._site.store, "node0", self._site.secret)
             with contextlib.closing(reader):
-                rows = shown_rows(report.samples, reader, self._datasets["evaluation"])
+                rows = shown_rows(report.samples, reader, self._evaluated)
                 run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
             run_directory.write_position(self._job.directory, {"step": report.step, **request.ledger})
@@ -221,11 +221,6 @@ class Supervisor:
         log.error("plugin %s failed in %s", plugin, hook, exc_info=error)
         log_file = run_directory.log_path(self._job.directory, "supervisor")
         self._display.note(str(observer_failure(plugin, hook, error, f"its traceback: {log_file}")))
-
-
-def _dataset_specs(job: Job) -> dict[str, Any]:
-    where = {"train": "data", "evaluation": "evaluation.data"}
-    return {name: job.plan.factory(where[name]) for name in job.rows if name == "evaluation"}
 
 
 def _with_usage(report: StepReport, usage: UsageReply) -> StepReport:
