@@ -46,6 +46,12 @@ def config_object(spec: FactorySpec) -> Any:
         raise ConfigError(str(error), why=f"config class: {spec.config_class}") from error
 
 
+def replica_slots(settings: Any) -> int:
+    """How many slots one replica takes together, by a config object of a trainer (see ``TrainerProvider``)."""
+    told = getattr(settings, "replica_slots", None)
+    return int(told()) if callable(told) else 1
+
+
 def import_attribute(reference: str) -> Any:
     """What ``reference`` names; PluginBroken, with the cause chained, if its module fails to import or lacks it."""
     source, _, path = reference.rpartition(":")

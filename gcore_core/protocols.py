@@ -232,8 +232,9 @@ class Objective(Protocol):
         values float32[A] with gradient if "values" is required.
 
     Returns (loss_sum, weight_sum, metrics): the gradient of the update is sum(loss_sum) / sum(weight_sum) over all
-    micro-batches and ranks. Both are 0-d; weight_sum must not depend on the parameters. metrics: name ->
-    (sum, weight), both 0-d and detached, added up the same way.
+    micro-batches and ranks. Both are 0-d. weight_sum depends on masks and lengths, never on log-probs: a trainer asks
+    for it with other ones before it goes forward. metrics: name -> (sum, weight), both 0-d and detached, added up the
+    same way.
     """
 
     requires: frozenset[str]

@@ -18,8 +18,8 @@ from gcore_core.protocols import Advantage, Balancer, Filter
 class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Plain facts of the job, the same for every shard but ``shard``.
 
-    replicas, ranks: peer names of generator replicas and data-parallel trainer ranks. scorers: peer name -> the rewards
-    it hosts. rows: size of the datasets "train" and "evaluation".
+    replicas: peer names of generator replicas. ranks: of the workers of each data-parallel trainer rank. scorers: peer
+    name -> the rewards it hosts. rows: size of the datasets "train" and "evaluation".
     """
 
     shard: int
@@ -28,7 +28,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     seed: int
     rows: dict[str, int]
     replicas: list[str]
-    ranks: list[str]
+    ranks: list[list[str]]
     scorers: dict[str, list[str]]
     weights: dict[str, float]
     evaluate_every: int = 0
@@ -45,11 +45,16 @@ class ControllerContext:
     agree: Agreements
     supervisor: Peer
     replicas: list[Peer]
-    ranks: list[Peer]
+    ranks: list[list[Peer]]
     scorers: list[tuple[Peer, list[str]]]
     advantage: Advantage
     filter: Filter
     balancer: Balancer
+
+    @property
+    def trainers(self) -> list[Peer]:
+        """Every worker of the policy; the first one sends weights."""
+        return [peer for rank in self.ranks for peer in rank]
 
 
 def make_context(
@@ -62,7 +67,7 @@ def make_context(
         agree=Agreements(supervisor, facts.shard, facts.shards, insist),
         supervisor=supervisor,
         replicas=[network.peer(name) for name in facts.replicas],
-        ranks=[network.peer(name) for name in facts.ranks],
+        ranks=[[network.peer(name) for name in rank] for rank in facts.ranks],
         scorers=[(network.peer(name), rewards) for name, rewards in facts.scorers.items()],
         advantage=build(factories["advantage"]),
         filter=build(factories["filter"]),

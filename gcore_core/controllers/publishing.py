@@ -36,7 +36,7 @@ class Publishing:
         return msgspec.msgpack.decode(await agree.deal("published", parts), type=bool)
 
     async def _push(self, version: int) -> bool:
-        ranks, replicas = self._context.ranks, self._context.replicas
+        ranks, replicas = self._context.trainers, self._context.replicas
         request = OpenPush(version, self._config.push_bucket_bytes, len(replicas))
         await insist(ranks[0], "open_push", request, Nothing, PUSH_DEADLINE_S)
         await asyncio.gather(
@@ -56,7 +56,7 @@ class Publishing:
             await asyncio.gather(
                 *(
                     insist(rank, "save_pretrained", SaveWeights(output), Nothing, PUSH_DEADLINE_S)
-                    for rank in self._context.ranks
+                    for rank in self._context.trainers
                 )
             )
         await agree.barrier("saved")

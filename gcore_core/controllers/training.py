@@ -13,7 +13,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.errors import ContractError, TrainingError, WeightMismatch
 from gcore_core.order import step_seed
-from gcore_core.processes.insist import insist
+from gcore_core.processes.insist import T, insist
 from gcore_core.processes.messages import (
     PrepareReply,
     PrepareRequest,
@@ -21,6 +21,7 @@ from gcore_core.processes.messages import (
     TrainReply,
     TrainRequest,
 )
+from gcore_core.processes.service import Peer
 from gcore_core.protocols import Balancer, GroupScalars
 from gcore_core.records import Assignment, Facts, Header, Ref
 
@@ -72,7 +73,7 @@ class Training:
         shard = self._context.facts.shard
         replies = await asyncio.gather(
             *(
-                insist(rank, "prepare", PrepareRequest(step, shard, part, names), PrepareReply, TRAIN_DEADLINE_S)
+                _ask(rank, "prepare", PrepareRequest(step, shard, part, names), PrepareReply)
                 for rank, part in zip(ranks, items, strict=True)
             )
         )
@@ -112,19 +113,18 @@ class Training:
         config = self._config
         replies = await asyncio.gather(
             *(
-                insist(
-                    rank,
-                    "train",
-                    TrainRequest(step, shard, part, config.minibatches, config.epochs),
-                    TrainReply,
-                    TRAIN_DEADLINE_S,
-                )
+                _ask(rank, "train", TrainRequest(step, shard, part, config.minibatches, config.epochs), TrainReply)
                 for rank, part in zip(self._context.ranks, parts, strict=True)
             )
         )
         metrics = replies[0].metrics
         check_logprobs(step, metrics, config.logprob_band)
         return dict(metrics)
+
+
+async def _ask(rank: list[Peer], method: str, request: object, reply: type[T]) -> T:
+    """All workers of a data-parallel rank get the same request and know the same answer."""
+    return (await asyncio.gather(*(insist(peer, method, request, reply, TRAIN_DEADLINE_S) for peer in rank)))[0]
 
 
 def group_scalars(group: list[Header], weights: Mapping[str, float]) -> GroupScalars:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config import Plan
-from gcore_core.factories import FactorySpec, build, config_object
+from gcore_core.factories import FactorySpec, build, config_object, replica_slots
 from gcore_core.placement.devices import Partition, PlacementPolicy, Window, find_devices
 from gcore_core.processes import handshake
 from gcore_core.processes.launchers import AGENT, Site
@@ -131,7 +131,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "seed": config["run"]["seed"],
         "rows": dict(job.rows),
         "replicas": [f"rollout.{i}" for i in range(roles["rollout"]["slots"])],
-        "ranks": [f"policy.{i}" for i in range(roles["policy"]["slots"])],
+        "ranks": _data_parallel(job),
         "scorers": {f"{worker}.0": rewards for worker, rewards in job.scorers().items()},
         "weights": {name: node["weight"] for name, node in config["rewards"].items()},
         "evaluate_every": config["evaluation"]["every"],
@@ -140,6 +140,13 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "output": str(job.directory / "weights"),
     }
     return _spec(job, site, f"controller.{shard}", "controller", factories, settings)
+
+
+def _data_parallel(job: Job) -> list[list[str]]:
+    """The workers of each of the policy's data-parallel ranks: neighbours that hold one replica together."""
+    size = replica_slots(config_object(job.plan.factory("roles.policy")))
+    workers = [f"policy.{i}" for i in range(job.plan.config["roles"]["policy"]["slots"])]
+    return [workers[i : i + size] for i in range(0, len(workers), size)]
 
 
 def _datasets(job: Job) -> dict[str, FactorySpec]:

@@ -46,6 +46,11 @@ class FakeTrainerConfig:
     learning_rate: float = 5.0
     micro_batch: int = 0
     """Records whose gradient is computed at once; 0 is all."""
+    replica: int = 1
+    """Workers that hold one replica together: each does the work of all."""
+
+    def replica_slots(self) -> int:
+        return self.replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +169,7 @@ class FakeGenerator:
 
 
 class FakeTrainer:
-    """REINFORCE on the table of logits, with the gradient written out. Ranks do not meet: use one."""
+    """REINFORCE on the table of logits, with the gradient written out. Ranks do not meet: use one replica."""
 
     def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
         self.version = 0

@@ -247,7 +247,7 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         "seed": job.seed,
         "rows": {"train": 16, "evaluation": 16},
         "replicas": [f"rollout.{i}" for i in range(job.replicas)],
-        "ranks": ["policy.0"],
+        "ranks": [["policy.0"]],
         "scorers": {f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)},
         "weights": {f"letters{i}": 1.0 for i in range(job.scorers)},
         "evaluate_prompts": job.evaluate_prompts,

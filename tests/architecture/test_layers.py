@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     ["errors", "records", "order", "ledger"],
     ["providers", "protocols", "hookspecs"],
-    ["catalog", "plugins", "config", "schema", "sources", "checks", "interpreters", "factories", "user_functions"],
+    [
+        *("catalog", "plugins", "config", "schema", "sources", "checks", "interpreters", "environments"),
+        *("factories", "user_functions"),
+    ],
     ["processes", "placement", "run"],
     ["controllers"],
     ["cli", "__main__"],
@@ -155,7 +158,20 @@ def test_help_is_printed_by_the_standard_library_alone() -> None:
                     assert found.target.partition(".")[0] in sys.stdlib_module_names, str(found)
 
 
-def test_a_plugin_imports_of_the_project_only_public_modules_of_the_core() -> None:
+#: Not plugins, so plugins may import them (in tests they may import each other: pairs are tested too).
+LIBRARIES = {"gcore_core", "gcore_language"}
+
+
+def is_plugin(folder: Path) -> bool:
+    return "[project.entry-points.gcore]" in (folder / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_whatever_lies_under_plugins_is_a_plugin_or_a_library_of_theirs() -> None:
+    others = {f.name.replace("-", "_") for f in (ROOT / "plugins").iterdir() if f.is_dir() and not is_plugin(f)}
+    assert others == LIBRARIES - {"gcore_core"}
+
+
+def test_a_plugin_imports_of_the_project_only_public_modules_of_the_core_and_libraries() -> None:
     strange = []
     for folder in sorted((ROOT / "plugins").iterdir()):
         root = folder.name.replace("-", "_")
@@ -163,7 +179,7 @@ def test_a_plugin_imports_of_the_project_only_public_modules_of_the_core() -> No
             for found in imports_of(path, OWN):
                 first, *rest = found.target.split(".")
                 private = first == "gcore_core" and any(word.startswith("_") for word in rest)
-                other = first.startswith("gcore_") and first not in ("gcore_core", root)
+                other = first.startswith("gcore_") and first not in (*LIBRARIES, root)
                 if private or other:
                     strange.append(f"{path.relative_to(ROOT)}:{found.line} imports {found.target}")
     assert strange == []

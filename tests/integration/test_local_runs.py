@@ -75,6 +75,24 @@ def test_every_way_to_run_trains_on_the_same_records_to_the_same_weights(
     assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3]
 
 
+def in_replicas(slots: int) -> dict[str, Any]:
+    policy = {"use": "trouble/recording", "slots": slots, "config": {"replica": 2}}
+    return runs.job(cluster={"devices": slots}, controller={"shards": 2}, roles={"policy": policy})
+
+
+def test_workers_that_hold_one_replica_together_get_the_same_records(alone: Any, tmp_path: Path) -> None:
+    code, run = runs.finish(tmp_path, in_replicas(2))
+    assert code == 0, run.output
+    assert sorted(run.batches()) == sorted([*alone.batches(), *alone.batches()])
+    assert run.weights() == alone.weights()
+
+
+def test_slots_that_hold_no_whole_replicas_are_refused(tmp_path: Path) -> None:
+    code, run = runs.finish(tmp_path, in_replicas(3))
+    assert code == 2
+    assert "roles.policy.slots: 3 do not hold whole replicas, which take 2 slots each." in run.output
+
+
 # -- processes --------------------------------------------------------------------------------------------------------
 
 

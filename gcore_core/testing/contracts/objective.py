@@ -114,10 +114,10 @@ class ObjectiveContract(Contract):
             assert not bool(gradient[~batch["mask"]].any()), "a masked action has a gradient"
 
     def test_the_weight_does_not_depend_on_the_parameters(self, objective: Any, batch: Batch) -> None:
-        """The same under other log-probs, entropies and values, and without a gradient."""
+        """The same under other log-probs, old and new, entropies and values, and without a gradient."""
         weight = call(objective, leaves(batch))[1]
         assert not weight.requires_grad, "weight_sum carries a gradient"
-        moved = {**batch, **{name: batch[name] - 0.7 for name in CURRENT}}
+        moved = {**batch, **{name: batch[name] - 0.7 for name in (*CURRENT, "old_logp") if name in batch}}
         assert float(call(objective, leaves(moved))[1]) == float(weight)
 
     def test_asking_twice_gives_the_same(self, objective: Any, batch: Batch) -> None:

@@ -99,7 +99,7 @@ class PluginContract(Contract):
         for item in provided:
             if missing := [need for need in item.spec.needs if not is_met(need)]:
                 unmet.append(f"{item.reference} ({', '.join(missing)})")
-            else:
+            elif item.spec.factory:
                 assert callable(import_attribute(item.spec.factory)), item.reference
         if unmet:
             self.not_claimed(f"needs of {'; '.join(unmet)}")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gcore_core.factories import FactorySpec, build, reference_to
+from gcore_core.factories import FactorySpec, build, config_object, reference_to, replica_slots
 from gcore_core.protocols import Trainer, WorkerContext
 from gcore_core.providers import Provider
 from gcore_core.testing.contracts.trainer import PolicyGradient, make_records, train
@@ -35,7 +35,8 @@ class RankSpec(msgspec.Struct, kw_only=True):
 def trained_by(
     ranks: int, provider: Provider, settings: Mapping[str, Any], model: Mapping[str, Any], room: tuple[Path, int]
 ) -> Tensors:
-    """The weights after two steps on the kit's records, shared by that many processes. ``room``: directory, vocabulary.
+    """The weights after two steps on the kit's records, shared by that many data-parallel ranks, each with as many
+    processes as a replica has slots. ``room``: directory, vocabulary.
 
     Raises RuntimeError with the output of a rank that failed.
     """
@@ -44,9 +45,15 @@ def trained_by(
     config_class = "" if provider.config is None else reference_to(provider.config)
     factory = FactorySpec(provider.factory, config_class, dict(settings))
     processes = []
-    for rank in range(ranks):
+    size = replica_slots(config_object(factory))
+    for rank in range(ranks * size):
         spec = RankSpec(
-            factory=factory, model=dict(model), directory=str(directory), vocabulary=vocabulary, rank=rank, ranks=ranks
+            factory=factory,
+            model=dict(model),
+            directory=str(directory),
+            vocabulary=vocabulary,
+            rank=rank,
+            ranks=ranks * size,
         )
         file = directory / f"rank{rank}.json"
         file.write_bytes(msgspec.json.encode(spec))
@@ -85,7 +92,8 @@ def main(file: str) -> None:
     trainer: Trainer = build(spec.factory, context)
     records = make_records(spec.vocabulary)
     advantages = np.random.default_rng(1).standard_normal(len(records))
-    own = shard(len(records), spec.rank, spec.ranks)
+    size = replica_slots(config_object(spec.factory))
+    own = shard(len(records), spec.rank // size, spec.ranks // size)
     for step in (0, 1):
         train(trainer, [records[i] for i in own], advantages[own], step=step)
     tensors = [(tensor, np.array(array, copy=True)) for tensor, array in trainer.export_weights()]

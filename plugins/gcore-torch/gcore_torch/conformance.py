@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from gcore_language.tiny import save_model
 
 from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
-from gcore_torch.tiny import save_model
 
 # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
 _TRAINER = {"learning_rate": 1e-3, "eps": 1e-2}

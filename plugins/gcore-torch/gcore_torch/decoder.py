@@ -1,6 +1,6 @@
 """One token for every running sample: a batch of rows with cached keys and values, which samples join and leave.
 
-``FusedDecoder`` is for the families of ``gcore_torch.flat``, ``TransformersDecoder`` for every other causal language
+``FusedDecoder`` is for the families of ``gcore_language.flat``, ``TransformersDecoder`` for every other causal language
 model. Legend of shapes: B running rows, D hidden size, H query heads, K key-value heads, E head size, T cached
 positions.
 """
@@ -14,9 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from gcore_language.flat import family_supported
 from torch import Tensor
-
-from gcore_torch.flat import family_supported
 
 #: Most tokens, padding included, that go through the model at once when prompts are read.
 _PREFILL_TOKENS = 16384

@@ -13,17 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import xxhash
+from gcore_language.inbox import WeightInbox
+from gcore_language.model_files import open_model_files
+from gcore_language.models import choose_device, load_model, refuse_engine
+from gcore_language.packing import Sample, micro_batches
+from gcore_language.policy import Policy, check_layouts
+from gcore_language.prompts import decode, encode_requests, end_tokens, load_tokenizer
+from gcore_language.weights import copy_bytes, named_tensors, spec_of, to_bytes
 
-from gcore_core.errors import WeightMismatch
 from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
-from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt, TensorSpec, WeightPlan
+from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import make_decoder
-from gcore_torch.model import choose_device, end_tokens, load_model, load_tokenizer, model_path
-from gcore_torch.packing import Sample, micro_batches
-from gcore_torch.policy import Policy, check_layouts
 from gcore_torch.sampling import choose, uniforms
-from gcore_torch.weights import copy_bytes, named_tensors, spec_of, to_bytes
 
 _SEED_MASK = 2**64 - 1
 _SCORE_TOKENS = 16384
@@ -80,16 +82,17 @@ class TorchGenerator:
     """See ``gcore_core.protocols.Generator``, ``ReceivesWeights``, ``Fingerprints`` and ``ScoresLogprobs``."""
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
-        self.version = 0
         self._config, self._context = config, context
+        refuse_engine(context)
+        path, trust = str(open_model_files(context).directory), config.trust_remote_code
         self._device = choose_device(config.device, context, config.threads)
-        path = model_path(context)
-        trust = config.trust_remote_code
         self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust).to(self._device)
-        self._tokenizer = load_tokenizer(path, self._model, trust_remote_code=trust)
+        text_config, embedded = self._model.config.get_text_config(), self._model.get_input_embeddings().weight.shape[0]
+        self._tokenizer = load_tokenizer(path, embedded, threads=config.threads, trust_remote_code=trust)
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
-        self._ends[list(end_tokens(self._model, self._tokenizer))] = True
-        longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+        told = (self._model.generation_config, text_config, self._tokenizer)
+        self._ends[end_tokens(getattr(source, "eos_token_id", None) for source in told)] = True
+        longest = getattr(text_config, "max_position_embeddings", None) or 2**31
         self._context_length = min(config.context_length or longest, longest)
         tolerance = 1e-3 if config.dtype == "float32" else 0.5
         self._decoder = make_decoder(self._model, config.decoder, config.max_batch, tolerance)
@@ -98,15 +101,19 @@ class TorchGenerator:
         self._queue: list[_Waiting] = []
         self._failed: list[Finished] = []
         self._stale = False  # running rows were read under older weights
-        self._missing: set[str] | None = None  # tensors yet to come, during a push
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        self._inbox = WeightInbox(context.role, shapes)
         self._scorer: Policy | None = None
+
+    @property
+    def version(self) -> int:
+        return self._inbox.version
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded once."""
-        first = {request.ordinal: request.prompt for request in reversed(requests)}
-        encoded = dict(zip(first, self._encode(list(first.values())), strict=True))
+        encoded = encode_requests(self._tokenizer, requests)
         for request in requests:
             prompt = encoded[request.ordinal]
             room = self._context_length - len(prompt)
@@ -117,31 +124,9 @@ class TorchGenerator:
             else:
                 self._queue.append(_Waiting(request, prompt, min(self._config.max_new_tokens, room)))
 
-    def _encode(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """int32[P] each. A chat template writes its own special tokens, so none are added to what it gives."""
-        found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
-        plain = [i for i, prompt in enumerate(prompts) if prompt.messages is None]
-        chats = [i for i, prompt in enumerate(prompts) if prompt.messages is not None]
-        texts = [prompts[i].text or "" for i in plain]
-        turns = [
-            self._tokenizer.apply_chat_template(prompts[i].messages, add_generation_prompt=True, tokenize=False)
-            for i in chats
-        ]
-        for where, batch, special in ((plain, texts, True), (chats, turns, False)):
-            if batch:
-                ids = self._tokenizer(batch, add_special_tokens=special, return_attention_mask=False).input_ids
-                for i, row in zip(where, ids, strict=True):
-                    found[i] = np.array(row, np.int32)
-        return found
-
     def step(self) -> list[Finished]:
         """See ``Generator.step``: one token for each running sample, after waiting ones have joined."""
-        if self._missing is not None:
-            raise WeightMismatch(
-                "a weight push has begun and was not committed.",
-                where=f"roles.{self._context.role}",
-                todo="Push all tensors again.",
-            )
+        self._inbox.check_idle()
         finished, self._failed = self._failed, []
         logits = []
         self._stale = self._stale and self._rows.count > 0
@@ -253,12 +238,7 @@ class TorchGenerator:
 
     def _decode(self, indexes: np.ndarray) -> list[str]:
         rows = self._rows
-        ids = [rows.tokens[i, : rows.length[i]].tolist() for i in indexes.tolist()]
-        tokenizer = self._tokenizer
-        if tokenizer.is_fast and not getattr(tokenizer, "clean_up_tokenization_spaces", False):
-            # the same as batch_decode, in one call of the Rust library
-            return list(tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True))
-        return list(tokenizer.batch_decode(ids, skip_special_tokens=True))
+        return decode(self._tokenizer, [rows.tokens[i, : rows.length[i]].tolist() for i in indexes.tolist()])
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
         """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key is ignored."""
@@ -290,45 +270,16 @@ class TorchGenerator:
 
     def begin_weights(self, plan: WeightPlan) -> None:
         """See ``ReceivesWeights.begin_weights``; dtypes may differ, they are converted."""
-        if plan.version < self.version:
-            raise self._mismatch(
-                f"weights version {plan.version} is older than {self.version}, which is loaded.",
-                todo="Push a newer one.",
-            )
-        offered = {spec.name: spec for spec in plan.tensors}
-        for name in offered.keys() - self._tensors.keys():
-            raise self._mismatch(f"the plan has tensor {name}, which the model does not have.", tensor=name)
-        for name, tensor in self._tensors.items():
-            if name not in offered:
-                raise self._mismatch(f"the plan lacks tensor {name}.", tensor=name)
-            shape = tuple(offered[name].shape)
-            if shape != tuple(tensor.shape):
-                raise self._mismatch(
-                    f"tensor {name} has shape {shape} in the plan and {tuple(tensor.shape)} here.", tensor=name
-                )
-        self._missing = set(self._tensors)
+        self._inbox.begin(plan)
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
-        if self._missing is None:
-            raise self._mismatch("tensors came before their plan.")
-        for spec, array in tensors:
-            if spec.name not in self._tensors or array.nbytes != spec.nbytes:
-                raise self._mismatch(f"tensor {spec.name} is not as planned.", tensor=spec.name)
+        for spec, array in self._inbox.take(tensors):
             copy_bytes(self._tensors[spec.name], spec, array)
-            self._missing.discard(spec.name)
 
     def commit_weights(self, plan: WeightPlan) -> None:
-        if self._missing is None or self._missing:
-            lacking = sorted(self._missing or ["all of them"])
-            raise self._mismatch(f"tensor {lacking[0]} has not come.", why=f"{len(lacking)} are missing.")
-        self._missing = None
+        self._inbox.complete()
         self._stale = self._rows.count > 0
-        self.version = plan.version
-
-    def _mismatch(
-        self, what: str, *, why: str = "", todo: str = "Make both roles from one model directory.", tensor: str = ""
-    ) -> WeightMismatch:
-        return WeightMismatch(what, where=f"roles.{self._context.role}", why=why, todo=todo, tensor=tensor)
+        self._inbox.commit(plan.version)
 
     def fingerprint(self) -> dict[str, int]:
         """See ``Fingerprints.fingerprint``; in the dtype this generator holds."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_torch.tiny import CONFIGS, VOCABULARY, save_model, save_tokenizer
+from gcore_language.tiny import CONFIGS, VOCABULARY, save_model, save_tokenizer
 
 from gcore_core.protocols import SampleRequest, TrainRecord, WorkerContext
 from gcore_core.records import Prompt

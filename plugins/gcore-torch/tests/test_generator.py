@@ -172,7 +172,7 @@ def push(generator: Any, arrays: dict[str, np.ndarray], version: int) -> None:
 
 
 def weights_of(generator: Any) -> dict[str, np.ndarray]:
-    from gcore_torch.weights import to_bytes
+    from gcore_language.weights import to_bytes
 
     return {name: to_bytes(tensor).copy() for name, tensor in generator._tensors.items()}
 
@@ -229,8 +229,8 @@ def test_a_push_of_another_model_is_refused_by_name(open_generator: Any, tiny: A
     stranger = type(plan.tensors[0])("lm_head.scale", "F32", (1,), 4)
     with pytest.raises(WeightMismatch, match="lm_head.scale, which the model does not have"):
         generator.begin_weights(WeightPlan(3, [*plan.tensors, stranger]))
-    wide = type(plan.tensors[0])(name, "F32", (22, 64), 22 * 64 * 4)
-    with pytest.raises(WeightMismatch, match=rf"{name} has shape \(22, 64\) in the plan and \(22, 32\) here"):
+    wide = type(plan.tensors[0])(name, "F32", (22, 96), 22 * 96 * 4)
+    with pytest.raises(WeightMismatch, match=rf"{name} has shape \(22, 96\) in the plan and \(22, 64\) here"):
         generator.begin_weights(WeightPlan(3, [wide, *plan.tensors[1:]]))
     with pytest.raises(WeightMismatch, match="tensors came before their plan"):
         generator.load_weights(tensors)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gcore_torch import flat
-from gcore_torch.packing import Batch, Layout, Sample, micro_batches
+from gcore_language import flat
+from gcore_language.packing import Batch, Layout, Sample, micro_batches
 
 Entropy = Literal["none", "metric", "gradient"]
 

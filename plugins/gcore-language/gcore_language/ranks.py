@@ -1,16 +1,14 @@
-"""The data-parallel ranks of one trainer: how they meet, shard a model and add numbers up."""
+"""The ranks of one trainer: how they meet and add numbers up."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from gcore_core.protocols import WorkerContext
 
@@ -18,35 +16,33 @@ Sums = dict[str, tuple[float, float]]
 
 
 class Ranks:
-    """A group of ``count`` ranks; with one rank every method does nothing and costs nothing."""
+    """The workers of one trainer; with one of them every sum is what it was.
 
-    def __init__(self, context: WorkerContext, device: torch.device) -> None:
+    speaks: whether this worker's numbers count in sums. False on workers that only repeat another's, as the further
+    tensor-parallel ranks of a replica do.
+    """
+
+    def __init__(self, context: WorkerContext, device: torch.device, *, always_meet: bool = False) -> None:
+        """always_meet: make a process group for a single rank too, for libraries that want one."""
         self.rank, self.count, self.device = context.rank, context.ranks, device
-        self._mesh: Any = None
-        if self.count == 1:
+        self.speaks = True
+        self._met = self.count > 1 or always_meet
+        if not self._met:
             return
         # ranks that share a directory are on one machine: gloo may keep to the loopback interface
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = dist.FileStore(str(Path(context.rendezvous) / f"{context.role}.store"), self.count)
+        alone = self.count == 1
+        path = Path(context.rendezvous) / f"{context.role}.store"
+        store = dist.HashStore() if alone else dist.FileStore(str(path), self.count)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.count)
-        self._mesh = dist.init_device_mesh(device.type, (self.count,))
-
-    def shard(self, policy: nn.Module, blocks: set[str]) -> None:
-        """FSDP2: each module whose class is named in ``blocks`` is gathered by itself, the rest with the root."""
-        if self._mesh is None:
-            return
-        from torch.distributed.fsdp import fully_shard
-
-        for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
-            fully_shard(module, mesh=self._mesh)
-        fully_shard(policy, mesh=self._mesh)
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element by element over the ranks."""
+        """Element by element over the ranks that speak."""
         if self.count == 1:
             return values
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        mine = values if self.speaks else [0.0] * len(values)
+        total = torch.tensor(mine, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return total.tolist()
 
@@ -59,10 +55,10 @@ class Ranks:
         return most.tolist()
 
     def add_up(self, sums: Sums) -> Sums:
-        """Adds pairs by name; a rank need not know all names."""
+        """Adds pairs by name over the ranks that speak; a rank need not know all names."""
         if self.count == 1:
             return sums
-        mine = np.frombuffer(json.dumps(sums).encode(), np.uint8)
+        mine = np.frombuffer(json.dumps(sums if self.speaks else {}).encode(), np.uint8)
         longest = int(self.max([len(mine)])[0])
         padded = torch.full((longest,), ord(" "), dtype=torch.uint8, device=self.device)
         padded[: len(mine)] = torch.from_numpy(mine.copy()).to(self.device)
@@ -75,20 +71,11 @@ class Ranks:
                 total[name] = (before[0] + value, before[1] + weight)
         return total
 
-    def like(self, whole: Tensor, sharded: Tensor) -> Tensor:
-        """``whole``, which every rank has, laid out as ``sharded`` is."""
-        whole = whole.to(sharded.device, sharded.dtype)
-        if not hasattr(sharded, "placements"):
-            return whole
-        from torch.distributed.tensor import distribute_tensor
-
-        return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
-
     def wait(self) -> None:
         """Until all ranks are here."""
         self.sum([0.0])
 
     def close(self) -> None:
-        if self._mesh is not None:
+        if self._met:
             dist.destroy_process_group()
-            self._mesh = None
+            self._met = False

@@ -8,20 +8,37 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 CHARACTERS = "0123456789+=,-*?yn:"
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 VOCABULARY = len(CHARACTERS) + len(SPECIAL)
 
-#: head_dim is 32, the smallest that vLLM has kernels for on CPUs
-_SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+#: head_dim is 32, the smallest that vLLM has kernels for on CPUs; vocabulary, heads and layers split in two
+_SIZES = {"vocab_size": VOCABULARY, "intermediate_size": 96, "num_hidden_layers": 2}
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128}
+_GROUPED = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaConfig(**_SIZES, **_IDS, num_attention_heads=2, num_key_value_heads=2),
-    "llama-head16": lambda: LlamaConfig(**_SIZES, **_IDS, num_attention_heads=4, num_key_value_heads=4),
-    "qwen2": lambda: Qwen2Config(
-        **_SIZES, **_IDS, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True
+    "llama": lambda: LlamaConfig(**_SIZES, **_IDS, hidden_size=64, num_attention_heads=2, num_key_value_heads=2),
+    "llama-head16": lambda: LlamaConfig(**_SIZES, **_IDS, hidden_size=64, num_attention_heads=4, num_key_value_heads=4),
+    "qwen2": lambda: Qwen2Config(**_SIZES, **_IDS, **_GROUPED),
+    "qwen3": lambda: Qwen3Config(**_SIZES, **_IDS, **_GROUPED, head_dim=32),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        n_positions=128,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     ),
 }
 

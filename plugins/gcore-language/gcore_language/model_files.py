@@ -18,27 +18,22 @@ _COMPUTED = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class ModelFiles:
     """``config``: of the language model. ``shapes``: tensor -> shape, without names that are tied to another."""
 
     directory: Path
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
 
-    def check_tokenizer(self, tokens: int) -> None:
-        """Raises DataError for a tokenizer that knows tokens which the model does not embed."""
-        embedded = self.config.get("vocab_size")
-        if embedded is not None and tokens > embedded:
-            raise DataError(
-                f"tokenizer has {tokens} tokens, but the model embeds only {embedded}.",
-                where=str(self.directory),
-                todo="Take the tokenizer of this model, or call model.resize_token_embeddings and save it again.",
-            )
+    @property
+    def embedded(self) -> int | None:
+        """How many tokens the model embeds, where its config says so."""
+        return self.config.get("vocab_size")
 
 
-def open_checkpoint(context: WorkerContext) -> Checkpoint:
-    """The role's ``model.path``: a directory, or a name on the hub. Raises ConfigError, DataError."""
-    path = str(context.model.get("path") or "")
+def open_model_files(context: WorkerContext, path: str = "") -> ModelFiles:
+    """The role's ``model.path``, or another one: a directory, or a name on the hub. Raises ConfigError, DataError."""
+    path = path or str(context.model.get("path") or "")
     if not path:
         raise ConfigError("no model directory is given.", where=f"roles.{context.role}.model.path")
     directory = Path(path) if Path(path).is_dir() else _download(path)
@@ -53,7 +48,7 @@ def open_checkpoint(context: WorkerContext) -> Checkpoint:
     shapes = {name: shape for part in _parts(directory) for name, shape in _tensors(part)}
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     dropped = {name for name in shapes if name.endswith(_COMPUTED) or (tied and name == "lm_head.weight")}
-    return Checkpoint(
+    return ModelFiles(
         directory=directory, config=text, shapes={n: shape for n, shape in shapes.items() if n not in dropped}
     )
 
@@ -72,7 +67,9 @@ def _download(path: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
+        return Path(
+            snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"])
+        )
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[:1]
         raise DataError("model is not on the hub.", where=path, why="\n".join(first)) from error

@@ -47,11 +47,26 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def like(whole: Tensor, sharded: Tensor) -> Tensor:
+    """``whole``, which every rank has, laid out as ``sharded`` is."""
+    whole = whole.to(sharded.device, sharded.dtype)
+    if not hasattr(sharded, "placements"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+
 def to_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
     """Flat uint8 of a whole tensor; a view of its memory when that is possible."""
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def from_bytes(spec: TensorSpec, array: np.ndarray) -> Tensor:
+    """A tensor of its own from flat uint8 of ``spec``, which may be memory that does not outlive the call."""
+    return torch.from_numpy(array.copy()).view(_DTYPES[spec.dtype]).view(spec.shape)
 
 
 def copy_bytes(target: Tensor, spec: TensorSpec, array: np.ndarray) -> None:
@@ -61,5 +76,4 @@ def copy_bytes(target: Tensor, spec: TensorSpec, array: np.ndarray) -> None:
         np.copyto(target.detach().reshape(-1).view(torch.uint8).numpy(), array)
         return
     with torch.no_grad():
-        # the array may be read-only memory of a slab, which torch must not alias
-        target.copy_(torch.from_numpy(array.copy()).view(source).view(spec.shape))
+        target.copy_(from_bytes(spec, array))

@@ -2,7 +2,7 @@
 
 A record's last action predicts nothing, so it is never fed. Three layouts give the same log-probs:
 
-    flat    all tokens of the batch in one row without padding, each prompt once (``gcore_torch.flat``)
+    flat    all tokens of the batch in one row without padding, each prompt once (``gcore_language.flat``)
     shared  a row per group: the prompt once, then its completions, kept apart by positions and a 4-D mask
     padded  a row per record, padded on the right, where causal attention never looks
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gcore_core.protocols import Columns
-from gcore_torch.flat import Block, FlatLayout
+from gcore_language.flat import Block, FlatLayout
 
 Layout = Literal["flat", "shared", "padded"]
 

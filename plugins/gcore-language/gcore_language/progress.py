@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_torch.packing import Batch
-from gcore_torch.ranks import Sums
+from gcore_language.packing import Batch
+from gcore_language.ranks import Sums
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,76 @@
+"""The receiving side of a weight push: what is awaited, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from gcore_core.errors import WeightMismatch
+from gcore_core.records import TensorSpec, WeightPlan
+
+
+class WeightInbox:
+    """Bookkeeping of the pushes to one generator. Every refusal is a WeightMismatch that names the tensor.
+
+    shapes: Hugging Face name -> shape of every tensor of a push. version: of the weights that are held.
+    """
+
+    def __init__(self, role: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.version = 0
+        self._role, self._shapes = role, dict(shapes)
+        self._awaited: set[str] | None = None
+
+    def begin(self, plan: WeightPlan) -> None:
+        """Compares the plan with the model, then awaits all tensors anew."""
+        if plan.version < self.version:
+            raise self.mismatch(
+                f"weights version {plan.version} is older than {self.version}, which is loaded.",
+                todo="Push a newer one.",
+                tensor=plan.tensors[0].name if plan.tensors else "",
+            )
+        offered = {spec.name: tuple(spec.shape) for spec in plan.tensors}
+        for name in sorted(offered.keys() - self._shapes.keys()):
+            raise self.mismatch(f"the plan has tensor {name}, which the model does not have.", tensor=name)
+        for name, shape in self._shapes.items():
+            if name not in offered:
+                raise self.mismatch(f"the plan lacks tensor {name}.", tensor=name)
+            if offered[name] != shape:
+                raise self.mismatch(
+                    f"tensor {name} has shape {offered[name]} in the plan and {shape} here.", tensor=name
+                )
+        self._awaited = set(self._shapes)
+
+    def take(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> Sequence[tuple[TensorSpec, np.ndarray]]:
+        """Checks tensors off; each may come once in a push."""
+        if self._awaited is None:
+            raise self.mismatch("tensors came before their plan.")
+        given = list(tensors)
+        for spec, array in given:
+            if spec.name not in self._awaited or array.nbytes != spec.nbytes:
+                raise self.mismatch(f"tensor {spec.name} is not as planned.", tensor=spec.name)
+            self._awaited.discard(spec.name)
+        return given
+
+    def complete(self) -> None:
+        """Raises unless all tensors have come. The push stays open until ``commit``."""
+        if self._awaited is None or self._awaited:
+            lacking = sorted(self._awaited or self._shapes)
+            raise self.mismatch(
+                f"tensor {lacking[0]} has not come.", why=f"{len(lacking)} are missing.", tensor=lacking[0]
+            )
+        self._awaited = set(self._shapes)  # whatever fails until the commit, all must come again
+
+    def commit(self, version: int) -> None:
+        """The tensors are loaded, and everything that depended on the old ones is gone."""
+        self._awaited, self.version = None, version
+
+    def check_idle(self) -> None:
+        """Raises while a push has begun and is not committed."""
+        if self._awaited is not None:
+            raise self.mismatch("a weight push has begun and was not committed.", todo="Push all tensors again.")
+
+    def mismatch(
+        self, what: str, *, why: str = "", todo: str = "Make both roles from one model directory.", tensor: str = ""
+    ) -> WeightMismatch:
+        return WeightMismatch(what, where=f"roles.{self._role}", why=why, todo=todo, tensor=tensor)

@@ -1,0 +1,63 @@
+"""Hugging Face models, and where they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcore_core.errors import ConfigError
+from gcore_core.protocols import WorkerContext
+from gcore_language.prompts import LOAD_ERRORS, unreadable
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def refuse_engine(context: WorkerContext) -> None:
+    """Raises ConfigError when the role sets ``engine:``, for a backend that has none."""
+    if context.engine:
+        raise ConfigError(
+            f"there is no engine to pass {', '.join(context.engine)} to.",
+            where=f"roles.{context.role}.engine",
+            todo="This plugin's settings go under config.",
+        )
+
+
+def load_model(path: str, *, dtype: str, attn_implementation: str = "auto", trust_remote_code: bool = False) -> Any:
+    """A transformers causal language model on the CPU in evaluation mode. Raises DataError."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=DTYPES[dtype],
+            attn_implementation=None if attn_implementation == "auto" else attn_implementation,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+        )
+    except LOAD_ERRORS as error:
+        raise unreadable("model", path, error) from error
+    return model.eval()
+
+
+def choose_device(name: str, context: WorkerContext, threads: int) -> torch.device:
+    """The torch device of this worker; sets its number of CPU threads. Raises ConfigError."""
+    if threads > 0:
+        torch.set_num_threads(threads)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("torch sees no CUDA device.", where=f"roles.{context.role}.config.device", todo="Use cpu.")
+    device = torch.device("cuda", context.devices[0] if context.devices else 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """Writes config and weights in Hugging Face layout; floating point tensors as ``dtype``."""
+    cast = {name: t.to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous() for name, t in weights.items()}
+    model.save_pretrained(directory, state_dict=cast)

@@ -1,0 +1,103 @@
+"""Prompts to token ids and back, with the tokenizer that lies beside a model's weights."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcore_core.errors import DataError
+from gcore_core.protocols import SampleRequest
+from gcore_core.records import Prompt
+
+#: What transformers raises for files that are missing, malformed or of an unknown architecture.
+LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
+_TOKENIZER_FILES = frozenset({"vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"})
+
+
+def load_tokenizer(path: str, embedded: int | None, *, threads: int = 1, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model directory or hub name, whose model embeds that many tokens (None: not known).
+
+    Raises DataError, also when the tokenizer knows tokens that the model does not embed.
+    """
+    if threads == 1:
+        # else the tokenizer library's thread pool takes more CPU time for small batches than their work
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise unreadable("tokenizer", path, error) from error
+    if embedded is not None and len(tokenizer) > embedded:
+        raise DataError(
+            f"tokenizer has {len(tokenizer)} tokens, but the model embeds only {embedded}.",
+            where=path,
+            todo="Take the tokenizer of this model, or call model.resize_token_embeddings and save it again.",
+        )
+    return tokenizer
+
+
+def unreadable(what: str, path: str, error: Exception) -> DataError:
+    """What transformers could not load."""
+    return DataError(f"transformers cannot load the {what}.", where=path, why=first_lines(error))
+
+
+def first_lines(error: BaseException) -> str:
+    """At most two lines of a library's message, cut to what fits an error of ours."""
+    lines = [line.strip()[:300] for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines[:2]) or type(error).__name__
+
+
+def encode_requests(tokenizer: Any, requests: Sequence[SampleRequest]) -> dict[int, np.ndarray]:
+    """Ordinal -> int32[P]; requests of one ordinal have one prompt, which is encoded once."""
+    first = {request.ordinal: request.prompt for request in reversed(requests)}
+    return dict(zip(first, encode(tokenizer, list(first.values())), strict=True))
+
+
+def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+    """int32[P] each. A chat template writes its own special tokens, so none are added to what it gives."""
+    found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
+    plain = [i for i, prompt in enumerate(prompts) if prompt.messages is None]
+    chats = [i for i, prompt in enumerate(prompts) if prompt.messages is not None]
+    texts = [prompts[i].text or "" for i in plain]
+    turns = [
+        tokenizer.apply_chat_template(prompts[i].messages, add_generation_prompt=True, tokenize=False) for i in chats
+    ]
+    for where, batch, special in ((plain, texts, True), (chats, turns, False)):
+        if batch:
+            ids = tokenizer(batch, add_special_tokens=special, return_attention_mask=False).input_ids
+            for i, row in zip(where, ids, strict=True):
+                found[i] = np.array(row, np.int32)
+    return found
+
+
+def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
+    """The text of each row of ids, without special tokens."""
+    if tokenizer.is_fast and not getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        # the same as batch_decode, in one call of the Rust library
+        return list(tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=True))
+    return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
+
+
+def end_tokens(told: Iterable[Any]) -> list[int]:
+    """Ids that end a completion: the union of what the generation config, the model config and the tokenizer tell,
+    each an id, a list of ids, or None."""
+    found: set[int] = set()
+    for ids in told:
+        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    return sorted(found)
+
+
+def copy_tokenizer(source: str, directory: Path, tokenizer: Any) -> None:
+    """Copies the files as they are; transformers would write its own reading of them."""
+    if not Path(source).is_dir():  # a model of the hub
+        tokenizer.save_pretrained(directory)
+        return
+    for file in sorted(Path(source).iterdir()):
+        if file.is_file() and ("token" in file.name or file.name in _TOKENIZER_FILES):
+            shutil.copy2(file, directory / file.name)

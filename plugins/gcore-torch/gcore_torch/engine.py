@@ -1,0 +1,198 @@
+"""Forward, backward and update on plain torch. One rank holds the model as it is; several share it by FSDP2 over gloo
+(CPU) or NCCL (CUDA; not tested there)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from gcore_language.model_files import open_model_files
+from gcore_language.models import DTYPES, choose_device, load_model, refuse_engine, save_model
+from gcore_language.packing import Batch, stand_in
+from gcore_language.policy import Entropy, Policy, check_layouts
+from gcore_language.prompts import copy_tokenizer, load_tokenizer
+from gcore_language.ranks import Ranks
+from gcore_language.state_files import MOMENTS, load_numbers, load_parts, save_state
+from gcore_language.training import LossOf, check_objective, keeps_reference
+from gcore_language.weights import full, like, named_tensors, spec_of, to_bytes
+from torch import Tensor
+
+from gcore_core.protocols import WorkerContext
+from gcore_core.records import TensorSpec
+from gcore_torch.config import TorchTrainerConfig
+
+
+class TorchEngine:
+    """See ``gcore_language.training.TrainingEngine``."""
+
+    def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
+        self._config, self._context = config, context
+        check_objective(context)
+        refuse_engine(context)
+        files = open_model_files(context)
+        self.device = choose_device(config.device, context, config.threads)
+        self.ranks = Ranks(context, self.device)
+        self._mesh = dist.init_device_mesh(self.device.type, (self.ranks.count,)) if self.ranks.count > 1 else None
+        self._path = str(files.directory)
+        self._policy = self._open(self._path)
+        model = self._policy.model
+        embedded = model.get_input_embeddings().weight.shape[0]
+        trust = config.trust_remote_code
+        self._tokenizer = load_tokenizer(self._path, embedded, threads=config.threads, trust_remote_code=trust)
+        self.layouts = self._policy.layouts
+        self.hidden_size = int(model.config.get_text_config().hidden_size)
+        self._reference = None
+        if keeps_reference(config, context):
+            path = open_model_files(context, config.reference_path).directory
+            self._reference = self._open(str(path)).requires_grad_(False)
+        self._tensors = named_tensors(model)
+        self._parameters = [t for t in self._tensors.values() if t.requires_grad]
+        self._optimizer = self._make_optimizer()
+
+    def _open(self, path: str) -> Policy:
+        config = self._config
+        model = load_model(
+            path,
+            dtype="float32",
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+        ).to(self.device)
+        if config.gradient_checkpointing:
+            for module in model.modules():  # checkpointing needs training mode, in which dropout would change log-probs
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+            model.gradient_checkpointing_enable()
+            model.train()
+        policy = Policy(model)
+        exact = config.dtype == "float32"
+        with self._autocast():
+            check_layouts(
+                policy,
+                self.device,
+                may_flat=exact and self.device.type == "cpu" and config.packing != "padded",
+                tolerance=1e-4 if exact else 5e-2,
+            )
+        self._shard(policy, set(model._no_split_modules or ()))
+        return policy
+
+    def _shard(self, policy: Policy, blocks: set[str]) -> None:
+        """FSDP2: each module whose class is named in ``blocks`` is gathered by itself, the rest with the root."""
+        if self._mesh is None:
+            return
+        from torch.distributed.fsdp import fully_shard
+
+        for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
+            fully_shard(module, mesh=self._mesh)
+        fully_shard(policy, mesh=self._mesh)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        config = self._config
+        matrices = [p for p in self._parameters if p.dim() > 1]
+        vectors = [p for p in self._parameters if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        betas = (config.betas[0], config.betas[1])
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=0.0, betas=betas, eps=config.eps, fused=True
+        )
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16")
+
+    def _forward(self, policy: Policy, batch: Batch | None, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies; for None those of a stand-in, because sharded ranks must all go forward."""
+        self._context.progress()
+        with self._autocast():
+            return policy(stand_in(self.device) if batch is None else batch, entropy)
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def logprobs(
+        self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
+    ) -> Sequence[Tensor | None]:
+        policy = self._policy if model == "policy" else self._reference
+        if policy is None:
+            raise RuntimeError("there is no reference model")
+        return [self._forward(policy, batch, "none")[0] for batch in batches]
+
+    def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
+        for batch in batches:
+            logp, entropies = self._forward(self._policy, batch, entropy)
+            (logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)).backward()
+
+    def update(self, rate: float, clip: float) -> float:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        scale = float(self.ranks.count)  # FSDP2 has averaged over the ranks; the rule says sum
+        norm = scale * float(full(torch.nn.utils.get_total_norm(gradients)))
+        if math.isfinite(norm):
+            factor = scale * (min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0)
+            if factor != 1:
+                torch._foreach_mul_(gradients, factor)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+        self.discard()
+        return norm
+
+    def discard(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return [spec_of(name, tensor, DTYPES[self._config.dtype]) for name, tensor in self._tensors.items()]
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
+            whole = full(tensor)
+            yield spec, to_bytes(whole, DTYPES[self._config.dtype]) if self.ranks.rank == 0 else np.empty(0, np.uint8)
+
+    def save(self, directory: Path, numbers: dict[str, Any]) -> None:
+        steps = {name: float(s["step"]) for name, t in self._tensors.items() if (s := self._optimizer.state.get(t))}
+        save_state(directory, self._parts(), {**numbers, "optimizer_steps": steps}, writes=self.ranks.rank == 0)
+        self.ranks.wait()
+
+    def _parts(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._tensors.items():
+            state = self._optimizer.state.get(tensor, {})
+            yield f"weight/{name}", full(tensor)
+            yield from ((f"{part}/{name}", full(state[part])) for part in MOMENTS if part in state)
+
+    @torch.no_grad()
+    def load(self, directory: Path) -> dict[str, Any]:
+        numbers = load_numbers(directory)
+        steps = numbers.pop("optimizer_steps")
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        for part, name, whole in load_parts(directory, shapes):
+            tensor = self._tensors[name]
+            if part == "weight":
+                tensor.copy_(like(whole, tensor))
+            else:
+                state = self._optimizer.state[tensor]
+                state["step"] = torch.tensor(float(steps[name]), device=tensor.device)
+                state[part] = like(whole, tensor).clone()
+        return numbers
+
+    def save_pretrained(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        weights: dict[str, Tensor] = {}
+        for name, tensor in self._tensors.items():
+            whole = full(tensor)
+            if self.ranks.rank == 0:
+                weights[name] = whole
+        if self.ranks.rank == 0:
+            save_model(self._policy.model, directory, weights, DTYPES[self._config.dtype])
+            copy_tokenizer(self._path, directory, self._tokenizer)
+        self.ranks.wait()
+
+    def close(self) -> None:
+        self.ranks.close()
