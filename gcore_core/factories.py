@@ -52,6 +52,11 @@ def replica_slots(settings: Any) -> int:
     return int(told()) if callable(told) else 1
 
 
+def logprob_band(*settings: Any) -> float:
+    """How far apart the log-probs of a pair may be: the widest band that a config object states, see ``Provider``."""
+    return max((one.logprob_band() for one in settings if hasattr(one, "logprob_band")), default=1e-3)
+
+
 def import_attribute(reference: str) -> Any:
     """What ``reference`` names; PluginBroken, with the cause chained, if its module fails to import or lacks it."""
     source, _, path = reference.rpartition(":")

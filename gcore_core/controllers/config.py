@@ -13,7 +13,8 @@ class SyncConfig:
     prompts: groups that a step trains on, over all shards.
     minibatches, epochs: a step makes minibatches x epochs optimizer updates over the same records.
     max_rounds: rounds of generation after which a step that still lacks useful groups goes on with those it has.
-    logprob_band: largest |generator - trainer| log-prob of one action, right after a push, before the run stops.
+    logprob_band: largest |generator - trainer| log-prob of one action, right after a push, before the run stops; empty:
+        what the pair states for its dtypes and engines, 1e-3 where it states nothing.
     too_long: what happens to a prompt longer than the context: its group is dropped and counted, or the run stops.
     failure_limit: share of a step's groups that may be unusable (failed rewards, failed records) before the run stops.
     push_bucket_bytes: size of one bucket of a weight push; one more of them is needed in memory.
@@ -23,7 +24,7 @@ class SyncConfig:
     minibatches: int = 1
     epochs: int = 1
     max_rounds: int = 10
-    logprob_band: float = 1e-3
+    logprob_band: float | None = None
     too_long: Literal["drop", "error"] = "drop"
     failure_limit: float = 0.5
     push_bucket_bytes: int = 256 * 1024 * 1024
@@ -32,7 +33,7 @@ class SyncConfig:
         for name in ("prompts", "minibatches", "epochs", "max_rounds", "push_bucket_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not self.logprob_band > 0:
+        if self.logprob_band is not None and not self.logprob_band > 0:
             raise ValueError(f"logprob_band must be positive, not {self.logprob_band}")
 
     @property

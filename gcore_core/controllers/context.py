@@ -31,6 +31,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     ranks: list[list[str]]
     scorers: dict[str, list[str]]
     weights: dict[str, float]
+    logprob_band: float = 1e-3
     evaluate_every: int = 0
     evaluate_prompts: int = 0
     show: int = 0

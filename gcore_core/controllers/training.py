@@ -118,7 +118,7 @@ class Training:
             )
         )
         metrics = replies[0].metrics
-        check_logprobs(step, metrics, config.logprob_band)
+        check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
         return dict(metrics)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config import Plan
-from gcore_core.factories import FactorySpec, build, config_object, replica_slots
+from gcore_core.factories import FactorySpec, build, config_object, logprob_band, replica_slots
 from gcore_core.placement.devices import Partition, PlacementPolicy, Window, find_devices
 from gcore_core.processes import handshake
 from gcore_core.processes.launchers import AGENT, Site
@@ -133,6 +133,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "replicas": [f"rollout.{i}" for i in range(roles["rollout"]["slots"])],
         "ranks": _data_parallel(job),
         "scorers": {f"{worker}.0": rewards for worker, rewards in job.scorers().items()},
+        "logprob_band": logprob_band(*(config_object(job.plan.factory(f"roles.{role}")) for role in roles)),
         "weights": {name: node["weight"] for name, node in config["rewards"].items()},
         "evaluate_every": config["evaluation"]["every"],
         "evaluate_prompts": config["evaluation"]["prompts"],

@@ -11,6 +11,9 @@ from torch import Tensor
 from gcore_language.packing import Batch
 from gcore_language.ranks import Sums
 
+#: ``logprob_gap_share`` is the share of actions whose gap is larger: rounding in float32 leaves few.
+GAP = 1e-4
+
 
 @dataclass(kw_only=True)
 class Progress:
@@ -31,7 +34,9 @@ class Progress:
         """Rollout against trainer log-probs under the same weights."""
         gap = (logp - batch.columns["rollout_logp"]).abs() * batch.columns["mask"]
         self.gap = max(self.gap, float(gap.max()))
-        self.add("logprob_gap_mean", float(gap.sum()), float(batch.columns["mask"].sum()))
+        count = float(batch.columns["mask"].sum())
+        self.add("logprob_gap_mean", float(gap.sum()), count)
+        self.add("logprob_gap_share", float((gap > GAP).sum()), count)
 
     def observe(self, logp: Tensor, entropies: Tensor, batch: Batch, metrics: dict[str, tuple[Tensor, Tensor]]) -> None:
         mask = batch.columns["mask"]
@@ -51,7 +56,7 @@ class Progress:
 
     def metrics(self, sums: Sums, gap: float) -> dict[str, float]:
         found = {name: value / weight if weight else value for name, (value, weight) in sums.items()}
-        defaults = dict.fromkeys(("entropy", "kl", "clip_share", "logprob_gap_mean"), 0.0)
+        defaults = dict.fromkeys(("entropy", "kl", "clip_share", "logprob_gap_mean", "logprob_gap_share"), 0.0)
         return {
             **defaults,
             **found,

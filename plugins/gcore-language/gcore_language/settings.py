@@ -7,6 +7,12 @@ from typing import Literal
 
 from gcore_core.errors import ConfigError
 
+#: Dtype -> how far apart two correct engines may be in the log-prob of one action, in nats. float32: kernels that add
+#: up in another order differ by 1e-6 to 3e-5 in a logit, more where logits are large; every fault seen (old weights, an
+#: old cache, another temperature) shows as 1e-2 and more. bfloat16 has 8 bits of mantissa, float16 11: logits of size
+#: 16 are 0.06 and 0.008 apart, and an unlikely action's log-prob is the sum of many such roundings.
+LOGPROB_BANDS = {"float32": 1e-3, "float16": 1e-1, "bfloat16": 1.0}
+
 
 def require(holds: bool, where: str, what: str) -> None:
     """Raises ConfigError for the setting ``where`` unless it ``holds``."""
@@ -48,6 +54,9 @@ class GeneratorSettings:
         require("" not in self.stop, "stop", "an empty string would end every sample")
         length = self.context_length
         require(length is None or length > 0, "context_length", f"must be positive, is {length}")
+
+    def logprob_band(self) -> float:
+        return LOGPROB_BANDS[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +112,6 @@ class TrainerSettings:
         )
         require(self.clip_grad_norm >= 0, "clip_grad_norm", f"must not be negative, is {self.clip_grad_norm}")
         require(self.budget_tokens > 0, "budget_tokens", f"must be positive, is {self.budget_tokens}")
+
+    def logprob_band(self) -> float:
+        return LOGPROB_BANDS[self.dtype]

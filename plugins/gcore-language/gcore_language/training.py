@@ -4,8 +4,9 @@ The gradient of an update is sum(loss_sum) / sum(weight_sum) over all its micro-
 number. The weights do not depend on the parameters, so their sum is known before the first backward pass, and every
 loss is divided by it: a backend only has to add gradients up.
 
-Metrics ``logprob_gap_max`` and ``logprob_gap_mean`` compare rollout and trainer log-probs where both have the same
-weights: over the first minibatch of a step, and over the others too when the objective requires ``old_logp``.
+Metrics ``logprob_gap_max``, ``logprob_gap_mean`` and ``logprob_gap_share`` (of actions more than 1e-4 apart) compare
+rollout and trainer log-probs where both have the same weights: over the first minibatch of a step, and over the others
+too when the objective requires ``old_logp``.
 """
 
 from __future__ import annotations

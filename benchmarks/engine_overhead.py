@@ -1,0 +1,228 @@
+"""What the plugin, the worker's shell and RPC add to a generator: tokens per second over the bare engine's own loop.
+
+    python benchmarks/engine_overhead.py [--engines torch vllm sglang] [--rounds 7] [--json] [--check]
+
+Both sides sample the same prompts from the same random model, with log-probs of the sampled tokens, one engine process
+with one thread each, turn by turn in one run; medians. Ours is a real worker behind a unix socket, from the request to
+the last header. transformers' generate is the bare engine of gcore-torch, whose own decoder it does not use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from engine_pairs import interpreter
+from report import Claim, add_options, publish
+
+from gcore_core.processes.jobs import worker_specs
+from gcore_core.processes.launchers import LocalLauncher
+from gcore_core.processes.messages import TRAIN, Failed, GenerateRequest, Hello, Nothing, SpawnRequest
+from gcore_core.processes.service import Call, Peer, Service
+from gcore_core.processes.supervisor import prepare
+from gcore_core.records import Header, Lease
+
+#: engine -> (prompts, actions of each, bar of ours over bare): SGLang makes some 60 tokens a second on a CPU
+SIZES = {"torch": (64, 64, 1.2), "vllm": (64, 64, 0.95), "sglang": (8, 16, None)}
+CLAIMS = {
+    "torch": "torch_tokens_per_second_over_transformers",
+    "vllm": "vllm_tokens_per_second_over_bare",
+    "sglang": "sglang_tokens_per_second_over_bare",
+}
+
+
+def make_model(directory: Path) -> None:
+    """Random Llama of 4 layers whose large vocabulary makes the end token rare, with a tokenizer of characters."""
+    import torch
+    from gcore_language.tiny import save_tokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    words = 22
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    save_tokenizer(directory, extra=2048 - words)
+
+
+def prompts(count: int) -> list[str]:
+    return [f"{i % 10}+{i * 7 % 10}+{i * 3 % 10}=" * 4 for i in range(count)]
+
+
+class Bare:
+    """The engine in a process of its own, asked line by line."""
+
+    def __init__(self, engine: str, model: Path) -> None:
+        count, actions, _ = SIZES[engine]
+        python = sys.executable if engine == "torch" else interpreter(engine)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if engine == "sglang":
+            environment |= sglang_environment(python)
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).with_name("bare_engines.py")), engine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self._ask(json.dumps({"model": str(model), "prompts": prompts(count), "actions": actions}))
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the bare engine ended with {self._process.wait()}")
+        return dict(json.loads(answer))
+
+    def round(self) -> float:
+        """Tokens per second."""
+        told = self._ask("go")
+        return float(told["tokens"] / told["seconds"])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def sglang_environment(python: str) -> dict[str, str]:
+    """What gcore-sglang sets before it starts SGLang on a CPU."""
+    code = "import json; from gcore_sglang.server import child_environment; print(json.dumps(child_environment()))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@asynccontextmanager
+async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
+    """A generator worker with the prompts as its data, alone at a site of its own."""
+    count, actions, _ = SIZES[engine]
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts(count)))
+    job_file = folder / "job.yaml"
+    job_file.write_text(
+        json.dumps(
+            {
+                "run": {"name": "overhead", "steps": 1, "dir": str(folder / "run")},
+                "data": {"use": "core/jsonl", "config": {"path": str(folder / "rows.jsonl")}},
+                "advantage": {"use": "algorithms/grpo", "config": {"group_size": 2}},
+                "objective": {"use": "algorithms/ppo_clip"},
+                "roles": {
+                    "policy": {"use": "torch", "model": {"path": str(model)}},
+                    "rollout": {
+                        "use": engine,
+                        "follows": "policy",
+                        "config": {"max_new_tokens": actions} | ({"kv_cache_gib": 0.5} if engine == "vllm" else {}),
+                    }
+                    | ({} if engine == "torch" else {"python": f"env:{engine}"}),
+                },
+                "rewards": {"length": {"use": "core/function", "config": {"path": __file__, "name": "zero"}}},
+            }
+        )
+    )
+    job, _ = prepare(job_file, [], lambda steps: _Silent())
+    up, failures = asyncio.Event(), []
+
+    async def hello(request: Hello, call: Call) -> Nothing:
+        up.set()
+        return Nothing()
+
+    async def failed(request: Failed, call: Call) -> Nothing:
+        failures.append(request.error)
+        up.set()
+        return Nothing()
+
+    service = Service("supervisor")
+    service.add("hello", Hello, hello)
+    service.add("failed", Failed, failed)
+    async with LocalLauncher().site(job.names(), service, job.directory / "logs") as site:
+        spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
+        await site.agent.call("spawn", SpawnRequest([spec]), Nothing)
+        await up.wait()
+        if failures:
+            raise RuntimeError(f"{engine}: {failures[0]}")
+        yield site.network.peer("rollout.0")
+
+
+class _Silent:
+    def phase(self, *_: Any) -> None: ...
+
+
+def zero(record: Any) -> float:
+    return 0.0
+
+
+async def round_of(peer: Peer, engine: str, step: int) -> float:
+    """Tokens per second of one batch, from the request to the last header."""
+    count, actions, _ = SIZES[engine]
+    leases = [Lease(step * count + i, i, 0, (0,)) for i in range(count)]
+    request = GenerateRequest(step, 0, 0, TRAIN, leases, release_before=step)
+    tokens, records, began_s = 0, 0, time.perf_counter()
+    async for headers in peer.stream("generate", request, list[Header], deadline_s=600.0):
+        records += len(headers)
+        tokens += sum(header.n_actions for header in headers)
+    seconds = time.perf_counter() - began_s
+    if records != count or tokens < count * actions * 0.8:
+        raise RuntimeError(f"{engine}: {records} records, {tokens} tokens")
+    return tokens / seconds
+
+
+async def measure(engine: str, rounds: int, model: Path, folder: Path) -> tuple[float, float]:
+    """Median tokens per second (ours, bare); the first round only warms up."""
+    bare = Bare(engine, model)
+    try:
+        async with worker(engine, model, folder) as peer:
+            found = [(await round_of(peer, engine, turn), bare.round()) for turn in range(rounds + 1)][1:]
+    finally:
+        bare.close()
+    ours, theirs = zip(*found, strict=True)
+    return statistics.median(ours), statistics.median(theirs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the plugin and RPC add to a generator.")
+    parser.add_argument("--engines", nargs="+", choices=list(SIZES), default=["torch", "vllm"])
+    parser.add_argument("--rounds", type=int, default=7)
+    add_options(parser)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    claims = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        make_model(model)
+        for engine in args.engines:
+            own = Path(folder) / engine
+            own.mkdir()
+            ours, bare = asyncio.run(measure(engine, args.rounds, model, own))
+            claims += [
+                Claim(CLAIMS[engine], ours / bare, "ratio", SIZES[engine][2]),
+                Claim(f"{engine}_tokens_per_second", ours, "tokens/s, one thread"),
+                Claim(f"{engine}_tokens_per_second_bare", bare, "tokens/s, one thread"),
+            ]
+    return publish("engine_overhead", claims, args, ["gcore-core", "gcore-torch", "torch", "transformers"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

