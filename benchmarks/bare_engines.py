@@ -36,7 +36,9 @@ def vllm(told: dict[str, Any]) -> Sample:
 
     def sample(turn: int) -> int:
         parameters = [
-            SamplingParams(temperature=1.0, max_tokens=told["actions"], logprobs=0, seed=1000 * turn + i)
+            SamplingParams(
+                temperature=1.0, max_tokens=told["actions"], logprobs=0, seed=1000 * turn + i, detokenize=False
+            )
             for i in range(len(told["prompts"]))
         ]
         found = llm.generate(told["prompts"], parameters, use_tqdm=False)

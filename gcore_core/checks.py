@@ -8,6 +8,7 @@ from typing import Any
 
 from gcore_core import schema, sources
 from gcore_core.errors import ConfigError, GcoreError
+from gcore_core.factories import replica_slots
 from gcore_core.interpreters import Environment, differences, open_environment, unmet_needs
 from gcore_core.plugins import Plugins, Provided
 
@@ -40,6 +41,7 @@ def run(config: Mapping[str, Any], objects: Mapping[str, Any], plugins: Plugins,
     problems = [*_ranges(config), *_follows(config), *_workers(config), *_cluster(config)]
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), config)
+    problems += _replicas(config, objects)
     problems += plugins.check(config)
     _raise(problems, file)
 
@@ -125,6 +127,13 @@ def _follows(config: Mapping[str, Any]) -> Iterator[str]:
         if followed is not None and (followed not in config["roles"] or followed == name):
             others = ", ".join(other for other in config["roles"] if other != name)
             yield f"roles.{name}.follows: {followed!r} is no other role of this run ({others})."
+
+
+def _replicas(config: Mapping[str, Any], objects: Mapping[str, Any]) -> Iterator[str]:
+    for name, role in config["roles"].items():
+        size = replica_slots(objects.get(f"roles.{name}"))
+        if role["slots"] % size:
+            yield f"roles.{name}.slots: {role['slots']} do not hold whole replicas, which take {size} slots each."
 
 
 def _workers(config: Mapping[str, Any]) -> Iterator[str]:

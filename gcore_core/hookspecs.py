@@ -104,6 +104,11 @@ def gcore_commands() -> Iterable[p.CommandProvider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def gcore_environments() -> Iterable[p.EnvironmentProvider]:  # type: ignore[empty-body]
+    """What pip is to install for the plugin's engine, one description a flavour. For ``g-core env``; no factory."""
+
+
+@hookspec
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:  # type: ignore[empty-body]
     """Problems with the resolved configuration ``plan``, one sentence each, starting with the config path.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
-from gcore_core import __version__
+from gcore_core import __version__, environments
 from gcore_core.errors import ConfigError, GcoreError, PluginIncompatible
 
 _CORE_DISTRIBUTION = "gcore-core"
@@ -53,13 +53,15 @@ class Environment:
 
 
 def open_environment(python: str | None, *, where: str) -> Environment:
-    """The environment of an interpreter given by its path, or the running one.
+    """The environment of an interpreter given by its path or as ``env:NAME``, or the running one.
 
     Raises ConfigError, with the config key ``where``, when there is no such interpreter.
     """
     if not python:
         return Environment(python=sys.executable)
+    python = environments.resolve(python, where=where)
     program, shown = Path(python), shlex.quote(python)
+    environments.require_made(program, where=where)
     root = shlex.quote(str(program.parent.parent))
     todo = f"make it: python3 -m venv {root} && {shown} -m pip install gcore-core=={__version__}"
     if not program.exists():
@@ -94,7 +96,7 @@ def differences(environment: Environment, plugins: Mapping[str, str], *, where: 
         yield PluginIncompatible(
             f"{environment.python} has no {_CORE_DISTRIBUTION}.",
             where=where,
-            todo=f"{_install(environment)} {' '.join(shlex.quote(f'{name}=={wanted[name]}') for name in wanted)}",
+            todo=_remedy(environment, [f"{name}=={wanted[name]}" for name in wanted]),
             python=environment.python,
             distribution=_CORE_DISTRIBUTION,
         )
@@ -108,7 +110,7 @@ def differences(environment: Environment, plugins: Mapping[str, str], *, where: 
             f"{environment.python} has {found}.",
             where=where,
             why=f"this: {sys.executable}" if have is not None else "",
-            todo=f"{_install(environment)} {shlex.quote(f'{distribution}=={version}')}",
+            todo=_remedy(environment, [f"{distribution}=={version}"]),
             python=environment.python,
             distribution=distribution,
         )
@@ -120,14 +122,16 @@ def unmet_needs(environment: Environment, owner: str, needs: Sequence[str], *, w
         yield PluginIncompatible(
             f"{owner} needs {need} in {environment.python}, found {have or 'none'}.",
             where=where,
-            todo=f"install it there: {_install(environment)} {shlex.quote(need)}",
+            todo=f"install it there: {shlex.quote(environment.python)} -m pip install {shlex.quote(need)}",
             python=environment.python,
             need=need,
         )
 
 
-def _install(environment: Environment) -> str:
-    return f"{shlex.quote(environment.python)} -m pip install"
+def _remedy(environment: Environment, requirements: list[str]) -> str:
+    if environments.record(own := Path(environment.python).parent.parent):
+        return f"make it anew: {environments.command(own)}"
+    return shlex.join([environment.python, "-m", "pip", "install", *requirements])
 
 
 def _search_path(program: Path) -> Iterator[str]:

@@ -16,6 +16,7 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 CAPABILITIES = frozenset(
     {
         "abort",  # unfinished samples can be ended with partial results
+        "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         "determinism",  # the same seed gives the same tokens bit for bit when `deterministic` is set
         "images",  # accepts image inputs
         "logprobs",  # can score given actions (ScoresLogprobs)
@@ -34,7 +35,8 @@ class Provider:
     name: lower case with dashes; ``default`` is what ``use: <plugin>`` means.
     factory: ``"module:attribute"``; called in a worker as ``factory(config, context)`` unless its protocol says more.
     config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. It may have a method
-        ``requires() -> frozenset[str]`` naming record columns or preparation scalars it cannot work without.
+        ``requires() -> frozenset[str]`` naming record columns or preparation scalars it cannot work without, and that
+        of a generator or trainer ``logprob_band() -> float``: by how many nats its log-probs of one action may be off.
     needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
     """
 
@@ -85,7 +87,11 @@ class GeneratorProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerProvider(Provider):
-    """A backend that holds, updates and exports policy weights."""
+    """A backend that holds, updates and exports policy weights.
+
+    Its config may have a method ``replica_slots() -> int``: the slots that one replica takes together (tensor x
+    pipeline x context parallel). All workers of a replica get the same records.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +113,7 @@ class ObjectiveProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class BalancerProvider(Provider):
-    """Splits records over ranks by cost."""
+    """Splits records over data-parallel ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +141,30 @@ class CommandProvider(Provider):
     """A command of the plugin: ``g-core <plugin> <name>``; the factory is called with the remaining words."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentProvider(Provider):
+    """What the plugin's engine needs installed, for ``g-core env create <plugin>``. It is never called: no factory.
+
+    name: the flavour; "cuda" is taken where a driver is seen and "cpu" where none is, others when they are asked for.
+    engine: the distribution that is the engine; its version is shown.
+    requirements: ``"package:file"``, pip requirements with the versions that were tested. no_deps: pip takes them
+        alone, without what they depend on.
+    extras: of the plugin's own distribution. remove: distributions that are uninstalled afterwards.
+    beside: further distributions that go in where they are installed here, such as those of a trainer's objectives.
+    """
+
+    factory: str = ""
+    engine: str
+    requirements: str = ""
+    no_deps: bool = False
+    extras: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    def problems(self, plugin: str) -> list[str]:
+        return [problem for problem in super().problems(plugin) if not problem.startswith("factory ")]
+
+
 #: kind -> (hook that yields it, class of its descriptions)
 KINDS: dict[str, tuple[str, type[Provider]]] = {
     "controller": ("gcore_controllers", ControllerProvider),
@@ -151,4 +181,5 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "transport": ("gcore_weight_transports", TransportProvider),
     "launcher": ("gcore_launchers", LauncherProvider),
     "command": ("gcore_commands", CommandProvider),
+    "environment": ("gcore_environments", EnvironmentProvider),
 }

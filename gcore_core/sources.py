@@ -13,6 +13,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
+from gcore_core import environments
 from gcore_core.errors import ConfigError
 
 _OVERRIDE = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
@@ -75,9 +76,9 @@ def resolve_paths(config: MutableMapping[str, Any], base: Path) -> None:
     settings = [config["data"], config["evaluation"]["data"] or {}, *config["rewards"].values()]
     for node in settings:
         _resolve(node.get("config", {}), base, hub=False)
-    for role in config["roles"].values():
+    for name, role in config["roles"].items():
         if role["python"]:
-            role["python"] = _interpreter(role["python"], base)
+            role["python"] = _interpreter(environments.resolve(role["python"], where=f"roles.{name}.python"), base)
         _resolve(role["model"], base, hub=True)
         if isinstance(role["model"].get("make"), MutableMapping):
             _resolve(role["model"]["make"], base, hub=False)

@@ -17,6 +17,7 @@ VERBS = {
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins, or begin a new one",
     "conformance": "hold a plugin to the contracts of what it provides",
+    "env": "make, list and examine the environments that engines run in",
     "export": "copy a run's final weights out",
 }
 

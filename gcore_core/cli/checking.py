@@ -38,7 +38,7 @@ def check_one(name: str, python: str | None = None) -> Found:
     if python is not None:
         from gcore_core.interpreters import open_environment
 
-        open_environment(python, where="--python")
+        python = open_environment(python, where="--python").python
     foreign = python is not None and python != sys.executable
     environment = {k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))}
     command = [python or sys.executable, "-m", "gcore_core.cli.checking", name]
@@ -86,12 +86,20 @@ def inspect_plugin(name: str) -> Found:
 
 
 def _look_at(item: Provided, found: Found) -> None:
+    from gcore_core.cli.env_recipe import requirements_file
     from gcore_core.factories import import_attribute
     from gcore_core.interpreters import open_environment
+    from gcore_core.providers import EnvironmentProvider
 
     what = f"{item.kind} {item.reference}"
     if item.spec.config is not None and (problem := _config_problem(item.spec.config)):
         found.problems.append(f"{what}: its config class {item.spec.config.__qualname__} {problem}")
+    if isinstance(item.spec, EnvironmentProvider):
+        try:
+            requirements_file(item.spec, what)
+        except GcoreError as error:
+            found.problems.append(str(error))
+        return
     unmet = open_environment(None, where="").unmet(item.spec.needs)
     if unmet:
         needs = ", ".join(f"{need} (found {have or 'none'})" for need, have in unmet)

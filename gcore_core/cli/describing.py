@@ -43,7 +43,8 @@ def described(item: Provided, environment: Environment) -> dict[str, Any]:
 def text(item: dict[str, Any]) -> Iterator[str]:
     """Lines for a person."""
     yield f"{item['kind']} {item['name']}: {item['summary']}"
-    yield f"  factory: {item['factory']}"
+    if item["factory"]:
+        yield f"  factory: {item['factory']}"
     if item["capabilities"]:
         yield f"  capabilities: {', '.join(item['capabilities'])}"
     for need in item["needs"]:

@@ -26,6 +26,7 @@ PROVIDER_HOOKS = {
     "gcore_weight_transports": [],
     "gcore_launchers": [],
     "gcore_commands": [],
+    "gcore_environments": [],
 }
 OTHER_HOOKS = {
     "gcore_check": ["plan"],

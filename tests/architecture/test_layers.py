@@ -32,6 +32,7 @@ BUILTIN = ["builtin", "data_config", "datasets", "filters", "rewards"]
 MAKES_A_CONTROLLER = ("gcore_core.processes.worker", "gcore_core.controllers.context")
 
 HEAVY = {"torch", "transformers", "vllm", "sglang", "deepspeed", "megatron", "ray", "safetensors", "tokenizers"}
+HEAVY |= {"pyarrow"}
 
 
 @dataclass(frozen=True)

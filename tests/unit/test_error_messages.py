@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gcore_core import cli, config
+from gcore_core import cli, config, environments
 from gcore_core.errors import GcoreError, error_types
 from gcore_core.factories import FactorySpec, build, import_attribute
 from gcore_core.interpreters import differences, open_environment, unmet_needs
@@ -93,6 +94,18 @@ class World:
             unmet_needs(
                 open_environment(self.python(), where=""), "gcore-vllm 1.3.0", [need], where="roles.rollout.use"
             )
+        )
+
+    def environment(self, python: str) -> None:
+        """Looks into one of two named environments: vllm, with an older core, and sglang, which is half made."""
+        root = Path(self.python(("core", Wheel(distribution="gcore-core", version="0.0.9")))).parents[2]
+        (root / "a").rename(root / "vllm")
+        (root / "sglang").mkdir()
+        for name in ("vllm", "sglang"):
+            told = {"plugin": name, "complete": name == "vllm"}
+            (root / name / environments.RECORD).write_text(json.dumps(told))
+        raise next(
+            differences(open_environment(python, where="roles.rollout.python"), {}, where="roles.rollout.python")
         )
 
     def command(self, *words: str) -> None:
@@ -186,6 +199,11 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             ("core", Wheel(distribution="gcore-core")), ("vllm", Wheel(version="1.2.0"))
         ),
         "engine is missing there": lambda w: w.needs("vllm>=0.30"),
+        "no such environment": lambda w: w.environment("env:vlm"),
+        "environment that is half made": lambda w: w.environment("env:sglang"),
+        "environment with another version": lambda w: w.environment("env:vllm"),
+        "no description of an environment": lambda w: w.command("env", "create", "fake"),
+        "environment that pip does not make": lambda w: unmakable(w),
         "worker and supervisor differ": lambda w: handshake.agree(
             "rollout.0",
             worker=Versions("/envs/a/bin/python", "0.1.0", {"gcore-vllm": "1.2.0"}),
@@ -242,6 +260,18 @@ def observer(world: World) -> None:
     raise observer_failure(*told, "its traceback: runs/job/001/logs/supervisor.log")
 
 
+def unmakable(world: World) -> None:
+    """With an interpreter whose pip knows no index."""
+    world.plugin(
+        "@hookimpl\ndef gcore_environments():\n    yield p.EnvironmentProvider(name='cpu', summary='-', engine='e')\n"
+    )
+    python = world.directory / "python"
+    pip = "#!/bin/sh\necho 'ERROR: No matching distribution found for gcore-core==0.1.0'; exit 1\n"
+    python.write_text(f"#!/bin/sh\nmkdir $3/bin; printf %s {shlex.quote(pip)} >$3/bin/python; chmod +x $3/bin/python\n")
+    python.chmod(0o755)
+    world.command("env", "create", "mine", "--python", str(python))
+
+
 def taken() -> None:
     import socket
 
@@ -261,6 +291,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[
             with pytest.MonkeyPatch.context() as patch, InstalledPlugins(directory / "site") as installed:
                 patch.chdir(directory)
                 patch.delenv("G_CORE_PLUGINS", raising=False)
+                patch.setenv("G_CORE_ENVS", str(directory / "envs"))
                 world = World(directory, installed)
                 with pytest.raises(GcoreError) as caught:
                     provoke(world)

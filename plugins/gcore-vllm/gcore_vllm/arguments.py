@@ -10,7 +10,9 @@ from gcore_core.errors import ConfigError, did_you_mean
 #: argument of vLLM -> where this plugin takes it from instead
 _SETTINGS = {
     "dtype": "config.dtype",
+    "enable_lora": "config.lora_path",
     "kv_cache_memory_bytes": "config.kv_cache_gib",
+    "max_lora_rank": "config.lora_path",
     "max_model_len": "config.context_length",
     "max_num_seqs": "config.max_batch",
     "model": "model.path",
@@ -24,10 +26,10 @@ _FIXED = {
     "logprobs_mode": "records need log-probs at the sampling temperature",
     "skip_tokenizer_init": "this plugin encodes and decodes by itself",
     "worker_extension_cls": "it takes the weight pushes",
-} | dict.fromkeys(
-    ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size"),
-    "a worker runs vLLM in its own process on one device; `slots` gives more workers",
-)
+    "data_parallel_size": "`slots` gives more workers",
+    "pipeline_parallel_size": "a model is split over devices by its tensors",
+    "tensor_parallel_size": "a model is split over the devices that the placement gives to one worker",
+}
 
 
 def check_engine(engine: Mapping[str, Any], known: Collection[str], role: str) -> None:

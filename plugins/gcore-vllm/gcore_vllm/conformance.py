@@ -25,7 +25,7 @@ class OnTinyModel(GeneratorContract):
     def model(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         if importlib.util.find_spec("vllm") is None:
             pytest.skip("vLLM is not installed here")
-        from gcore_vllm.tiny import save_model
+        from gcore_language.tiny import save_model
 
         directory = tmp_path_factory.mktemp(cls.family)
         save_model(directory, cls.family)

@@ -12,26 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from gcore_language.weights import from_bytes
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from gcore_core.records import TensorSpec
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-
 
 class WorkerExtension:
-    """Mixed into vLLM's worker class; methods are called by ``collective_rpc``, in the same process."""
+    """Mixed into vLLM's worker class; methods are called by ``collective_rpc``, on every device."""
 
     vllm_config: Any
     model_runner: Any
@@ -48,7 +38,7 @@ class WorkerExtension:
 
     def gcore_load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
         """Copies each array, because a layer keeps its tensors until the last of them has come."""
-        named = ((spec.name, _tensor(spec, array)) for spec, array in tensors)
+        named = ((spec.name, from_bytes(spec, array)) for spec, array in tensors)
         with set_current_vllm_config(self.vllm_config):
             self._gcore_loaded |= set(self.model_runner.get_model().load_weights(named))
 
@@ -58,7 +48,9 @@ class WorkerExtension:
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(model, self.model_runner.model_config)
             _rearrange_tied(model)
-        untouched = {name for name, _ in model.named_parameters()} - self._gcore_loaded
+        # with an adapter a layer lies in another one, as its `base_layer`, which the names of tensors leave out
+        parameters = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
+        untouched = parameters - self._gcore_loaded
         self._gcore_loaded = None
         return sorted(untouched)
 
@@ -96,7 +88,3 @@ def _rearrange_tied(model: torch.nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if method is not None:
             method.process_weights_after_loading(module)
-
-
-def _tensor(spec: TensorSpec, array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array.copy()).view(_DTYPES[spec.dtype]).view(spec.shape)

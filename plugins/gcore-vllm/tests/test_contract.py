@@ -37,7 +37,7 @@ class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-        from gcore_vllm.tiny import save_model
+        from gcore_language.tiny import save_model
 
         directory = tmp_path_factory.mktemp("qwen2")
         save_model(directory, "qwen2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ LONG = "1+" * 40 + "1="  # more than a block of the prefix cache
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two models of each family that differ in their weights only."""
-    from gcore_vllm.tiny import save_model
+    from gcore_language.tiny import save_model
 
     found = {}
     for family in ("llama", "qwen2"):
@@ -350,17 +351,45 @@ def test_a_misspelt_engine_argument_is_told(opened: Any) -> None:
 
 
 def test_a_model_that_vllm_has_no_kernels_for_is_told(tmp_path: Path) -> None:
-    from gcore_vllm.tiny import save_model
+    from gcore_language.tiny import save_model
 
     save_model(tmp_path, "llama-head16")
     with pytest.raises(DataError, match="(?s)vLLM does not start with this model.*head_dim=16.*heads have a size vLLM"):
         VllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout", model={"path": str(tmp_path)}))
 
 
-def test_a_tokenizer_of_another_model_is_told_before_vllm_starts(tmp_path: Path) -> None:
-    from gcore_vllm.tiny import VOCABULARY, save_model, save_tokenizer
+def test_a_model_that_is_split_over_two_devices_samples_and_takes_pushes_as_a_whole_one(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    config = VllmGeneratorConfig(max_new_tokens=12, kv_cache_gib=0.05, top_k=8)
+    model = {"path": str(directories["qwen2"])}
+    generator = VllmGenerator(config, WorkerContext(role="rollout", model=model, devices=(0, 1)))
+    assert len(multiprocessing.active_children()) == 2
+    for source in ("qwen2", "qwen2-other"):
+        push(generator, tensors_of(directories[source]), generator.version + 1)
+        assert_agree(gaps(run(generator, requests_of()), directories[source]))
+    generator.close()
+    assert multiprocessing.active_children() == []
 
-    save_model(tmp_path, "llama")
-    save_tokenizer(tmp_path, extra=3)
-    with pytest.raises(DataError, match=f"has {VOCABULARY + 3} tokens, but the model embeds only {VOCABULARY}"):
-        VllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout", model={"path": str(tmp_path)}))
+
+@pytest.mark.parametrize(("name", "rank"), [("llama", 4), ("qwen2", 9)])
+def test_with_an_adapter_log_probs_are_those_of_the_merged_weights_after_a_push_too(
+    name: str, rank: int, directories: dict[str, Path], save_adapter: Any, merge: Any, tmp_path: Path
+) -> None:
+    adapter = save_adapter(tmp_path / "adapter", directories[name], rank)
+    config = VllmGeneratorConfig(max_new_tokens=12, kv_cache_gib=0.05, lora_path=str(adapter))
+    generator = VllmGenerator(config, WorkerContext(role="rollout", model={"path": str(directories[name])}))
+    for source in (name, f"{name}-other", name):
+        merged = merge(tmp_path / f"merged-{generator.version}", directories[source], adapter)
+        records = run(generator, requests_of())
+        assert_agree(gaps(records, merged))
+        assert gaps(records, directories[source]).max() > 0.1  # else the adapter shows nothing
+        push(generator, tensors_of(directories[f"{name}-other" if source == name else name]), generator.version + 1)
+    generator.close()
+
+
+def test_an_adapter_that_vllm_refuses_is_told(directories: dict[str, Path], save_adapter: Any, tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path, directories["llama"], use_dora=True)
+    context = WorkerContext(role="rollout", model={"path": str(directories["llama"])})
+    with pytest.raises(DataError, match=f"(?s){tmp_path}: vLLM does not take this adapter.*does not yet support DoRA"):
+        VllmGenerator(VllmGeneratorConfig(kv_cache_gib=0.05, lora_path=str(adapter)), context)

@@ -1,0 +1,199 @@
+"""``g-core env doctor``: what on this machine would keep a run from starting, and what mends it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gcore_core import __version__, catalog, environments
+from gcore_core.cli.env_listing import Listed, listed, readable
+from gcore_core.cli.env_making import probe
+from gcore_core.errors import GcoreError
+from gcore_core.interpreters import open_environment
+from gcore_core.placement.devices import find_devices
+from gcore_core.plugins import Plugins
+
+SHARED_MEMORY = Path("/dev/shm")
+DRIVER = Path("/proc/driver/nvidia")
+#: Slabs of a few workers, and what engines of several processes put there. Containers often have 64 MB.
+SHARED_MEMORY_BYTES = 1 << 30
+OPEN_FILES = 1024
+RUN_BYTES = 1 << 30  # a run's final weights, of a small model
+ENVIRONMENT_BYTES = 10 << 30  # an engine with torch for CUDA
+_SMI_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """what: the thing looked at. told: how it is. mend: the command that puts it right; empty when nothing is wrong."""
+
+    what: str
+    told: str
+    mend: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """Everything there is to look at, one after the other."""
+    made = listed()
+    yield from _this_interpreter()
+    for item in made:
+        yield _environment(item)
+    yield _driver(made)
+    yield _shared_memory()
+    yield _loopback()
+    yield _sockets()
+    yield _open_files()
+    yield _disk("disk for runs", Path.cwd(), RUN_BYTES, "start runs elsewhere: cd DIR, or run.dir=DIR")
+    yield _disk("disk for environments", environments.root(), ENVIRONMENT_BYTES, "export G_CORE_ENVS=DIR")
+
+
+def print_findings(findings: Iterator[Finding], *, as_json: bool) -> int:
+    """Prints each as it is found; returns the exit code."""
+    found = []
+    for item in findings:
+        found.append(item)
+        if not as_json:
+            print(f"{'FAULT' if item.mend else 'ok':<6} {item.what}: {item.told}", flush=True)
+            print(end="".join(f"{'':7}{line}\n" for line in item.mend.splitlines()))
+    if as_json:
+        print(json.dumps([dataclasses.asdict(item) | {"ok": not item.mend} for item in found], indent=2))
+    return 2 if any(item.mend for item in found) else 0
+
+
+# -- interpreters -----------------------------------------------------------------------------------------------------
+
+
+def _this_interpreter() -> Iterator[Finding]:
+    told = f"{sys.executable}, Python {platform.python_version()}, gcore-core {__version__}"
+    yield Finding(what="this interpreter", told=told)
+    for row in catalog.scan().plugins:
+        if row.state in ("clash", "incompatible"):
+            mend = f"{sys.executable} -m pip " + ("uninstall" if row.state == "clash" else "install -U")
+            yield Finding(what=f"plugin {row.name}", told=row.reason, mend=f"{mend} {row.distribution}")
+
+
+def _environment(item: Listed) -> Finding:
+    what = f"environment {item.name}"
+    if item.state == "being made":
+        return Finding(what=what, told=item.state)
+    if item.state != "ready":
+        return Finding(what=what, told=": ".join(filter(None, (item.state, item.reason))), mend=item.remake)
+    record = item.record
+    again = f"{item.remake} --fresh"
+    try:
+        found = probe(item.python, list(record["versions"]))
+        unmet = open_environment(str(item.python), where=what).unmet(_needs(record["plugin"]))
+    except GcoreError as error:
+        return Finding(what=what, told=error.what, mend=again)
+    wrong = [
+        f"{name} is {found[name] or 'missing'}, {version} was installed"
+        for name, version in record["versions"].items()
+        if found[name] != version
+    ]
+    wrong += [f"{record['plugin']} needs {need}, found {have or 'none'}" for need, have in unmet]
+    if wrong:
+        return Finding(what=what, told="; ".join(wrong), mend=again)
+    versions = ", ".join(f"{name} {found[name]}" for name in (record["engine"], "gcore-core"))
+    return Finding(what=what, told=f"{record['flavour']}, {versions}")
+
+
+def _needs(plugin: str) -> list[str]:
+    """What the plugin's backends ask of their interpreter."""
+    plugins = Plugins()
+    plugins.load(catalog.scan().get(plugin, where=""))
+    return [need for kind in ("generator", "trainer") for item in plugins.providers(kind) for need in item.spec.needs]
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def _driver(made: list[Listed]) -> Finding:
+    cuda = [item for item in made if item.record.get("flavour") == "cuda"]
+    devices = find_devices("auto")
+    here = f"{len(devices)} {'GPUs' if devices[0].kind == 'cuda' else 'cores'}"
+    if not DRIVER.is_dir():
+        if not cuda:
+            return Finding(what="driver", told=f"none is loaded, and nothing needs one; {here}")
+        names = ", ".join(item.name for item in cuda)
+        mend = "\n".join(f"{item.remake} --cpu" for item in cuda)
+        return Finding(what="driver", told=f"none is loaded, but made for CUDA: {names}", mend=mend)
+    smi = shutil.which("nvidia-smi")
+    if smi is not None:
+        words = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            told = f"nvidia-smi gives no answer within {_SMI_TIMEOUT_S:.0f} s"
+            return Finding(what="driver", told=told, mend="sudo systemctl reboot")
+        if done.returncode != 0:
+            last = (done.stdout + done.stderr).strip().splitlines() or ["nvidia-smi fails"]
+            return Finding(what="driver", told=last[-1], mend="sudo modprobe nvidia && nvidia-smi")
+        here = f"{here}: {'; '.join(sorted(set(done.stdout.strip().splitlines())))}"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return Finding(what="driver", told=here + (f", CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else ""))
+
+
+def _shared_memory() -> Finding:
+    if not SHARED_MEMORY.is_dir():
+        return Finding(what="shared memory", told=f"there is no {SHARED_MEMORY}; a run uses files in {_temporary()}")
+    usage = shutil.disk_usage(SHARED_MEMORY)
+    told = f"{readable(usage.free)} of {readable(usage.total)} free in {SHARED_MEMORY}"
+    if usage.total < SHARED_MEMORY_BYTES:
+        mend = f"sudo mount -o remount,size=8G {SHARED_MEMORY}\nin a container: docker run --shm-size=8g"
+        return Finding(what="shared memory", told=told, mend=mend)
+    if usage.free < SHARED_MEMORY_BYTES:
+        mend = f"ls -ld {SHARED_MEMORY}/*      what ended processes have left there can be removed"
+        return Finding(what="shared memory", told=told, mend=mend)
+    return Finding(what="shared memory", told=told)
+
+
+def _loopback() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5.0):
+            return Finding(what="loopback", told="127.0.0.1 takes connections")
+    except OSError as error:
+        return Finding(what="loopback", told=f"127.0.0.1: {error.strerror or error}", mend="sudo ip link set lo up")
+
+
+def _sockets() -> Finding:
+    """A run's processes talk through sockets in a private directory below the temporary one."""
+    what, told = "sockets", f"can be made in {_temporary()}"
+    try:
+        with tempfile.TemporaryDirectory(prefix="g-core-") as directory, socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.join(directory, "supervisor.with.a.long.name"))
+    except OSError as error:
+        return Finding(what=what, told=f"{_temporary()}: {error.strerror or error}", mend="export TMPDIR=/tmp")
+    return Finding(what=what, told=told)
+
+
+def _temporary() -> str:
+    return tempfile.gettempdir()
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = soft == resource.RLIM_INFINITY
+    told = "no limit" if unlimited else f"a process may open {soft}"
+    if unlimited or soft >= OPEN_FILES:
+        return Finding(what="open files", told=told)
+    raised = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES
+    mend = f"ulimit -n {OPEN_FILES}" if raised else f"sudo prlimit --pid $$ --nofile={OPEN_FILES}"
+    return Finding(what="open files", told=told, mend=mend)
+
+
+def _disk(what: str, place: Path, least: int, mend: str) -> Finding:
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    told = f"{readable(free)} free in {there}"
+    return Finding(what=what, told=told) if free >= least else Finding(what=what, told=told, mend=mend)

@@ -1,0 +1,85 @@
+"""The environments that there are, and whether each is still what it should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gcore_core import environments
+from gcore_core.cli.env_making import is_being_made
+from gcore_core.cli.env_recipe import Wish, recipe
+from gcore_core.errors import ConfigError, PluginError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """state: ready, being made, half made, stale. reason: what is stale about it."""
+
+    name: str
+    record: dict[str, Any]
+    state: str
+    reason: str = ""
+
+    @property
+    def python(self) -> Path:
+        return environments.root() / self.name / "bin" / "python"
+
+    @property
+    def remake(self) -> str:
+        """The command that makes it what it should be."""
+        return environments.command(environments.root() / self.name)
+
+
+def listed() -> list[Listed]:
+    """Every named environment; imports the roots of the plugins that they are for."""
+    files = sorted(environments.root().glob(f"*/{environments.RECORD}"))
+    return [_look_at(file.parent.name, environments.record(file.parent)) for file in files]
+
+
+def _look_at(name: str, record: dict[str, Any]) -> Listed:
+    if is_being_made((environments.root() / name).resolve()):
+        return Listed(name=name, record=record, state="being made")
+    if not record.get("complete"):
+        return Listed(name=name, record=record, state="half made")
+    reason = _stale(record)
+    return Listed(name=name, record=record, state="stale" if reason else "ready", reason=reason)
+
+
+def _stale(record: dict[str, Any]) -> str:
+    """Why the same command would make another environment now; empty when it would not."""
+    wish = Wish(
+        plugin=record["plugin"], flavour=record["flavour"], python=record["python"], extra=tuple(record["with"])
+    )
+    try:
+        now = recipe(wish, where="")
+    except (ConfigError, PluginError) as error:
+        return error.what
+    if now.digest() == record["digest"]:
+        return ""
+    there = record["versions"]
+    differ = [
+        f"{source.distribution} is {there.get(source.distribution) or 'missing'} there, {source.version} here"
+        for source in now.sources
+        if there.get(source.distribution) != source.version
+    ]
+    return "; ".join(differ) or "its pins have changed"
+
+
+def shown(name: str, record: dict[str, Any], state: str, reason: str = "") -> dict[str, Any]:
+    """A row for a person or a tool."""
+    engine = record.get("engine", "")
+    return {
+        "name": name,
+        "plugin": record.get("plugin", ""),
+        "flavour": record.get("flavour", ""),
+        "python": str(environments.root() / name / "bin" / "python"),
+        "engine": f"{engine} {record.get('versions', {}).get(engine, '')}".strip(),
+        "bytes": record.get("bytes", 0),
+        "state": state,
+        "reason": reason,
+    }
+
+
+def readable(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB" if count else ""

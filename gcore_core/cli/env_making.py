@@ -1,0 +1,273 @@
+"""Makes an environment with the venv and the pip of an interpreter, one at a time, and only once."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from gcore_core import environments
+from gcore_core.cli.env_recipe import Recipe
+from gcore_core.errors import ConfigError, PluginError
+
+LOG = "g-core-pip.log"
+_PROBE = """
+import importlib.metadata, json, sys
+import gcore_core
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        found[name] = None
+print(json.dumps(found))
+"""
+_PROBE_TIMEOUT_S = 120.0
+_TELL_EVERY_S = 10.0
+
+
+class Progress(Protocol):
+    def begin(self, step: str) -> None:
+        """A command is started."""
+
+    def line(self, text: str) -> None:
+        """It printed a line."""
+
+
+class PlainProgress:
+    """A line for each step, and one every ten seconds for what pip is at."""
+
+    def __init__(self) -> None:
+        self._told_s = self._began_s = time.monotonic()
+
+    def begin(self, step: str) -> None:
+        self._told_s = self._began_s = time.monotonic()
+        print(f"  {step}", flush=True)
+
+    def line(self, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TELL_EVERY_S:
+            self._told_s = now_s
+            print(f"    {now_s - self._began_s:.0f} s: {text[:100]}", flush=True)
+
+
+class LiveProgress:
+    """On a terminal: the steps that are over, and below them what pip says right now."""
+
+    def __init__(self, console: Any, status: Any) -> None:
+        self._console, self._status, self._step = console, status, ""
+
+    def begin(self, step: str) -> None:
+        self._step = step
+        self._console.print(f"  {step}", markup=False, highlight=False)
+        self._status.update("")
+
+    def line(self, text: str) -> None:
+        from rich.text import Text
+
+        self._status.update(Text(text[: self._console.width - 4], style="dim"))
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    if not sys.stdout.isatty():
+        yield PlainProgress()
+        return
+    from rich.console import Console
+
+    console = Console()
+    with console.status("") as status:
+        yield LiveProgress(console, status)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """An environment that is ready; ``record`` is what is written in it. seconds: 0 when it was ready before."""
+
+    directory: Path
+    record: dict[str, Any]
+    seconds: float
+
+
+def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
+    """Makes the environment, unless it is there with the same digest; one that is half made is made anew.
+
+    Waits while another process makes it. Raises ConfigError when the directory holds something else, PluginError with
+    pip's words when pip fails.
+    """
+    digest = recipe.digest()
+    with _alone(directory) as lock:
+        there = environments.record(directory)
+        if there.get("complete") and there.get("digest") == digest and not fresh:
+            return Made(directory=directory, record=there, seconds=0.0)
+        start_s = time.monotonic()
+        _clear(directory, there)
+        wish = recipe.wish
+        asked = {"plugin": wish.plugin, "flavour": recipe.spec.name, "python": wish.python, "with": list(wish.extra)}
+        _write(directory, {**asked, "complete": False})
+        with progress() as shown:
+            steps = _Steps(directory, shown, lock)
+            steps.run("python -m venv", [wish.python, "-m", "venv", str(directory)])
+            python = str(directory / "bin" / "python")
+            for step, words in recipe.pip_steps():
+                steps.run(step, [python, "-m", "pip", *words])
+        record = {
+            **asked,
+            "complete": True,
+            "digest": digest,
+            "engine": recipe.spec.engine,
+            "versions": _verified(recipe, python),
+            "bytes": _size(directory),
+        }
+        _write(directory, record)
+        return Made(directory=directory, record=record, seconds=time.monotonic() - start_s)
+
+
+def is_being_made(directory: Path) -> bool:
+    """Whether a process holds its lock."""
+    try:
+        with _lock_file(directory).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def probe(python: str | Path, distributions: Sequence[str]) -> dict[str, str | None]:
+    """Starts the interpreter, imports the core there, and returns versions. Raises PluginError with its last words."""
+    command = [str(python), "-I", "-c", _PROBE, *distributions]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PluginError(f"{python} does not run: {error}.") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise PluginError(f"{python} cannot import gcore_core: {last}.")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+class _Steps:
+    """Runs commands, their output into a log. They hold the lock too, should this process be killed before them."""
+
+    def __init__(self, directory: Path, shown: Progress, lock: IO[bytes]) -> None:
+        self._log, self._directory, self._shown, self._lock = directory / LOG, directory, shown, lock
+
+    def run(self, step: str, command: list[str]) -> None:
+        self._shown.begin(step)
+        printed = []
+        with self._log.open("a", encoding="utf-8") as log:
+            print(f"$ {shlex.join(command)}", file=log, flush=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=_environment(),
+                pass_fds=(self._lock.fileno(),),
+            )
+            with process:
+                for line in process.stdout or ():
+                    log.write(line)
+                    if text := line.strip():
+                        printed.append(text)
+                        self._shown.line(text)
+        if process.returncode != 0:
+            errors = [line for line in printed if line.startswith("ERROR: ") and "Ignored the following" not in line]
+            raise PluginError(
+                f"`{step}` failed with exit code {process.returncode}.",
+                where=str(self._directory),
+                why="\n".join(line[:300] for line in (errors or printed)[-3:]),
+                todo=f"all of its output: {self._log}",
+            )
+
+
+def _environment() -> dict[str, str]:
+    """Of venv and pip: nothing that would lead them out of the new environment."""
+    left_out = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV")
+    own = {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    return {name: value for name, value in os.environ.items() if name not in left_out} | own
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[IO[bytes]]:
+    """Holds the environment's lock, which ends with the last process that holds it."""
+    file = _lock_file(directory)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = file.open("ab")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written: {error.strerror}.",
+            where=str(file.parent),
+            todo="name another place: G_CORE_ENVS=DIR, or --dir DIR",
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process that makes {directory}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+def _lock_file(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.lock")
+
+
+def _clear(directory: Path, record: dict[str, Any]) -> None:
+    """Removes what is there, if it is an environment of ours."""
+    if not record and directory.is_dir() and any(directory.iterdir()):
+        raise ConfigError(
+            "holds files that g-core did not write; nothing was done.",
+            where=str(directory),
+            todo="name another place: --name NAME, or --dir DIR",
+        )
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+
+
+def _write(directory: Path, record: dict[str, Any]) -> None:
+    """By an atomic rename: what says "complete" is complete."""
+    new = directory / f"{environments.RECORD}.new"
+    new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    new.replace(directory / environments.RECORD)
+
+
+def _verified(recipe: Recipe, python: str) -> dict[str, str | None]:
+    """The versions that came in. Raises PluginError when they are not what was asked for."""
+    found = probe(python, [source.distribution for source in recipe.sources] + [recipe.spec.engine])
+    wrong = [
+        f"{source.distribution} is {found[source.distribution] or 'missing'} there, {source.version} here"
+        for source in recipe.sources
+        if found[source.distribution] != source.version
+    ]
+    if found[recipe.spec.engine] is None:
+        wrong.append(f"the engine, {recipe.spec.engine}, is missing there")
+    if wrong:
+        raise PluginError("pip installed something else than was asked for.", where=python, why="\n".join(wrong))
+    return found
+
+
+def _size(directory: Path) -> int:
+    """Bytes on the disk of all files in it; a file under two names counts once."""
+    seen = {}
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            told = os.lstat(os.path.join(folder, name))
+            seen[told.st_dev, told.st_ino] = told.st_blocks * 512
+    return sum(seen.values())

@@ -1,0 +1,153 @@
+"""Starts vLLM's engine in this process; settings of its environment must stand before vLLM is imported."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import shutil
+import tempfile
+from typing import Any
+
+from gcore_language.model_files import ModelFiles
+from gcore_language.prompts import first_lines
+
+from gcore_core.errors import ConfigError, DataError, PluginBroken
+from gcore_core.protocols import WorkerContext
+from gcore_vllm.adapter import Adapter
+from gcore_vllm.arguments import check_engine
+from gcore_vllm.config import VllmGeneratorConfig
+
+_GIB = 2**30
+_CPU_CACHE_GIB = 1.0
+#: The smallest block of vLLM's attention on CPUs: prompts share whole blocks, so small ones share more.
+_CPU_BLOCK_TOKENS = 32
+_CPU_STEP_TOKENS = 4096
+
+
+def start_engine(
+    config: VllmGeneratorConfig, context: WorkerContext, files: ModelFiles, adapter: Adapter | None
+) -> Any:
+    """vLLM's engine, in this process. Raises PluginBroken, ConfigError, DataError."""
+    set_environment(config, context)
+    try:
+        import torch
+        from vllm.platforms import current_platform
+
+        cpu = current_platform.is_cpu()
+        if cpu and context.engine.get("enforce_eager", True):
+            # else vLLM compiles a function with the C++ compiler at the first sample, for ranks that nobody reads
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        from vllm import EngineArgs, LLMEngine
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision for CUDA beside torch for CPUs
+        raise not_installed(error) from error
+    check_engine(context.engine, {field.name for field in dataclasses.fields(EngineArgs)}, context.role)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    arguments = _arguments(config, context, files, cpu=cpu) | _lora_arguments(adapter) | dict(context.engine)
+    try:
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        _sample_once(engine)
+    except Exception as error:  # isolation point: vLLM raises what its parts raise
+        raise DataError(
+            "vLLM does not start with this model.",
+            where=str(files.directory),
+            why=first_lines(error),
+            todo=_todo(str(error), context),
+        ) from error
+    if adapter is not None:
+        try:
+            _sample_once(engine, adapter.request())
+        except Exception as error:  # isolation point, as above
+            where = str(adapter.directory)
+            raise DataError("vLLM does not take this adapter.", where=where, why=first_lines(error)) from error
+    return engine
+
+
+def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None:
+    """What must stand before vLLM is imported."""
+    # In this process: arrays reach the worker as they are, and one process group holds all there is to end.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # its sampler is another one, untested here
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if context.devices:  # vLLM takes the first CUDA devices that it sees; it does not ask which cores are its own
+        visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        shown = [visible[index] if index < len(visible) else str(index) for index in context.devices]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown)
+    if len(context.devices) > 1:  # a process each, children of this one
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # threads run here: no fork
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else it wants a NUMA node for each
+        if config.threads:
+            os.environ["OMP_NUM_THREADS"] = str(config.threads)
+        if "VLLM_RPC_BASE_PATH" not in os.environ:  # its sockets, which it leaves behind
+            os.environ["VLLM_RPC_BASE_PATH"] = tempfile.mkdtemp(prefix="vllm-")
+            atexit.register(shutil.rmtree, os.environ["VLLM_RPC_BASE_PATH"], ignore_errors=True)
+
+
+def _sample_once(engine: Any, lora: Any = None) -> None:
+    """One token: what vLLM has no kernel for shows here, not in the middle of a run."""
+    from vllm import SamplingParams
+
+    tokens = {"type": "token", "prompt_token_ids": [0]}
+    engine.add_request("first", tokens, SamplingParams(max_tokens=1, logprobs=0), lora_request=lora)
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+def _arguments(config: VllmGeneratorConfig, context: WorkerContext, files: ModelFiles, *, cpu: bool) -> dict[str, Any]:
+    """What vLLM's EngineArgs get by this plugin's settings."""
+    room = config.kv_cache_gib or (_CPU_CACHE_GIB if cpu else None)
+    longest = files.config.get("max_position_embeddings")
+    length = config.context_length and min(config.context_length, longest or config.context_length)
+    found: dict[str, Any] = {
+        "model": str(files.directory),
+        "load_format": "safetensors",
+        "skip_tokenizer_init": not config.stop,  # stop strings are found by vLLM
+        "trust_remote_code": config.trust_remote_code,
+        "dtype": config.dtype,
+        "seed": context.seed % 2**32,
+        "max_model_len": length,
+        "tensor_parallel_size": max(1, len(context.devices)),
+        "max_num_seqs": config.max_batch,
+        "kv_cache_memory_bytes": None if room is None else int(room * _GIB),
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",  # after the temperature; raw ones are before it
+        "worker_extension_cls": "gcore_vllm.worker.WorkerExtension",
+        "disable_log_stats": True,
+    }
+    if cpu:
+        # A prompt read in pieces makes vLLM wind back the sample's random generator, which fails on a CPU.
+        batched = max(_CPU_STEP_TOKENS, length or longest or 0)
+        found |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
+        found |= {"enforce_eager": True, "block_size": _CPU_BLOCK_TOKENS}
+        if context.engine.get("enable_chunked_prefill"):
+            raise ConfigError(
+                "vLLM cannot read prompts in pieces on a CPU when samples have seeds.",
+                where=f"roles.{context.role}.engine.enable_chunked_prefill",
+            )
+    return found
+
+
+def _lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
+    return {} if adapter is None else {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapter.max_rank}
+
+
+def _todo(message: str, context: WorkerContext) -> str:
+    if "head_dim" in message:
+        return "Take a model whose heads have a size vLLM has kernels for (32, 64, 80, 96, 112, 128, ...)."
+    if "model_len" in message or "max seq len" in message:
+        return f"Set roles.{context.role}.config.context_length or kv_cache_gib."
+    if context.engine:
+        return f"If the model is right, look at roles.{context.role}.engine. The worker's log has the whole story."
+    return "The worker's log has the whole story."
+
+
+def not_installed(error: Exception) -> PluginBroken:
+    return PluginBroken(
+        "vLLM cannot be imported here.",
+        where="vllm",
+        why=first_lines(error),
+        todo="Make an environment that has it: g-core env create vllm (by hand: see the plugin's README).",
+    )
