@@ -50,16 +50,13 @@ def gcore_launchers() -> Iterable[p.LauncherProvider]:
 
 @hookimpl
 def gcore_datasets() -> Iterable[p.DatasetProvider]:
-    from gcore_core.data_config import JsonLinesConfig, ParquetConfig
+    from gcore_core.data_config import JsonLinesConfig
 
     yield p.DatasetProvider(
         name="jsonl",
         summary="one JSON object a line",
         factory="gcore_core.datasets:JsonLines",
         config=JsonLinesConfig,
-    )
-    yield p.DatasetProvider(
-        name="parquet", summary="a Parquet file", factory="gcore_core.datasets:Parquet", config=ParquetConfig
     )
 
 

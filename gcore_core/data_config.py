@@ -10,7 +10,7 @@ from gcore_core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RowsConfig:
-    """What every dataset of the core takes. Fields of a row that are not the prompt go along with it."""
+    """What every dataset of rows in files takes. Fields of a row that are not the prompt go along with it."""
 
     path: str
     """The file, or the directory where the format has one; relative to the YAML's directory."""
@@ -32,11 +32,6 @@ class JsonLinesConfig(RowsConfig):
 
     index_dir: str | None = None
     """Where the index of the file is kept. Empty: $G_CORE_CACHE/index, else ~/.cache/g-core/index."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParquetConfig(RowsConfig):
-    """A Parquet file, a directory of them, or a directory written by ``save_to_disk`` of Hugging Face datasets."""
 
 
 @dataclass(frozen=True, kw_only=True)

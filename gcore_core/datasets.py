@@ -1,4 +1,7 @@
-"""Rows of prompts from JSON-lines and Parquet files, read one at a time; no dataset is ever held in memory."""
+"""Rows of prompts from JSON-lines files, read one at a time, and what other datasets of rows in files share with them.
+
+No dataset is ever held in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,14 @@ import hashlib
 import os
 import struct
 import tempfile
-from bisect import bisect_right
 from collections.abc import Iterator
-from functools import lru_cache
 from io import FileIO
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gcore_core.data_config import JsonLinesConfig, ParquetConfig, RowsConfig
+from gcore_core.data_config import JsonLinesConfig, RowsConfig
 from gcore_core.errors import ConfigError, DataError, did_you_mean
 from gcore_core.records import Prompt
 
@@ -24,8 +24,6 @@ _BOM = b"\xef\xbb\xbf"
 _OFFSET = struct.Struct("<q")
 _SHOWN_CHARACTERS = 60
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
-_GROUPS_HELD = 4
-_FILES_HELD = 64
 
 
 class JsonLines:
@@ -37,9 +35,9 @@ class JsonLines:
 
     def __init__(self, config: JsonLinesConfig) -> None:
         path = Path(config.path)
-        _require_there(path)
+        require_there(path)
         if path.is_dir():
-            raise DataError("is a directory, not a file of JSON lines", where=str(path), todo=_data_files_in(path))
+            raise DataError("is a directory, not a file of JSON lines", where=str(path), todo=data_files_in(path))
         self._config = config
         self._file = _opened(path)
         index = _index_file(self._file, config)
@@ -73,44 +71,6 @@ class JsonLines:
         # Not a memory map: its pages would count as memory of every worker that reads.
         raw = os.pread(self._index.fileno(), _OFFSET.size, row * _OFFSET.size)
         return int(_OFFSET.unpack(raw)[0])
-
-
-class Parquet:
-    """Parquet or Arrow files. A row group is read when one of its rows is wanted; the last few stay in memory.
-
-    Rows in random order are cheap from Arrow files, which are memory-mapped, and from row groups of a few thousand
-    rows.
-    """
-
-    def __init__(self, config: ParquetConfig) -> None:
-        path = Path(config.path)
-        _require_there(path)
-        self._config = config
-        self._parts = list(_parts(path))
-        self._ends = list(accumulate(rows for _, _, rows in self._parts))
-        self._rows = min(self._ends[-1] if self._ends else 0, config.limit or 1 << 62)
-        if not self._rows:
-            raise DataError("has no rows", where=str(path))
-        self._table = lru_cache(maxsize=_GROUPS_HELD)(self._read)
-        prompt_from(0, self._values(0), config, where=f"{path}, row 0")
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def __getitem__(self, row: int) -> Prompt:
-        if not 0 <= row < self._rows:
-            raise IndexError(f"row {row} of {self._rows}")
-        return prompt_from(row, self._values(row), self._config, where=f"{self._config.path}, row {row}")
-
-    def _values(self, row: int) -> dict[str, Any]:
-        part = bisect_right(self._ends, row)
-        start = self._ends[part] - self._parts[part][2]
-        values: dict[str, Any] = self._table(part).slice(row - start, 1).to_pylist()[0]
-        return values
-
-    def _read(self, part: int) -> Any:
-        file, group, _ = self._parts[part]
-        return _record_batches(file)[group] if file.suffix == ".arrow" else _row_group(file, group)
 
 
 def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -> Prompt:
@@ -151,18 +111,20 @@ def _is_chat(value: Any) -> bool:
     )
 
 
-def _require_there(path: Path) -> None:
+def require_there(path: Path) -> None:
+    """DataError when there is no such file or directory; it names a neighbour that may have been meant."""
     if path.exists():
         return
     folder = path.parent
     if not folder.is_dir():
         raise DataError("no such file", where=str(path), why=f"there is no directory {folder} either")
     names = sorted(entry.name for entry in folder.iterdir())
-    why = "" if did_you_mean(path.name, names) else _data_files_in(folder)
+    why = "" if did_you_mean(path.name, names) else data_files_in(folder)
     raise DataError(f"no such file{did_you_mean(path.name, names)}", where=str(path), why=why)
 
 
-def _data_files_in(folder: Path) -> str:
+def data_files_in(folder: Path) -> str:
+    """A sentence that lists some of them, for errors."""
     names = sorted(p.name for p in folder.iterdir() if p.suffix in (".jsonl", ".json", ".parquet", ".arrow"))
     return f"data files in {folder}: {', '.join(names[:8]) or 'none'}"
 
@@ -240,60 +202,3 @@ def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:
     if not row:
         raise DataError("is empty: it holds no rows", where=config.path)
     yield position
-
-
-# -- Parquet and Arrow files ------------------------------------------------------------------------------------------
-
-
-def _parts(path: Path) -> Iterator[tuple[Path, int, int]]:
-    """(file, group, rows) of every row group or record batch, in order."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise ConfigError(
-            "reading Parquet needs pyarrow", where=str(path), todo='pip install "gcore-core[parquet]"'
-        ) from error
-    for file in _files(path):
-        try:
-            if file.suffix == ".arrow":
-                counts = [batch.num_rows for batch in _record_batches(file)]
-            else:
-                metadata = pq.read_metadata(file)
-                counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        except (pa.ArrowInvalid, OSError) as error:
-            kind = "Arrow" if file.suffix == ".arrow" else "Parquet"
-            raise DataError(f"is not a {kind} file: {str(error).splitlines()[0]}", where=str(file)) from error
-        yield from ((file, group, rows) for group, rows in enumerate(counts))
-
-
-def _row_group(file: Path, group: int) -> Any:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(file) as reader:
-        return reader.read_row_group(group)
-
-
-@lru_cache(maxsize=_FILES_HELD)
-def _record_batches(file: Path) -> list[Any]:
-    """Views of the mapped file; nothing is copied until a row is taken."""
-    import pyarrow as pa
-
-    return list(pa.ipc.open_stream(pa.memory_map(str(file))))
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if (path / "dataset_dict.json").is_file():
-        splits = msgspec.json.decode((path / "dataset_dict.json").read_bytes()).get("splits", [])
-        raise DataError(
-            f"holds the splits {', '.join(splits)}", where=str(path), todo="set data.config.path to the one to use"
-        )
-    if (path / "state.json").is_file():
-        state = msgspec.json.decode((path / "state.json").read_bytes())
-        return [path / entry["filename"] for entry in state["_data_files"]]
-    found = sorted(path.glob("*.parquet"))
-    if not found:
-        raise DataError("no Parquet files in this directory", where=str(path), why=_data_files_in(path))
-    return found

@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core.run.export import export
+    from gcore_core.cli.exporting import export
 
     size = export(args.run_dir, args.to)
     print(f"{args.to}: {size / 1e6:.1f} MB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from gcore_core.records import FAILED, OK, Header, Lease
 
 GENERATE_DEADLINE_S = 600.0
 SCORE_DEADLINE_S = 600.0
+LANES = 2  # parts of a round that a replica works on at a time: it has the next one before this one ends
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,26 @@ class Rollout:
         return kept, counts
 
     async def draw(self, ledger: Ledger, step: int, turn: int, purpose: str, leases: list[Lease]) -> None:
-        """Has the leases drawn and scored; returns when every record is finished and scored."""
-        replicas = self._context.replicas
-        parts: list[list[Lease]] = [[] for _ in replicas]
-        for lease in leases:
-            parts[lease.ordinal % len(replicas)].append(lease)  # whatever the number of shards
-        await _all(
-            self._replica(ledger, replica, GenerateRequest(step, turn, self._context.facts.shard, purpose, part, step))
-            for replica, part in zip(replicas, parts, strict=True)
-        )
+        """Has the leases drawn and scored; returns when every record is finished and scored.
+
+        Replicas take groups as they work them off, from whichever shard has some left, so that long answers hold up
+        only themselves. In a deterministic run an ordinal has its replica, so that batches repeat.
+        """
+        facts, replicas = self._context.facts, self._context.replicas
+
+        async def serve(replica: Peer, waiting: deque[list[Lease]]) -> None:
+            begun = False
+            while waiting or not begun:  # at least once: a replica waits for a word from every shard
+                part, begun = waiting.popleft() if waiting else [], True
+                await self._replica(ledger, replica, GenerateRequest(step, turn, facts.shard, purpose, part, step))
+
+        if facts.deterministic or len(replicas) == 1:
+            own = [[x for x in leases if x.ordinal % len(replicas) == i] for i in range(len(replicas))]
+            await _all(serve(replica, deque([part])) for replica, part in zip(replicas, own, strict=True))
+        else:
+            lanes = [replica for _ in range(LANES) for replica in replicas]
+            shared = shares(leases, len(lanes))
+            await _all(serve(replica, shared) for replica in lanes)
 
     async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest) -> None:
         ordinals = {lease.ordinal for lease in request.leases}
@@ -151,6 +163,20 @@ def _too_many_failures(failures: list[list[Header]], unusable: int, seen: int) -
         why="\n".join(dict.fromkeys(reasons[:64])) or "no reason was given",
         todo="mend the reward or the data; controller.config.failure_limit says how many may fail",
     )
+
+
+def shares(leases: list[Lease], lanes: int) -> deque[list[Lease]]:
+    """The leases in parts to be taken one after the other: three quarters of what is left in equal parts for the lanes,
+    and so on (factoring: Hummel, Schonberg and Flynn 1992). So replicas are full at first and end together."""
+    found: deque[list[Lease]] = deque()
+    left = list(leases)
+    while left:
+        size = max(1, 3 * len(left) // (4 * lanes))
+        for _ in range(lanes):
+            if left:
+                found.append(left[:size])
+                del left[:size]
+    return found
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> None:

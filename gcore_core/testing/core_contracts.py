@@ -30,18 +30,6 @@ class TestJsonLines(DatasetContract):
         return self.build(path=str(file))
 
 
-class TestParquet(DatasetContract):
-    provider = "core/parquet"
-
-    @pytest.fixture
-    def dataset(self, tmp_path: Path) -> Any:
-        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        file = tmp_path / "rows.parquet"
-        rows = arrow.table({"prompt": [f"{i}+1=" for i in range(20)], "answer": [str(i + 1) for i in range(20)]})
-        parquet.write_table(rows, file, row_group_size=7)
-        return self.build(path=str(file))
-
-
 class TestFunction(ScorerContract):
     provider = "core/function"
 

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ["torch", "transformers", "vllm", "sglang", "deepspeed", "megatron", "ray", "diffusers", "matplotlib"]
+ENGINES += ["pyarrow"]
 
 DESCRIBE = f"""
 import importlib, sys

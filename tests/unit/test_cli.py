@@ -158,7 +158,7 @@ def test_run_and_export_hand_their_words_on(
     seen: list[object] = []
     supervisor = types.ModuleType("gcore_core.processes.supervisor")
     supervisor.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]
-    exporting = types.ModuleType("gcore_core.run.export")
+    exporting = types.ModuleType("gcore_core.cli.exporting")
     exporting.export = lambda run_dir, to: seen.append((run_dir, to)) or 2_000_000  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, supervisor.__name__, supervisor)
     monkeypatch.setitem(sys.modules, exporting.__name__, exporting)

@@ -11,9 +11,8 @@ import msgspec
 import pytest
 from omegaconf import OmegaConf
 
-from gcore_core import datasets
-from gcore_core.data_config import JsonLinesConfig, ParquetConfig
-from gcore_core.datasets import JsonLines, Parquet
+from gcore_core.data_config import JsonLinesConfig
+from gcore_core.datasets import JsonLines
 from gcore_core.errors import ConfigError, DataError, GcoreError
 from gcore_core.protocols import Dataset
 
@@ -45,9 +44,6 @@ def message(error: pytest.ExceptionInfo[GcoreError]) -> str:
     text = str(error.value)
     assert len(text.splitlines()) <= 6
     return text
-
-
-# -- JSON lines -------------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_prompts_with_their_other_fields(write: Write) -> None:
@@ -228,112 +224,10 @@ def test_a_million_rows_do_not_grow_the_process(write: Write) -> None:
     assert grown < 5 * 2**20
 
 
-@pytest.mark.parametrize("cls", [JsonLinesConfig, ParquetConfig])
-def test_configs_come_from_yaml_and_from_the_wire(cls: type) -> None:
-    tree = OmegaConf.merge(OmegaConf.structured(cls), {"path": "x", "limit": 3})
+def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
+    tree = OmegaConf.merge(OmegaConf.structured(JsonLinesConfig), {"path": "x", "limit": 3})
     plain = OmegaConf.to_container(tree)
-    assert msgspec.convert(plain, cls) == cls(path="x", limit=3)
-
-
-# -- Parquet ----------------------------------------------------------------------------------------------------------
-
-
-def table(rows: int, start: int = 0) -> Any:
-    pa = pytest.importorskip("pyarrow")
-    numbers = range(start, start + rows)
-    return pa.table({"prompt": [str(n) for n in numbers], "answer": list(numbers), "chat": [CHAT] * rows})
-
-
-def parquet(path: Path, rows: int, start: int = 0) -> Path:
-    import pyarrow.parquet as pq
-
-    pq.write_table(table(rows, start), path, row_group_size=10)
-    return path
-
-
-def arrow(path: Path, rows: int, start: int = 0) -> None:
-    import pyarrow as pa
-
-    with pa.ipc.new_stream(str(path), (made := table(rows, start)).schema) as out:
-        out.write_table(made, max_chunksize=7)
-
-
-def saved_to_disk(folder: Path) -> Path:
-    """What ``save_to_disk`` of Hugging Face datasets writes: Arrow streams, and their names in state.json."""
-    folder.mkdir()
-    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    arrow(folder / names[0], 20)
-    arrow(folder / names[1], 5, start=20)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
-    return folder
-
-
-def parquet_directory(folder: Path) -> Path:
-    folder.mkdir()
-    parquet(folder / "b.parquet", 5, start=20)
-    parquet(folder / "a.parquet", 20)
-    return folder
-
-
-@pytest.mark.parametrize("make", [lambda path: parquet(path, 25), parquet_directory, saved_to_disk])
-def test_all_layouts_hold_the_same_rows(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    rows = Parquet(ParquetConfig(path=str(make(tmp_path / "rows"))))
-    assert isinstance(rows, Dataset)
-    assert [row.text for row in rows] == [str(n) for n in range(25)]
-    assert rows[24].fields == {"answer": 24, "chat": CHAT}
-    with pytest.raises(IndexError):
-        rows[25]
-
-
-def test_parquet_takes_messages_and_limit(tmp_path: Path) -> None:
-    rows = Parquet(ParquetConfig(path=str(parquet(tmp_path / "rows", 25)), messages="chat", limit=3))
-    assert len(rows) == 3 and rows[2].messages == CHAT
-
-
-def test_a_row_group_is_read_once_while_it_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Parquet(ParquetConfig(path=str(parquet(tmp_path / "rows", 100))))
-    rows._table.cache_clear()
-    read: list[int] = []
-    original = datasets._row_group
-    monkeypatch.setattr(datasets, "_row_group", lambda file, g: (read.append(g), original(file, g))[1])
-    assert [rows[row].text for row in range(100)] == [str(n) for n in range(100)]
-    assert read == list(range(10))
-
-
-def test_a_missing_column_names_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
-        Parquet(ParquetConfig(path=str(parquet(tmp_path / "rows", 5)), prompt="question"))
-    assert "no field 'question'" in message(error) and "it has: prompt, answer, chat" in message(error)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("rows.parquet", "Parquet"), ("rows.arrow", "Arrow")])
-def test_another_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
-    (tmp_path / name).write_bytes(b"something else, long enough to have a footer")
-    with pytest.raises(DataError, match=f"is not a {kind} file"):
-        Parquet(ParquetConfig(path=str(tmp_path / name)))
-
-
-def test_a_directory_of_splits_asks_for_one(tmp_path: Path) -> None:
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(DataError, match="holds the splits train, test"):
-        Parquet(ParquetConfig(path=str(tmp_path)))
-
-
-def test_a_directory_without_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no Parquet files in this directory"):
-        Parquet(ParquetConfig(path=str(tmp_path)))
-
-
-def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no rows"):
-        Parquet(ParquetConfig(path=str(parquet(tmp_path / "rows", 0))))
-
-
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = parquet(tmp_path / "rows", 1)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r'pip install "gcore-core\[parquet\]"'):
-        Parquet(ParquetConfig(path=str(file)))
+    assert msgspec.convert(plain, JsonLinesConfig) == JsonLinesConfig(path="x", limit=3)
 
 
 def test_json_lines_need_no_pyarrow() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from gcore_core import cli, config, environments
+from gcore_core.cli.exporting import export
 from gcore_core.errors import GcoreError, error_types
 from gcore_core.factories import FactorySpec, build, import_attribute
 from gcore_core.interpreters import differences, open_environment, unmet_needs
@@ -27,7 +28,6 @@ from gcore_core.processes import handshake, rpc, supervisor
 from gcore_core.processes.messages import Versions
 from gcore_core.records import RunFacts, StepReport
 from gcore_core.run import directory as run_directory
-from gcore_core.run.export import export
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 ROOT = Path(__file__).parents[2]

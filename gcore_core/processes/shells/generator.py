@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
+
 from gcore_core.errors import ContractError
 from gcore_core.order import sample_seed
 from gcore_core.processes.compute import Compute
@@ -66,6 +68,7 @@ class GeneratorShell:
         self._engine = asyncio.Lock()
         self._driver: asyncio.Task[None] | None = None
         self._pulls = Gathering(1)
+        self._mapped: dict[str, np.ndarray] = {}
         self._released = 0
 
     def register(self, service: Service) -> None:
@@ -97,7 +100,7 @@ class GeneratorShell:
     async def _gather(self, request: GenerateRequest) -> None:
         """Submits a round when all shards' parts are here, so that the engine sees one batch whatever C is."""
         group = self._rounds.setdefault((request.step, request.round, request.purpose), _Round())
-        group.parts[request.shard] = request.leases
+        group.parts.setdefault(request.shard, []).extend(request.leases)
         if len(group.parts) == self._shards:
             group.complete.set()
         elif not group.submitted:
@@ -185,7 +188,7 @@ class GeneratorShell:
             async with self._engine:
                 receiver = cast(ReceivesWeights, self._backend)
                 source = self._network.peer(request.source)
-                return await pull_weights(receiver, source, request, self._compute, call)
+                return await pull_weights(receiver, source, request, self._compute, call, self._mapped)
 
         # Once, and to its end: a pull that was begun anew would find the first buckets overwritten.
         confirmed: PushConfirmed = await self._pulls.join((request.version, request.attempt), 0, request, act)

@@ -19,7 +19,8 @@ class WeightInbox:
     def __init__(self, role: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.version = 0
         self._role, self._shapes = role, dict(shapes)
-        self._awaited: set[str] | None = None
+        self._awaited: set[str] | None = None  # tensors yet to come, while a push is open
+        self._whole = False  # all of them came; only a commit or another plan may follow
 
     def begin(self, plan: WeightPlan) -> None:
         """Compares the plan with the model, then awaits all tensors anew."""
@@ -39,11 +40,11 @@ class WeightInbox:
                 raise self.mismatch(
                     f"tensor {name} has shape {offered[name]} in the plan and {shape} here.", tensor=name
                 )
-        self._awaited = set(self._shapes)
+        self._awaited, self._whole = set(self._shapes), False
 
     def take(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> Sequence[tuple[TensorSpec, np.ndarray]]:
         """Checks tensors off; each may come once in a push."""
-        if self._awaited is None:
+        if self._awaited is None or self._whole:
             raise self.mismatch("tensors came before their plan.")
         given = list(tensors)
         for spec, array in given:
@@ -53,13 +54,13 @@ class WeightInbox:
         return given
 
     def complete(self) -> None:
-        """Raises unless all tensors have come. The push stays open until ``commit``."""
+        """Raises unless all tensors have come. The push stays open until ``commit``; if that fails, all come again."""
         if self._awaited is None or self._awaited:
             lacking = sorted(self._awaited or self._shapes)
             raise self.mismatch(
                 f"tensor {lacking[0]} has not come.", why=f"{len(lacking)} are missing.", tensor=lacking[0]
             )
-        self._awaited = set(self._shapes)  # whatever fails until the commit, all must come again
+        self._whole = True
 
     def commit(self, version: int) -> None:
         """The tensors are loaded, and everything that depended on the old ones is gone."""

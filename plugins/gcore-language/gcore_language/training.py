@@ -241,7 +241,9 @@ class LanguageTrainer:
         self._prepared = None
         self.version = step + 1
         ranks = self._engine.ranks
-        return progress.metrics(ranks.add_up(progress.sums), ranks.max([progress.gap])[0])
+        metrics = progress.metrics(ranks.add_up(progress.sums), ranks.max([progress.gap])[0])
+        # sharded ranks wait for each other inside an accelerator's kernels; the shell's clock knows processors only
+        return metrics if self._engine.device.type == "cpu" else {**metrics, "busy_s": 0.0}
 
     def _update(self, prepared: _Prepared, part: Sequence[Batch | None], progress: Progress, *, first: bool) -> None:
         rate = rate_at(self._settings, self._updates, self._context.steps * self._context.updates_per_step)

@@ -1,0 +1,23 @@
+"""What ``g-core conformance data`` runs: contracts of providers that need settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gcore_core.testing import DatasetContract
+
+
+class TestParquet(DatasetContract):
+    provider = "data/parquet"
+
+    @pytest.fixture
+    def dataset(self, tmp_path: Path) -> Any:
+        file = tmp_path / "rows.parquet"
+        rows = pa.table({"prompt": [f"{i}+1=" for i in range(20)], "answer": [str(i + 1) for i in range(20)]})
+        pq.write_table(rows, file, row_group_size=7)
+        return self.build(path=str(file))

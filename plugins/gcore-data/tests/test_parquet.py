@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gcore_data
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gcore_data import parquet
+from gcore_data.config import ParquetConfig
+from gcore_data.parquet import Parquet
+from omegaconf import OmegaConf
+
+from gcore_core.errors import DataError, GcoreError
+from gcore_core.protocols import Dataset
+
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+CHAT = [{"role": "user", "content": "1+1="}]
+
+
+def table(rows: int, start: int = 0) -> pa.Table:
+    numbers = range(start, start + rows)
+    return pa.table({"prompt": [str(n) for n in numbers], "answer": list(numbers), "chat": [CHAT] * rows})
+
+
+def parquet_file(path: Path, rows: int, start: int = 0) -> Path:
+    pq.write_table(table(rows, start), path, row_group_size=10)
+    return path
+
+
+def arrow_file(path: Path, rows: int, start: int = 0) -> None:
+    with pa.ipc.new_stream(str(path), (made := table(rows, start)).schema) as out:
+        out.write_table(made, max_chunksize=7)
+
+
+def saved_to_disk(folder: Path) -> Path:
+    """What ``save_to_disk`` of Hugging Face datasets writes: Arrow streams, and their names in state.json."""
+    folder.mkdir()
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    arrow_file(folder / names[0], 20)
+    arrow_file(folder / names[1], 5, start=20)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    return folder
+
+
+def parquet_directory(folder: Path) -> Path:
+    folder.mkdir()
+    parquet_file(folder / "b.parquet", 5, start=20)
+    parquet_file(folder / "a.parquet", 20)
+    return folder
+
+
+def opened(path: Path, **config: Any) -> Parquet:
+    return Parquet(ParquetConfig(path=str(path), **config))
+
+
+def message(error: pytest.ExceptionInfo[GcoreError]) -> str:
+    text = str(error.value)
+    assert len(text.splitlines()) <= 6
+    return text
+
+
+@pytest.mark.parametrize("make", [lambda path: parquet_file(path, 25), parquet_directory, saved_to_disk])
+def test_all_layouts_hold_the_same_rows(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    rows = opened(make(tmp_path / "rows"))
+    assert isinstance(rows, Dataset)
+    assert [row.text for row in rows] == [str(n) for n in range(25)]
+    assert rows[24].fields == {"answer": 24, "chat": CHAT}
+    for row in (-1, 25):
+        with pytest.raises(IndexError):
+            rows[row]
+
+
+def test_messages_and_limit_are_taken(tmp_path: Path) -> None:
+    rows = opened(parquet_file(tmp_path / "rows", 25), messages="chat", limit=3)
+    assert len(rows) == 3 and rows[2].messages == CHAT
+
+
+def test_a_row_group_is_read_once_while_it_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = opened(parquet_file(tmp_path / "rows", 100))
+    rows._table.cache_clear()
+    read: list[int] = []
+    original = parquet._row_group
+    monkeypatch.setattr(parquet, "_row_group", lambda file, g: (read.append(g), original(file, g))[1])
+    assert [rows[row].text for row in range(100)] == [str(n) for n in range(100)]
+    assert read == list(range(10))
+
+
+def test_a_missing_column_names_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        opened(parquet_file(tmp_path / "rows", 5), prompt="question")
+    assert "no field 'question'" in message(error) and "it has: prompt, answer, chat" in message(error)
+
+
+def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
+    parquet_file(tmp_path / "rows.parquet", 1)
+    with pytest.raises(DataError, match=r"row\.parquet: no such file \(did you mean 'rows.parquet'\?\)"):
+        opened(tmp_path / "row.parquet")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("rows.parquet", "Parquet"), ("rows.arrow", "Arrow")])
+def test_another_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / name).write_bytes(b"something else, long enough to have a footer")
+    with pytest.raises(DataError, match=f"is not a {kind} file"):
+        opened(tmp_path / name)
+
+
+def test_a_directory_of_splits_asks_for_one(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(DataError, match="holds the splits train, test"):
+        opened(tmp_path)
+
+
+def test_a_directory_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no Parquet files in this directory"):
+        opened(tmp_path)
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no rows"):
+        opened(parquet_file(tmp_path / "rows", 0))
+
+
+def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
+    tree = OmegaConf.merge(OmegaConf.structured(ParquetConfig), {"path": "x", "limit": 3})
+    plain = OmegaConf.to_container(tree)
+    assert msgspec.convert(plain, ParquetConfig) == ParquetConfig(path="x", limit=3)
+
+
+def test_what_is_checked_before_a_run_is_what_pip_was_told() -> None:
+    told = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
+    for provider in gcore_data.gcore_datasets():
+        assert set(provider.needs) <= set(told)
