@@ -18,6 +18,7 @@ VERBS = {
     "plugins": "list, show and check plugins, or begin a new one",
     "conformance": "hold a plugin to the contracts of what it provides",
     "env": "make, list and examine the environments that engines run in",
+    "trace": "sum up a run's trace, or write it as a timeline",
     "export": "copy a run's final weights out",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.controllers.tracing import Trace
 from gcore_core.factories import FactorySpec, build
 from gcore_core.processes.agreements import Agreements
 from gcore_core.processes.insist import insist
@@ -32,10 +33,12 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     scorers: dict[str, list[str]]
     weights: dict[str, float]
     logprob_band: float = 1e-3
+    deterministic: bool = False
     evaluate_every: int = 0
     evaluate_prompts: int = 0
     show: int = 0
     output: str = ""
+    trace: str = ""
     next_ordinal: int = 0
     start_step: int = 0
 
@@ -43,6 +46,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
 @dataclass(frozen=True, kw_only=True)
 class ControllerContext:
     facts: JobFacts
+    trace: Trace
     agree: Agreements
     supervisor: Peer
     replicas: list[Peer]
@@ -65,6 +69,7 @@ def make_context(
     supervisor = network.peer("supervisor")
     return ControllerContext(
         facts=facts,
+        trace=Trace(facts.trace, facts.shard),
         agree=Agreements(supervisor, facts.shard, facts.shards, insist),
         supervisor=supervisor,
         replicas=[network.peer(name) for name in facts.replicas],

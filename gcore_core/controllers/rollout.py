@@ -56,6 +56,7 @@ class Rollout:
             counts["issued"] += len(leases)
             await self.draw(ledger, step, turn, TRAIN, leases)
             settled = self._settle(ledger, counts)
+            self._context.trace.flush()
             kept += settled.kept
             told = [len(settled.kept), len(settled.failures), settled.complete]
             totals = await self._context.agree.sum("settled", np.array(told))
@@ -96,10 +97,12 @@ class Rollout:
         try:
             for attempt in range(TRIES):
                 try:
+                    sent_s = asyncio.get_running_loop().time()
                     stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
                     async with contextlib.aclosing(stream):
                         async for headers in stream:
                             fresh = [header for header in headers if ledger.finished(header)]
+                            self._context.trace.finished(request.step, replica.name, sent_s, fresh)
                             if ready := [header for header in fresh if header.status != FAILED]:
                                 scoring.append(asyncio.ensure_future(self._score(ledger, request.purpose, ready)))
                     break
@@ -120,6 +123,7 @@ class Rollout:
                 ledger.scored(score, self._names)
 
         await _all(ask(peer) for peer, _ in self._context.scorers)
+        self._context.trace.scored(headers)
 
     def _settle(self, ledger: Ledger, counts: Counter[str]) -> _Settled:
         """Gives every complete group its verdict."""
@@ -132,11 +136,14 @@ class Rollout:
                 failures.append(group)
                 counts[f"dropped/{reason}"] += 1
                 ledger.settle(ordinal, QUARANTINED, reason)
+                self._context.trace.settled(group, QUARANTINED, reason)
                 continue
             keep, reason = self._context.filter.keep(group_scalars(group, self._context.facts.weights))
             if not keep:
                 counts[f"dropped/{reason}"] += 1
-            ledger.settle(ordinal, TRAINED if keep else FILTERED, reason)
+            verdict = TRAINED if keep else FILTERED
+            ledger.settle(ordinal, verdict, reason)
+            self._context.trace.settled(group, verdict, reason)
             kept += [group] if keep else []
         return _Settled(kept, failures, len(complete))
 

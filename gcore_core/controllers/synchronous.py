@@ -6,7 +6,7 @@ Every shard runs this same program over its own groups. ``step`` is the whole of
 
 from __future__ import annotations
 
-import time
+import asyncio
 
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -14,6 +14,7 @@ from gcore_core.controllers.evaluation import Evaluation
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.rollout import Rollout
+from gcore_core.controllers.tracing import Trace
 from gcore_core.controllers.training import Training
 from gcore_core.ledger import Ledger
 
@@ -44,10 +45,11 @@ class SynchronousController:
             if await self.step(step):
                 break
         await self._publishing.save()
+        self._context.trace.flush()
 
     async def step(self, step: int) -> bool:
         """One pass of the four stages and one push. True when the run is asked to stop."""
-        watch = Stopwatch()
+        watch = Stopwatch(self._context.trace, step)
         groups, counts = await self._rollout.groups(self._ledger, step)
         watch.lap("rollout")
         plan = await self._training.balance(step, groups)
@@ -67,15 +69,18 @@ class SynchronousController:
 
 
 class Stopwatch:
-    """Seconds of each stage of a step, by the controller's clock."""
+    """Seconds of each stage of a step, by the clock of the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace, step: int) -> None:
         self.laps_s: dict[str, float] = {}
-        self._last_s = time.perf_counter()
+        self._trace, self._step = trace, step
+        self._loop = asyncio.get_running_loop()
+        self._last_s = self._loop.time()
 
     def lap(self, name: str) -> None:
-        now_s = time.perf_counter()
-        self.laps_s[name], self._last_s = now_s - self._last_s, now_s
+        before_s, self._last_s = self._last_s, self._loop.time()
+        self.laps_s[name] = self._last_s - before_s
+        self._trace.stage(self._step, name, before_s, self._last_s)
 
     def metrics(self) -> dict[str, float]:
         stages = {name: value for name, value in self.laps_s.items() if name != "evaluation"}

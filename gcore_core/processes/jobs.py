@@ -15,7 +15,6 @@ from gcore_core.processes import handshake
 from gcore_core.processes.launchers import AGENT, Site
 from gcore_core.processes.messages import WorkerSpec
 
-NODE = "node0"
 SCORER_RESTARTS = 1000  # one that is given up for a timeout is started again
 
 
@@ -90,7 +89,7 @@ def _spec(
         secret=site.secret,
         run_id=job.directory.name,
         versions=handshake.versions(plugins),
-        settings={"node": NODE, "agent": AGENT, "store": str(site.store), "shards": job.shards, **settings},
+        settings={"node": AGENT, "agent": AGENT, "store": str(site.store), "shards": job.shards, **settings},
         python=node.get("python") or "",
         log=str(job.directory / "logs" / f"{name}.log"),
         restarts=SCORER_RESTARTS if kind == "scorer" else 0,
@@ -129,6 +128,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "shard": shard,
         "steps": config["run"]["steps"],
         "seed": config["run"]["seed"],
+        "deterministic": config["run"]["deterministic"],
         "rows": dict(job.rows),
         "replicas": [f"rollout.{i}" for i in range(roles["rollout"]["slots"])],
         "ranks": _data_parallel(job),
@@ -139,6 +139,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "evaluate_prompts": config["evaluation"]["prompts"],
         "show": config["evaluation"]["show"],
         "output": str(job.directory / "weights"),
+        "trace": str(job.directory / "trace"),
     }
     return _spec(job, site, f"controller.{shard}", "controller", factories, settings)
 

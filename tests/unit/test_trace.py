@@ -1,0 +1,92 @@
+"""What a trace holds is read back, whole or cut off, and becomes a timeline without overlaps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from gcore_core.cli.trace import numbers, timeline
+from gcore_core.controllers.tracing import Clock, Record, Stage, Trace, read_trace
+from gcore_core.errors import DataError
+from gcore_core.records import Header, Ref
+
+
+def header(ordinal: int, sample: int = 0) -> Header:
+    ref = Ref("node0", "slab", 0, 640, 1, b"")
+    return Header(ordinal, sample, 0, 0, versions=(2, 3), n_prompt=5, n_actions=7, columns=ref, media={"image": ref})
+
+
+async def _write(directory: Path, ordinals: list[int]) -> None:
+    trace = Trace(str(directory / "trace"), 1)
+    headers = [header(ordinal) for ordinal in ordinals]
+    now_s = asyncio.get_running_loop().time()
+    trace.finished(4, "rollout.0", now_s - 1.0, headers)
+    trace.scored(headers[:1])
+    for one in headers:
+        trace.settled([one], "trained", "")
+    trace.stage(4, "rollout", now_s - 1.0, now_s)
+    trace.flush()
+
+
+def test_records_and_stages_are_read_back_with_times_of_day(tmp_path: Path) -> None:
+    before_s = time.time()
+    asyncio.run(_write(tmp_path, [10, 11]))
+    clock, first, second, stage = read_trace(tmp_path)
+    assert isinstance(clock, Clock) and clock.shard == 1
+    assert isinstance(first, Record) and isinstance(second, Record) and isinstance(stage, Stage)
+    assert (first.step, first.ordinal, first.replica, first.verdict) == (4, 10, "rollout.0", "trained")
+    assert (first.n_prompt, first.n_actions, first.version) == (5, 7, 3)
+    assert (first.chunk_bytes, first.media_bytes) == (640, 640)
+    assert before_s - 2 < first.sent_s < first.finished_s <= first.scored_s <= time.time() + 1
+    assert second.scored_s == 0, "it was not scored, so it has no such time"
+    assert stage.end_s - stage.start_s == pytest.approx(1.0)
+
+
+def test_records_of_an_evaluation_are_left_out(tmp_path: Path) -> None:
+    asyncio.run(_write(tmp_path, [-3]))
+    assert not [line for line in read_trace(tmp_path) if isinstance(line, Record)]
+
+
+def test_half_a_line_at_the_end_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    asyncio.run(_write(tmp_path, [10]))
+    (file,) = (tmp_path / "trace").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])
+    assert len(list(read_trace(tmp_path))) == 2
+    file.write_bytes(b"{}\n" + whole)
+    with pytest.raises(DataError, match=r"controller\.1\.jsonl:1"):
+        list(read_trace(tmp_path))
+    with pytest.raises(DataError, match="the run has no trace"):
+        list(read_trace(tmp_path / "nowhere"))
+
+
+def test_a_trace_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("a file where the directory should be")
+    asyncio.run(_write(tmp_path, [10]))
+
+
+def test_slices_of_one_row_never_overlap_and_all_records_are_there(tmp_path: Path) -> None:
+    records = [
+        Record(
+            step=0, ordinal=i, sample=0, attempt=0, replica=f"rollout.{i % 2}", sent_s=i * 0.3, finished_s=i * 0.3 + 1
+        )
+        for i in range(12)
+    ]
+    events = [event for event in timeline(records) if event["ph"] == "X"]
+    assert len(events) == 12
+    json.dumps(events)
+    for row in {(event["pid"], event["tid"]) for event in events}:
+        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if (e["pid"], e["tid"]) == row)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+
+
+def test_the_numbers_count_verdicts_and_stages(tmp_path: Path) -> None:
+    asyncio.run(_write(tmp_path, [10, 11]))
+    told = numbers(list(read_trace(tmp_path)))
+    assert (told["records"], told["records/trained"], told["actions/median"]) == (2, 2, 7)
+    assert told["stage_s/rollout"] == pytest.approx(1.0)
+    assert told["generation_s/median"] >= 1.0
