@@ -26,7 +26,7 @@ class Ranks:
         """always_meet: make a process group for a single rank too, for libraries that want one."""
         self.rank, self.count, self.device = context.rank, context.ranks, device
         self.speaks = True
-        self._met = self.count > 1 or always_meet
+        self._met = self.count > 1 or (always_meet and not dist.is_initialized())
         if not self._met:
             return
         # ranks that share a directory are on one machine: gloo may keep to the loopback interface

@@ -171,6 +171,7 @@ class TorchEngine:
     def load(self, directory: Path) -> dict[str, Any]:
         numbers = load_numbers(directory)
         steps = numbers.pop("optimizer_steps")
+        self._optimizer.state.clear()  # a state from before the first update has no moments
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         for part, name, whole in load_parts(directory, shapes):
             tensor = self._tensors[name]

@@ -384,6 +384,18 @@ def test_a_bad_model_directory_is_named(tmp_path: Path, tiny: Any, monkeypatch: 
     assert "no weights in safetensors" in error_of(str(directory))
 
 
+def test_a_state_from_before_the_first_update_has_no_moments(open_trainer: Any, tmp_path: Path, tiny: Any) -> None:
+    trainer, fresh = open_trainer(learning_rate=0.01), open_trainer(learning_rate=0.01)
+    trainer.save(tmp_path)
+    for step in range(2):
+        one_step(trainer, tiny, step)
+    trainer.load(tmp_path)
+    one_step(trainer, tiny, 0)
+    one_step(fresh, tiny, 0)
+    for name, array in weights_of(trainer).items():
+        assert array.tobytes() == weights_of(fresh)[name].tobytes(), name
+
+
 def test_a_state_of_another_model_is_refused(open_trainer: Any, tmp_path: Path, model_dirs: dict[str, Path]) -> None:
     with pytest.raises(DataError, match="trainer state cannot be read"):
         open_trainer().load(tmp_path)

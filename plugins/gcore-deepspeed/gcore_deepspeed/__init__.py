@@ -1,0 +1,35 @@
+"""The plugin named ``deepspeed``: a trainer on DeepSpeed's ZeRO for any Hugging Face causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_core import hookimpl
+from gcore_core.providers import EnvironmentProvider, TrainerProvider
+from gcore_deepspeed.config import DeepSpeedTrainerConfig
+
+
+@hookimpl
+def gcore_trainers() -> Iterable[TrainerProvider]:
+    yield TrainerProvider(
+        summary="DeepSpeed: AdamW with ZeRO 1, 2 or 3 on a Hugging Face causal language model",
+        factory="gcore_deepspeed.trainer:DeepSpeedTrainer",
+        config=DeepSpeedTrainerConfig,
+        capabilities=frozenset({"sharding"}),
+        needs=("deepspeed>=0.19.8,<0.20", "torch>=2.7", "transformers>=5.0"),
+    )
+
+
+@hookimpl
+def gcore_environments() -> Iterable[EnvironmentProvider]:
+    beside = ("gcore-algorithms",)  # objectives run in the trainer
+    yield EnvironmentProvider(
+        name="cpu",
+        summary="DeepSpeed for machines without CUDA",
+        engine="deepspeed",
+        requirements="gcore_deepspeed:cpu.txt",
+        beside=beside,
+    )
+    yield EnvironmentProvider(
+        name="cuda", summary="DeepSpeed for CUDA", engine="deepspeed", extras=("engine",), beside=beside
+    )

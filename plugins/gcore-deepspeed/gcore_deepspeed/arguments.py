@@ -1,0 +1,125 @@
+"""The role's ``engine:`` mapping: passed on to DeepSpeed's configuration as it is, after its names were checked.
+
+DeepSpeed ignores a name that it does not know outside ``zero_optimization``, so what may be passed is listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from gcore_core.errors import ConfigError, did_you_mean
+from gcore_deepspeed.config import DeepSpeedTrainerConfig
+
+#: Sections and settings of DeepSpeed's configuration that are passed on.
+_PASSED = (
+    "comms_logger",
+    "communication_data_type",
+    "csv_monitor",
+    "disable_python_gc",
+    "dump_state",
+    "flops_profiler",
+    "gradient_predivide_factor",
+    "log_level",
+    "memory_breakdown",
+    "prescale_gradients",
+    "steps_per_print",
+    "tensorboard",
+    "timers",
+    "wall_clock_breakdown",
+    "wandb",
+    "zero_optimization",
+)
+#: setting of DeepSpeed -> where this plugin takes it from instead
+_SETTINGS = {
+    "bf16": "config.dtype",
+    "data_types": "config.dtype",
+    "gradient_clipping": "config.clip_grad_norm",
+    "optimizer": "config.learning_rate, betas, eps and weight_decay",
+    "scheduler": "config.schedule",
+    "torch_autocast": "config.dtype",
+    "zero_optimization.allgather_bucket_size": "config.bucket_elements",
+    "zero_optimization.offload_optimizer": "config.offload_optimizer",
+    "zero_optimization.offload_param": "config.offload_params",
+    "zero_optimization.reduce_bucket_size": "config.bucket_elements",
+    "zero_optimization.stage": "config.stage",
+}
+_BATCH = "micro-batches follow from config.budget_tokens, and an update takes as many as it needs"
+_COMPILES = "it needs kernels that DeepSpeed compiles when it starts"
+_RANKS = "the ranks of this trainer share data alone"
+#: setting of DeepSpeed -> why it cannot be chosen
+_FIXED = {
+    "activation_checkpointing": "config.gradient_checkpointing uses that of transformers",
+    "aio": _COMPILES,
+    "checkpoint": "config.checkpoint says how state is saved",
+    "compile": "batches differ in shape",
+    "fp16": "gradients would need a loss scale; config.dtype may be bfloat16",
+    "gradient_accumulation_steps": _BATCH,
+    "gradient_allreduce_op": "the plugin adds gradients up over the ranks",
+    "hybrid_engine": "generation has a role of its own",
+    "managed_gradient_accumulation": _BATCH,
+    "pipeline": _RANKS,
+    "sequence_parallel_size": _RANKS,
+    "tensor_parallel": _RANKS,
+    "train_batch_size": _BATCH,
+    "train_micro_batch_size_per_gpu": _BATCH,
+    "zero_allow_untested_optimizer": "the optimizer is torch's AdamW",
+    "zero_force_ds_cpu_optimizer": _COMPILES,
+    "zero_optimization.compute_grad_norm": "every update reports its gradient norm",
+    "zero_optimization.elastic_checkpoint": "config.checkpoint says how state is saved",
+    "zero_optimization.zenflow": "it would step with old gradients",
+    "zero_optimization.zero_quantized_gradients": _COMPILES,
+    "zero_optimization.zero_quantized_nontrainable_weights": _COMPILES,
+    "zero_optimization.zero_quantized_weights": _COMPILES,
+}
+
+
+def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: str) -> None:
+    """Raises ConfigError for a name that DeepSpeed does not know, or that is set elsewhere or fixed.
+
+    known_zero: what may stand under ``zero_optimization``.
+    """
+    zero = engine.get("zero_optimization", {})
+    if not isinstance(zero, Mapping):
+        raise ConfigError("must be a mapping.", where=f"roles.{role}.engine.zero_optimization")
+    sections: list[tuple[str, Mapping[str, Any], Collection[str]]] = [
+        ("", engine, _PASSED),
+        ("zero_optimization.", zero, known_zero),
+    ]
+    for section, name, known in [(section, name, known) for section, names, known in sections for name in names]:
+        where = f"roles.{role}.engine.{section}{name}"
+        if (place := _SETTINGS.get(section + name)) is not None:
+            raise ConfigError("this is not set here.", where=where, todo=f"Set roles.{role}.{place}.", argument=name)
+        if (why := _FIXED.get(section + name)) is not None:
+            raise ConfigError("this cannot be chosen.", where=where, why=why, argument=name)
+        if name not in known:
+            raise ConfigError(
+                f"no setting {name!r} can be passed to DeepSpeed{did_you_mean(name, sorted(known))}.",
+                where=where,
+                todo=f"These can: {', '.join(sorted(known))}." if len(known) < 20 else "See DeepSpeedZeroConfig.",
+                argument=name,
+            )
+
+
+def deepspeed_config(config: DeepSpeedTrainerConfig, engine: Mapping[str, Any], *, pin_memory: bool) -> dict[str, Any]:
+    """The mapping that ``deepspeed.initialize`` takes."""
+    zero: dict[str, Any] = {
+        "stage": config.stage,
+        "reduce_bucket_size": config.bucket_elements,
+        "allgather_bucket_size": config.bucket_elements,
+    }
+    host = {"device": "cpu", "pin_memory": pin_memory}
+    if config.offload_optimizer:
+        zero["offload_optimizer"] = host
+    if config.offload_params:
+        zero["offload_param"] = host
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed insists on a number, and does nothing with it here
+        "managed_gradient_accumulation": False,  # an update is complete when step() is called
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "checkpoint": {"load_universal": config.checkpoint == "universal"},
+        "timers": {"throughput": {"enabled": False}},
+        **engine,
+        "zero_optimization": {**engine.get("zero_optimization", {}), **zero},
+    }

@@ -1,0 +1,268 @@
+"""Forward, backward and update on DeepSpeed: gloo on CPUs, NCCL on CUDA (not tested there)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from gcore_language.model_files import open_model_files
+from gcore_language.models import DTYPES, choose_device, load_model, save_model
+from gcore_language.packing import Batch, stand_in
+from gcore_language.policy import Entropy, Policy, check_layouts
+from gcore_language.prompts import copy_tokenizer, load_tokenizer
+from gcore_language.ranks import Ranks
+from gcore_language.training import LossOf, check_objective, keeps_reference
+from gcore_language.weights import named_tensors, spec_of, to_bytes
+from torch import Tensor
+
+from gcore_core.errors import ConfigError
+from gcore_core.protocols import WorkerContext
+from gcore_core.records import TensorSpec
+from gcore_deepspeed.arguments import check_engine, deepspeed_config
+from gcore_deepspeed.config import DeepSpeedTrainerConfig
+from gcore_deepspeed.library import forget_groups, import_deepspeed
+from gcore_deepspeed.optimizer import OptimizerState, discard_gradient
+from gcore_deepspeed.state import load_universal, load_whole, save_universal, save_whole
+
+
+class MixedPolicy(Policy):
+    """A policy whose forward runs under autocast if its dtype asks for it.
+
+    DeepSpeed turns off an autocast that is on when its engine is called, so this one lies within.
+    """
+
+    def __init__(self, model: Any, dtype: str) -> None:
+        super().__init__(model)
+        self._mixed = dtype == "bfloat16"
+
+    def forward(self, batch: Batch, entropy: Entropy = "none") -> tuple[Tensor, Tensor | None]:
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self._mixed):
+            return super().forward(batch, entropy)
+
+
+class DeepSpeedEngine:
+    """See ``gcore_language.training.TrainingEngine``."""
+
+    def __init__(self, config: DeepSpeedTrainerConfig, context: WorkerContext) -> None:
+        self._config, self._context = config, context
+        check_objective(context)
+        files = open_model_files(context)
+        self.device = choose_device(config.device, context, config.threads)
+        self._deepspeed = import_deepspeed(context, self.device)
+        self._settings = self._check_settings()
+        # an engine that shares its process with another, as in tests, shares the process group too
+        self._owns_group = not dist.is_initialized()
+        self.ranks = Ranks(context, self.device, always_meet=self._owns_group)
+        self._deepspeed.init_distributed(dist_init_required=False)
+        self._path = str(files.directory)
+        policy = self._open(self._path)
+        self.layouts = policy.layouts
+        self.hidden_size = int(policy.model.config.get_text_config().hidden_size)
+        embedded = policy.model.get_input_embeddings().weight.shape[0]
+        trust = config.trust_remote_code
+        self._tokenizer = load_tokenizer(self._path, embedded, threads=config.threads, trust_remote_code=trust)
+        self._tensors = named_tensors(policy.model)
+        self._specs = [spec_of(name, tensor, DTYPES[config.dtype]) for name, tensor in self._tensors.items()]
+        groups = self._parameter_groups()
+        self._share_out(policy)
+        self._engine = self._initialize(policy, self._make_optimizer(groups))
+        self._optimizer = OptimizerState(self._engine.optimizer, config.stage, self._tensors)
+        self._reference: Any = None
+        if keeps_reference(config, context):
+            self._reference = self._open_reference()
+
+    def _check_settings(self) -> dict[str, Any]:
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+        from pydantic import ValidationError
+
+        role, fields = self._context.role, DeepSpeedZeroConfig.model_fields.items()
+        known = [f.alias or name for name, f in fields if not (f.json_schema_extra or {}).get("deprecated")]
+        check_engine(self._context.engine, known, role)
+        pinned = self.device.type == "cuda"
+        settings = deepspeed_config(self._config, self._context.engine, pin_memory=pinned)
+        where = f"roles.{role}.engine.zero_optimization"
+        try:
+            zero = DeepSpeedZeroConfig(**settings["zero_optimization"])
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join([where, *map(str, first["loc"])])
+            raise ConfigError(f"DeepSpeed refuses this: {first['msg']}.", where=where) from error
+        if self._config.stage == 1 and zero.overlap_comm:
+            why = "With stage 1 gradients are reduced once, when the update is complete."
+            raise ConfigError("there is nothing to overlap with.", where=f"{where}.overlap_comm", why=why)
+        return settings
+
+    # -- models -------------------------------------------------------------------------------------------------------
+
+    def _open(self, path: str) -> MixedPolicy:
+        """A policy on this device; with stage 3 in host memory, from where it is shared out."""
+        config = self._config
+        model = load_model(
+            path,
+            dtype="float32",
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+        )
+        if config.gradient_checkpointing:
+            for module in model.modules():  # checkpointing needs training mode, in which dropout would change log-probs
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+            model.gradient_checkpointing_enable()
+            model.train()
+        policy = MixedPolicy(model, config.dtype)
+        device = torch.device("cpu") if config.stage == 3 else self.device
+        exact = config.dtype == "float32"
+        check_layouts(
+            policy.to(device),
+            device,
+            # "flat" gives gradients in another order, and from stage 2 on all ranks must reduce them in the same one
+            may_flat=config.stage == 1 and exact and device.type == "cpu" and config.packing != "padded",
+            tolerance=1e-4 if exact else 5e-2,
+        )
+        return policy
+
+    def _share_out(self, policy: MixedPolicy) -> None:
+        """Stage 3: each rank keeps its part of each parameter, which goes to the device one at a time."""
+        if self._config.stage == 3:
+            self._deepspeed.zero.Init(module=policy, config_dict_or_path=self._settings)
+            policy.to(self.device)  # buffers
+
+    def _initialize(self, policy: MixedPolicy, optimizer: torch.optim.Optimizer | None) -> Any:
+        engine, *_ = self._deepspeed.initialize(
+            model=policy, optimizer=optimizer, config=self._settings, dist_init_required=False
+        )
+        if self._config.stage == 3 and policy.head_apart:
+            # its shape is read outside of it, and it runs once for each chunk of logits: gathered once, with the root
+            self._deepspeed.zero.register_external_parameter(policy, policy.model.get_output_embeddings().weight)
+        return engine
+
+    def _open_reference(self) -> Any:
+        path = open_model_files(self._context, self._config.reference_path).directory
+        policy = self._open(str(path)).requires_grad_(False)
+        if self._config.stage < 3:
+            return policy
+        self._share_out(policy)
+        return self._initialize(policy, None)
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        parameters = [t for t in self._tensors.values() if t.requires_grad]
+        matrices = [p for p in parameters if p.dim() > 1]
+        vectors = [p for p in parameters if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self._config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        # torch's own: DeepSpeed would compile its fused one
+        config = self._config
+        return torch.optim.AdamW(groups, lr=0.0, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def _forward(self, model: Any, batch: Batch | None, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies; for None those of a stand-in, because ranks that share must all go forward."""
+        self._context.progress()
+        return model(stand_in(self.device) if batch is None else batch, entropy)
+
+    @torch.no_grad()
+    def logprobs(
+        self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
+    ) -> Sequence[Tensor | None]:
+        engine = self._engine if model == "policy" else self._reference
+        if engine is None:
+            raise RuntimeError("there is no reference model")
+        return [self._forward(engine, batch, "none")[0] for batch in batches]
+
+    def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
+        for batch in batches:
+            logp, entropies = self._forward(self._engine, batch, entropy)
+            value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
+            self._engine.backward(value * self.ranks.count)  # DeepSpeed averages over the ranks; the rule says sum
+
+    def update(self, rate: float, clip: float) -> float:
+        zero = self._engine.optimizer
+        zero.clip_grad = clip
+        for group in zero.param_groups:
+            group["lr"] = rate
+        self._engine.step()  # none is made when the norm is not finite; then it is told as infinite
+        norm = float(self._engine.get_global_grad_norm())
+        return norm if self._engine.was_step_applied() else math.inf
+
+    def discard(self) -> None:
+        discard_gradient(self._engine.optimizer, self._config.stage)
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def _gathered(self, tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        if self._config.stage < 3:
+            return contextlib.nullcontext()
+        return self._deepspeed.zero.GatheredParameters(tensors)
+
+    def _whole(self) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """All tensors in order, each whole until the next is asked for; with stage 3 a bucket of them at a time."""
+        pairs = list(zip(self._specs, self._tensors.values(), strict=True))
+        for bucket in buckets(pairs, self._config.bucket_elements):
+            with self._gathered([tensor for _, tensor in bucket]):
+                yield from bucket
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return list(self._specs)
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        for spec, tensor in self._whole():
+            yield spec, to_bytes(tensor, DTYPES[self._config.dtype]) if self.ranks.rank == 0 else np.empty(0, np.uint8)
+
+    def save(self, directory: Path, numbers: dict[str, Any]) -> None:
+        if self._config.checkpoint == "universal":
+            save_universal(self._engine, self._optimizer, directory, numbers, self.ranks)
+        else:
+            save_whole(self._optimizer, directory, numbers, self.ranks)
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        if self._config.checkpoint == "universal":
+            return load_universal(self._engine, directory)
+        return load_whole(self._optimizer, directory)
+
+    def save_pretrained(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        dtype = DTYPES[self._config.dtype]
+        weights: dict[str, Tensor] = {}
+        for spec, tensor in self._whole():
+            if self.ranks.rank == 0:
+                weights[spec.name] = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None, copy=True)
+        if self.ranks.rank == 0:
+            save_model(self._engine.module.model, directory, weights, dtype)
+            copy_tokenizer(self._path, directory, self._tokenizer)
+        self.ranks.wait()
+
+    def close(self) -> None:
+        for engine in (self._reference, self._engine):
+            if hasattr(engine, "destroy"):
+                engine.destroy()
+        self.ranks.close()
+        if self._owns_group:
+            forget_groups()
+
+
+def buckets(pairs: Sequence[tuple[TensorSpec, Tensor]], elements: int) -> Iterator[list[tuple[TensorSpec, Tensor]]]:
+    """Splits into neighbours of together at most ``elements`` numbers, or a single larger one."""
+    bucket: list[tuple[TensorSpec, Tensor]] = []
+    held = 0
+    for spec, tensor in pairs:
+        size = math.prod(spec.shape)
+        if bucket and held + size > elements:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((spec, tensor))
+        held += size
+    if bucket:
+        yield bucket

@@ -1,0 +1,65 @@
+"""DeepSpeed, imported so that it compiles nothing and waits for nobody else's build.
+
+Its communication starts by building a C++ extension for CPUs, which takes minutes, and a build that was killed leaves
+a lock in the user's cache on which every later start hangs. gloo does the same work.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.specifiers import SpecifierSet
+
+from gcore_core.errors import ConfigError
+from gcore_core.protocols import WorkerContext
+
+#: DeepSpeed's optimizers are reached into (discarding a gradient, setting moments), so other versions may differ.
+VERSIONS = SpecifierSet(">=0.19.8,<0.20")
+
+
+def import_deepspeed(context: WorkerContext, device: torch.device) -> Any:
+    """The module ``deepspeed``, for this device. Raises ConfigError."""
+    _check_version(context)
+    os.environ["DS_ACCELERATOR"] = device.type  # read when deepspeed is first imported
+    os.environ["LOCAL_RANK"] = str(device.index or 0)
+    if device.type == "cpu":
+        os.environ["LOCAL_SIZE"] = str(context.ranks)  # else it runs numactl to count
+    private = Path(context.rendezvous or context.directory).absolute()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(private / f"torch_extensions-{os.getpid()}")
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    found = get_accelerator().device_name()
+    if found != device.type:
+        raise ConfigError(
+            f"DeepSpeed was imported for {found} in this process and cannot change to {device.type}.",
+            where=f"roles.{context.role}.config.device",
+        )
+    deepspeed.ops.__compatible_ops__ = {}  # no extension can be built, and the compiler is not asked which could
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    return deepspeed
+
+
+def forget_groups() -> None:
+    """After the process group is gone: DeepSpeed keeps groups, and a later engine in this process would use them."""
+    from deepspeed.utils import groups
+
+    groups._release_process_group_references()
+
+
+def _check_version(context: WorkerContext) -> None:
+    try:
+        version = importlib.metadata.version("deepspeed")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    if version not in VERSIONS:
+        raise ConfigError(
+            f"this trainer needs deepspeed {VERSIONS}, and here is {version or 'none'}.",
+            where=f"roles.{context.role}.python",
+            todo="pip install 'gcore-deepspeed[engine]' in that environment.",
+        )

@@ -1,0 +1,102 @@
+"""DeepSpeed's ZeRO optimizers, where there is no function for what is needed: their moments, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gcore_language.state_files import MOMENTS
+from torch import Tensor
+
+
+def discard_gradient(zero: Any, stage: int) -> None:
+    """Forgets what backward passes have left in a ZeRO optimizer, as its own step does."""
+    zero.zero_grad(set_to_none=True)
+    offloaded = zero.offload_optimizer if stage == 3 else zero.cpu_offload
+    if offloaded:
+        zero.reset_cpu_buffers()
+    if stage == 3:
+        zero._offload_boundary_param_ids = set()
+        return  # the next backward pass overwrites the partitions
+    zero.micro_step_id = -1
+    if offloaded:
+        zero._offload_accumulated_param_ids = set()
+    for held in (zero.averaged_gradients, zero.all_grad_tensors):
+        for group in held:
+            held[group] = None
+
+
+class OptimizerState:
+    """Weights and AdamW's moments of a ZeRO optimizer, as whole float32 tensors by Hugging Face name.
+
+    Each rank holds one flat partition of every parameter group, and AdamW counts its steps once for each.
+    """
+
+    def __init__(self, zero: Any, stage: int, tensors: Mapping[str, Tensor]) -> None:
+        self._zero, self._stage = zero, stage
+        self.tensors = tensors
+        self.shapes = {name: tuple(getattr(t, "ds_shape", t.shape)) for name, t in tensors.items()}
+
+    @property
+    def steps(self) -> int:
+        """Steps that AdamW has made."""
+        return max((int(state.get("step", 0)) for state in self._zero.optimizer.state.values()), default=0)
+
+    def parts(self) -> Iterator[tuple[str, Tensor]]:
+        """("part/name", whole tensor), one at a time; a collective."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        moments = MOMENTS if self.steps else ()
+        if moments:
+            self._link()
+        for name, tensor in self.tensors.items():
+            if not tensor.requires_grad:
+                yield f"weight/{name}", tensor
+                continue
+            yield f"weight/{name}", safe_get_full_fp32_param(tensor)
+            yield from ((f"{part}/{name}", safe_get_full_optimizer_state(tensor, part)) for part in moments)
+
+    @torch.no_grad()
+    def set(self, part: str, name: str, whole: Tensor) -> None:
+        """Puts a tensor, which every rank has whole, into its place; a collective. ``prepare`` comes first."""
+        import deepspeed
+
+        tensor = self.tensors[name]
+        whole = whole.to(tensor.device, tensor.dtype)
+        if part == "weight":
+            with deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=self._stage == 3):
+                tensor.copy_(whole)
+        if tensor.requires_grad:
+            self._set_master(tensor, whole, "" if part == "weight" else part)
+
+    def _set_master(self, tensor: Tensor, whole: Tensor, moment: str) -> None:
+        """The optimizer's own float32 weights, or a moment."""
+        if self._stage < 3:
+            tensor.set_full_hp_param(whole, moment or None)  # what deepspeed.utils.safe_set_full_... calls
+            return
+        size = tensor.ds_tensor.numel()  # the last rank's part may be padded, for which safe_set_full_... fails
+        padded = torch.nn.functional.pad(whole.flatten(), (0, size * dist.get_world_size() - whole.numel()))
+        mine = padded.narrow(0, size * dist.get_rank(), size)
+        self._zero.set_local_hp_param(mine, tensor, moment or None)
+
+    def prepare(self, steps: int) -> None:
+        """Makes moments of zeros that count this many steps; for 0 that is a new optimizer."""
+        state = self._zero.optimizer.state
+        state.clear()
+        for flat in self._partitions():
+            state[flat] = {name: torch.zeros_like(flat) for name in MOMENTS}
+            state[flat]["step"] = torch.tensor(float(steps), device=flat.device)
+        self._link()
+
+    def _link(self) -> None:
+        """Has stage 1 and 2 look up the moments of every parameter. By themselves they do after the first step of the
+        first parameter group, when the others have none yet."""
+        if self._stage < 3:
+            self._zero._hp_optimizer_states_linked = False
+            self._zero._lazy_init_hp_params_optimizer_state()
+
+    def _partitions(self) -> list[Tensor]:
+        zero = self._zero
+        return list(zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups)

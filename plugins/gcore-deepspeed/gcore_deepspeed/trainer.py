@@ -1,0 +1,16 @@
+"""The provider ``deepspeed`` of kind trainer: AdamW with ZeRO on a Hugging Face causal language model."""
+
+from __future__ import annotations
+
+from gcore_language.training import LanguageTrainer
+
+from gcore_core.protocols import WorkerContext
+from gcore_deepspeed.config import DeepSpeedTrainerConfig
+from gcore_deepspeed.engine import DeepSpeedEngine
+
+
+class DeepSpeedTrainer(LanguageTrainer):
+    """One data-parallel rank of a policy; see ``gcore_core.protocols.Trainer``."""
+
+    def __init__(self, config: DeepSpeedTrainerConfig, context: WorkerContext) -> None:
+        super().__init__(config, context, DeepSpeedEngine(config, context))

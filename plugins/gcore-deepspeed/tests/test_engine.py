@@ -1,0 +1,192 @@
+"""DeepSpeed in this process, as one rank, against plain torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gcore_core.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def open_trainer(model_dirs: dict[str, Path], tools: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes a trainer, and closes it after the test."""
+    from gcore_deepspeed.config import DeepSpeedTrainerConfig
+    from gcore_deepspeed.trainer import DeepSpeedTrainer
+
+    made = []
+
+    def make(family: str = "llama", objective: Any = None, engine: Any = None, **config: Any) -> Any:
+        settings = DeepSpeedTrainerConfig(**{**tools.SETTINGS, **config})
+        passed = (tools.SHARED_OUT if settings.stage == 3 else {}) if engine is None else engine
+        objective = tools.Reinforce() if objective is None else objective
+        context = tools.make_context(model_dirs[family], objective, engine=passed, directory=str(tmp_path))
+        made.append(DeepSpeedTrainer(settings, context))
+        return made[-1]
+
+    yield make
+    for trainer in reversed(made):
+        trainer.close()
+
+
+def gradients(trainer: Any, tools: Any, records: Any, advantages: np.ndarray) -> tuple[dict[str, float], Any]:
+    """Metrics and the gradient of a first update, which is its first moment divided by 1 - beta1."""
+    metrics = tools.train(trainer, records, advantages)
+    parts = trainer._engine._optimizer.parts()
+    scale = 1 - tools.SETTINGS["betas"][0]
+    return metrics, {k.removeprefix("exp_avg/"): t.numpy() / scale for k, t in parts if k.startswith("exp_avg/")}
+
+
+def test_it_is_the_real_library() -> None:
+    import deepspeed
+
+    version = importlib.metadata.version("deepspeed")
+    assert version == "0.19.8" == deepspeed.__version__
+    files = importlib.metadata.files("deepspeed") or []
+    assert Path(deepspeed.__file__) in {Path(str(file.locate())) for file in files}
+
+
+@pytest.mark.parametrize("packing", ["padded", "shared_prompt", "split"])
+@pytest.mark.parametrize("name", ["ppo-clip", "gspo", "cispo"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_objectives_have_the_value_and_gradient_of_plain_torch(
+    stage: int, name: str, packing: str, open_trainer: Any, model_dirs: dict[str, Path], tools: Any
+) -> None:
+    """Records that share prompts, padded, or in micro-batches of one record."""
+    from gcore_algorithms.config import CispoConfig, GspoConfig, PpoClipConfig
+    from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
+
+    objective = {
+        "ppo-clip": PpoClip(PpoClipConfig(clip_low=0.2, clip_high=0.28)),
+        "gspo": Gspo(GspoConfig(clip_low=0.1, clip_high=0.1)),
+        "cispo": Cispo(CispoConfig(clip_low=0.2, clip_high=0.2)),
+    }[name]
+    plain = tools.Plain(model_dirs["qwen2"], tools.SETTINGS)
+    records = plain.near(tools.make_records())
+    advantages = tools.make_advantages(records)
+    loss, norm = plain.backward(records, advantages, objective)
+    how = {"packing": "auto" if packing == "split" else packing, "budget_tokens": 1 if packing == "split" else 16384}
+    metrics, found = gradients(
+        open_trainer("qwen2", objective, stage=stage, clip_grad_norm=0.0, **how), tools, records, advantages
+    )
+    assert (metrics["loss"], metrics["grad_norm"]) == pytest.approx((loss, norm), abs=1e-5, rel=1e-5)
+    assert 0.05 < metrics["clip_share"] < 0.95
+    expected = plain.gradients()
+    assert max(float(np.abs(g).max()) for g in expected.values()) > 0.01
+    assert tools.largest_difference(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_checkpointed_layers_and_chunks_of_the_vocabulary_change_nothing(
+    stage: int, open_trainer: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = tools.make_records()
+    advantages = tools.make_advantages(records)
+    told, expected = gradients(open_trainer("qwen2", stage=stage), tools, records, advantages)
+    monkeypatch.setattr("gcore_language.policy._CHUNK_LOGITS", 7 * tools.VOCABULARY)
+    trainer = open_trainer("qwen2", stage=stage, gradient_checkpointing=True)
+    metrics, found = gradients(trainer, tools, records, advantages)
+    assert metrics == pytest.approx(told, abs=1e-5, rel=1e-5)
+    assert tools.largest_difference(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_bfloat16_learns_like_float32_on_weights_in_float32(stage: int, open_trainer: Any, tools: Any) -> None:
+    records = tools.make_records()
+    advantages = tools.make_advantages(records)
+    _, exact = gradients(open_trainer(stage=stage), tools, records, advantages)
+    trainer = open_trainer(stage=stage, dtype="bfloat16")
+    _, rough = gradients(trainer, tools, records, advantages)
+    for name in exact:
+        one, other = exact[name].ravel(), rough[name].ravel()
+        cosine = float(one @ other / np.sqrt((one @ one) * (other @ other)))
+        assert cosine > 0.98, name  # 8 bits of mantissa through two layers
+        assert np.abs(one - other).max() > 0
+    assert {spec.dtype for spec in trainer.weight_specs()} == {"BF16"}
+    assert {str(t.dtype) for _, t in trainer._engine._optimizer.parts()} == {"torch.float32"}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_reference_stays_what_the_policy_was(
+    stage: int, open_trainer: Any, model_dirs: dict[str, Path], tools: Any
+) -> None:
+    trainer = open_trainer("qwen2", stage=stage, reference=True, learning_rate=0.01)
+    records = tools.make_records()
+    assert trainer.prepare(records, frozenset({"kl_k1"})) == [{"kl_k1": 0.0}] * len(records)
+    trainer.train(0, tools.make_advantages(records), 1, 1)
+    second = trainer.prepare(records, frozenset({"kl_k1"}))
+    initial = tools.Plain(model_dirs["qwen2"], tools.SETTINGS)
+    for record, logp, found in zip(records, tools.logprobs_of(trainer, len(records)), second, strict=True):
+        gap = (logp - initial.logp(record).detach().numpy()) * record.columns["action_mask"]
+        assert found["kl_k1"] == pytest.approx(float(gap.sum()), abs=1e-5)
+    assert max(abs(row["kl_k1"]) for row in second) > 1e-2
+
+
+def test_layouts_are_those_that_every_rank_reduces_alike(open_trainer: Any) -> None:
+    assert open_trainer(stage=1)._layouts == {"flat", "shared", "padded"}
+    assert open_trainer(stage=2)._layouts == {"shared", "padded"}
+    assert open_trainer(stage=3)._layouts == {"shared", "padded"}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_state_from_before_the_first_update_forgets_later_moments(
+    stage: int, open_trainer: Any, tools: Any, tmp_path: Path
+) -> None:
+    trainer = open_trainer(stage=stage)
+    records = tools.make_records()
+    trainer.save(tmp_path / "state")
+    for _ in range(2):
+        tools.train(trainer, records, tools.make_advantages(records))
+        after = tools.weights_of(trainer)
+        trainer.load(tmp_path / "state")
+        assert tools.largest_difference(tools.weights_of(trainer), after) > 1e-4
+    tools.train(trainer, records, tools.make_advantages(records))
+    assert tools.largest_difference(tools.weights_of(trainer), after) == 0
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stage", "zero", "message"),
+    [
+        (2, {"sub_group_size": -1}, r"zero_optimization\.sub_group_size: DeepSpeed refuses this: Input should be"),
+        (1, {"overlap_comm": True}, r"zero_optimization\.overlap_comm: there is nothing to overlap with"),
+        (2, {"overlap_com": True}, r"did you mean 'overlap_comm'"),
+        (3, {"stage3_param_persistance": 1}, r"did you mean 'stage3_param_persistence_threshold'"),
+    ],
+)
+def test_what_deepspeed_refuses_is_named(stage: int, zero: Any, message: str, open_trainer: Any) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_trainer(stage=stage, engine={"zero_optimization": zero})
+
+
+def test_another_version_is_refused(open_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gcore_deepspeed.library.importlib.metadata.version", lambda _: "0.18.0")
+    with pytest.raises(ConfigError, match="needs deepspeed .*, and here is 0.18.0"):
+        open_trainer()
+
+
+def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any, tools: Any) -> None:
+    class Critic(tools.Reinforce):
+        requires = frozenset({"values"})
+
+    with pytest.raises(ConfigError, match="requires values, which this trainer does not compute"):
+        open_trainer(objective=Critic())
+
+
+def test_a_state_of_another_model_or_form_is_refused(open_trainer: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="trainer state cannot be read"):
+        open_trainer().load(tmp_path)
+    open_trainer("qwen2").save(tmp_path)
+    with pytest.raises(DataError, match="trainer state is of another model"):
+        open_trainer("llama").load(tmp_path)
+    with pytest.raises(DataError, match="not in DeepSpeed's universal format"):
+        open_trainer("qwen2", checkpoint="universal").load(tmp_path)
