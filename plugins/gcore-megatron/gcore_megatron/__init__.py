@@ -1,0 +1,35 @@
+"""The plugin named ``megatron``: a trainer on Megatron-Core, for policies that one device cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_core import hookimpl
+from gcore_core.providers import EnvironmentProvider, TrainerProvider
+from gcore_megatron.config import MegatronTrainerConfig
+
+
+@hookimpl
+def gcore_trainers() -> Iterable[TrainerProvider]:
+    yield TrainerProvider(
+        summary="AdamW on Megatron-Core: tensor, pipeline, context and data parallel, for Llama, Mistral and Qwen",
+        factory="gcore_megatron.trainer:MegatronTrainer",
+        config=MegatronTrainerConfig,
+        capabilities=frozenset({"sharding"}),
+        needs=("megatron-core>=0.16.1,<0.17", "psutil>=7", "torch>=2.7"),
+    )
+
+
+@hookimpl
+def gcore_environments() -> Iterable[EnvironmentProvider]:
+    beside = ("gcore-algorithms",)  # objectives run in the trainer
+    yield EnvironmentProvider(
+        name="cpu",
+        summary="Megatron-Core for machines without CUDA",
+        engine="megatron-core",
+        requirements="gcore_megatron:cpu.txt",
+        beside=beside,
+    )
+    yield EnvironmentProvider(
+        name="cuda", summary="Megatron-Core for CUDA", engine="megatron-core", extras=("engine",), beside=beside
+    )

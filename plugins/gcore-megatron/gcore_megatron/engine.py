@@ -1,0 +1,356 @@
+"""A policy on Megatron-Core: what ``gcore_language.training`` asks of an engine.
+
+Ranks of one replica are neighbours: the tensor-parallel ones nearest, then context, then pipeline; replicas come last.
+Gradients are added up, over micro-batches, replicas and context-parallel ranks, by Megatron-Core's own buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from gcore_language.model_files import open_model_files
+from gcore_language.models import DTYPES, choose_device, refuse_engine
+from gcore_language.packing import Batch, Layout, stand_in
+from gcore_language.policy import Entropy
+from gcore_language.prompts import LOAD_ERRORS, copy_tokenizer, load_tokenizer, unreadable
+from gcore_language.ranks import Ranks
+from gcore_language.training import LossOf, check_objective, keeps_reference
+from gcore_language.weights import to_bytes
+from torch import Tensor
+
+from gcore_core.errors import ConfigError
+from gcore_core.protocols import WorkerContext
+from gcore_core.records import TensorSpec
+from gcore_megatron import convert, shim
+from gcore_megatron.checkpoint import PendingSave, begin_save, load_state
+from gcore_megatron.config import MegatronTrainerConfig
+from gcore_megatron.library import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    OptimizerConfig,
+    clip_grad_by_total_norm_fp32,
+    finalize_model_grads,
+    get_forward_backward_func,
+    get_megatron_optimizer,
+    model_parallel_cuda_manual_seed,
+    parallel_state,
+    tensor_parallel,
+)
+from gcore_megatron.logprobs import action_logp, in_chunks, sum_over
+from gcore_megatron.model import architecture, build, check_split
+from gcore_megatron.pretrained import write_pretrained
+from gcore_megatron.rows import Rows
+
+#: Most logits that a rank holds at once, in numbers; more actions than that go through the output layer in chunks.
+_CHUNK_LOGITS = 2**25
+
+
+class MegatronEngine:
+    """One rank; see ``gcore_language.training.TrainingEngine``."""
+
+    def __init__(self, config: MegatronTrainerConfig, context: WorkerContext) -> None:
+        refuse_engine(context)
+        check_objective(context)
+        self._config, self._context = config, context
+        self.device = choose_device(config.device, context, config.threads)
+        files = open_model_files(context)
+        self._model_path = files.directory
+        self._hf_config = _hf_config(files.directory)
+        self._architecture = model = architecture(self._hf_config, str(files.directory))
+        _check_ranks(config, context)
+        check_split(model, config, context.role)
+        self._pieces = convert.pieces(model, config.tensor_parallel, config.pipeline_parallel)
+        convert.check(files, self._pieces)
+        reference = None
+        if keeps_reference(config, context):
+            reference = open_model_files(context, config.reference_path)
+            convert.check(reference, self._pieces)
+        trust = config.trust_remote_code
+        self._tokenizer = load_tokenizer(str(files.directory), model.vocabulary, trust_remote_code=trust)
+        self.hidden_size = model.hidden
+        self.layouts: frozenset[Layout] = frozenset({"padded"} if config.context_parallel > 1 else {"padded", "shared"})
+        self.ranks = Ranks(context, self.device, always_meet=not dist.is_initialized())
+        self._owns_groups = _join_groups(config)
+        last = parallel_state.is_pipeline_last_stage()
+        first_of = (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_context_parallel_rank())
+        self.ranks.speaks = last and first_of == (0, 0)
+        model_parallel_cuda_manual_seed(context.seed % 2**31 or 1)
+        self._model = build(model, config, self.device)
+        self._parameters = dict(self._model.named_parameters())
+        self._reference = self._load(None if reference is None else reference.directory)
+        self._replicated = DistributedDataParallel(
+            self._model.config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=config.overlap_grad_reduce,
+                use_distributed_optimizer=config.distributed_optimizer,
+            ),
+            self._model,
+        )
+        self._optimizer = self._make_optimizer()
+        self._chunk_actions = max(1, _CHUNK_LOGITS * config.tensor_parallel // model.rows(config.tensor_parallel))
+        self._schedule = get_forward_backward_func()
+        self._model.config.finalize_model_grads_func = _finalize
+        if config.overlap_grad_reduce:
+            self._model.config.no_sync_func = self._replicated.no_sync
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _load(self, reference: Path | None) -> dict[str, Tensor]:
+        """Fills the model; returns the reference's shards in host memory."""
+        kept: dict[str, Tensor] = {}
+        for directory in dict.fromkeys((reference or self._model_path, self._model_path)):
+            convert.load(directory, self._pieces, self._parameters)
+            if directory == reference:
+                kept = {name: parameter.detach().to("cpu", copy=True) for name, parameter in self._parameters.items()}
+        return kept
+
+    def _make_optimizer(self) -> Any:
+        config = self._config
+        chained = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=config.learning_rate,
+                weight_decay=config.weight_decay,
+                adam_beta1=config.betas[0],
+                adam_beta2=config.betas[1],
+                adam_eps=config.eps,
+                clip_grad=0.0,
+                params_dtype=DTYPES[config.dtype],
+                bf16=config.dtype == "bfloat16",
+                use_distributed_optimizer=config.distributed_optimizer,
+            ),
+            [self._replicated],
+        )
+        (optimizer,) = chained.chained_optimizers  # a second one would have the experts
+        # the moments are there before the first step, so that a state can be saved and loaded before it
+        inner = optimizer.optimizer
+        if isinstance(inner, torch.optim.AdamW):
+            for parameter in (p for group in inner.param_groups for p in group["params"]):
+                inner.state[parameter] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+            shim.mend_optimizer(optimizer)
+        return optimizer
+
+    # -- forward and backward -----------------------------------------------------------------------------------------
+
+    def logprobs(
+        self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
+    ) -> Sequence[Tensor | None]:
+        """See ``TrainingEngine``; the last stage tells the others."""
+        given = [batch for batch in batches if batch is not None]
+        if not given:
+            return [None] * len(batches)
+        if model == "reference":
+            self._exchange_reference()
+        try:
+            with torch.no_grad():
+                found: Sequence[Tensor] = self._run(given, None, "metric")
+        finally:
+            if model == "reference":
+                self._exchange_reference()
+        if self._config.pipeline_parallel > 1:
+            found = self._tell_stages(given, found)
+        parts = iter(found)
+        return [None if batch is None else next(parts) for batch in batches]
+
+    def _tell_stages(self, given: Sequence[Batch], found: Sequence[Tensor]) -> Sequence[Tensor]:
+        sizes = [len(batch.targets) for batch in given]
+        told = torch.cat(list(found)) if found else torch.empty(sum(sizes), device=self.device)
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast(told, last, group=parallel_state.get_pipeline_model_parallel_group())
+        return list(told.split(sizes))
+
+    def _exchange_reference(self) -> None:
+        """Swaps the model's weights with those in host memory; needs room for one tensor."""
+        with torch.no_grad():
+            for name, kept in self._reference.items():
+                parameter = self._parameters[name]
+                now = parameter.detach().to("cpu", copy=True)
+                parameter.copy_(kept)
+                kept.copy_(now)
+
+    def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
+        """See ``TrainingEngine``. Replicas need not have the same number of micro-batches, only one at least, in whose
+        backward pass their gradients meet."""
+        given = [batch for batch in batches if batch is not None]
+        if given:
+            self._run(given, loss, entropy)
+        else:
+            self._run([stand_in(self.device)], lambda _, logp, __: logp.sum() * 0.0, "metric")
+
+    def _run(self, batches: Sequence[Batch], loss: LossOf | None, entropy: Entropy) -> list[Tensor]:
+        """Forward, and backward for a ``loss``. Log-probs of each batch on the last stage, else nothing."""
+
+        def forward(turns: Iterator[Rows], model: Any) -> tuple[Tensor, Any]:
+            self._context.progress()
+            turn = next(turns)
+            hidden = model(turn.ids, turn.positions, turn.mask)
+
+            def loss_of(output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+                logp, entropies = self._action_logp(turn, output)
+                if entropy == "metric":
+                    entropies = entropies.detach()
+                value = logp.sum() if loss is None else loss(turn.batch, logp, entropies)
+                return value, torch.zeros((), dtype=torch.int, device=self.device), logp.detach()
+
+            return hidden, loss_of
+
+        rows, width = batches[0].ids.shape  # asked for, but stages tell each other the shapes
+        found: list[Tensor] = self._schedule(
+            forward_step_func=forward,
+            data_iterator=(Rows(batch, self._config) for batch in batches),
+            model=self._replicated,
+            num_microbatches=len(batches),
+            seq_length=width,
+            micro_batch_size=rows,
+            forward_only=loss is None,
+        )
+        return found
+
+    def _action_logp(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the batch's actions, on every rank of the last stage."""
+        if self._config.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        batch, own = rows.batch, rows.own_actions
+        hidden = hidden.flatten(0, 1).index_select(0, rows.predict)
+        targets, temperature = batch.targets, batch.temperature
+        if own is not None:
+            targets, temperature = targets[own], None if temperature is None else temperature[own]
+        group = parallel_state.get_tensor_model_parallel_group()
+
+        def run(hidden: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+            logits = self._model.logits(hidden)
+            return action_logp(logits, targets, temperature, self._architecture.vocabulary, group)
+
+        found = in_chunks(run, hidden, targets, temperature, self._chunk_actions)
+        if own is None:
+            return found
+        place = torch.zeros(2, len(batch.targets), device=self.device)
+        whole = place.index_copy(1, own, torch.stack(found))
+        logp, entropies = sum_over(whole, parallel_state.get_context_parallel_group())
+        return logp, entropies
+
+    # -- update -------------------------------------------------------------------------------------------------------
+
+    def update(self, rate: float, clip: float) -> float:
+        """See ``TrainingEngine``."""
+        optimizer = self._optimizer
+        for group in optimizer.param_groups:  # anew each time, since loading a state brings its settings along
+            group["lr"], group["weight_decay"] = rate, self._config.weight_decay * group["wd_mult"]
+            group["betas"], group["eps"] = tuple(self._config.betas), self._config.eps
+        optimizer.prepare_grads()
+        norm = float(optimizer.get_grad_norm())
+        if math.isfinite(norm):
+            if clip > 0:
+                clip_grad_by_total_norm_fp32(optimizer.get_parameters(), clip, norm)
+            optimizer.step_with_ready_grads()
+        self.discard()
+        return norm
+
+    def discard(self) -> None:
+        """See ``TrainingEngine``."""
+        self._replicated.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def weight_specs(self) -> list[TensorSpec]:
+        dtype = DTYPES[self._config.dtype]
+        name = {torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]
+        return [
+            TensorSpec(piece.name, name, piece.shape, math.prod(piece.shape) * dtype.itemsize) for piece in self._pieces
+        ]
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        """See ``Trainer``; rank 0 holds one whole tensor at a time."""
+        gathered = convert.gather(self._pieces, self._parameters)
+        for spec, (_, whole) in zip(self.weight_specs(), gathered, strict=True):
+            yield spec, np.empty(0, np.uint8) if whole is None else to_bytes(whole)
+
+    def begin_save(self, directory: Path, numbers: dict[str, Any]) -> PendingSave:
+        """Starts to save; training may go on. Every rank calls ``wait`` of what it returns."""
+        return begin_save(directory, self._model, self._optimizer, numbers)
+
+    def save(self, directory: Path, numbers: dict[str, Any]) -> None:
+        """Megatron-Core's distributed checkpoint, and JSON: any other parallel sizes can load it."""
+        self.begin_save(directory, numbers).wait()
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        return load_state(directory, self._model, self._optimizer)
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Weights, config and tokenizer in Hugging Face layout."""
+        gathered = convert.gather(self._pieces, self._parameters)
+        write_pretrained(directory, self.weight_specs(), gathered, writes=self.ranks.rank == 0)
+        if self.ranks.rank == 0:
+            self._hf_config.dtype = DTYPES[self._config.dtype]
+            self._hf_config.save_pretrained(directory)
+            copy_tokenizer(str(self._model_path), directory, self._tokenizer)
+        self.ranks.wait()
+
+    def close(self) -> None:
+        if self._owns_groups:
+            parallel_state.destroy_model_parallel()
+        self.ranks.close()
+
+
+def _hf_config(directory: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory)
+    except LOAD_ERRORS as error:
+        raise unreadable("config", str(directory), error) from error
+
+
+def _check_ranks(config: MegatronTrainerConfig, context: WorkerContext) -> None:
+    if context.ranks % config.replica_slots():
+        raise ConfigError(
+            f"{context.ranks} slots do not hold whole replicas of {config.replica_slots()}.",
+            where=f"roles.{context.role}.slots",
+            why="A replica takes tensor_parallel x pipeline_parallel x context_parallel slots.",
+        )
+
+
+def _join_groups(config: MegatronTrainerConfig) -> bool:
+    """Makes Megatron-Core's process groups; whether it was this call that did."""
+    sizes = {
+        "tensor": config.tensor_parallel,
+        "pipeline": config.pipeline_parallel,
+        "context": config.context_parallel,
+    }
+    if parallel_state.model_parallel_is_initialized():
+        found = {
+            "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+            "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+            "context": parallel_state.get_context_parallel_world_size(),
+        }
+        if found != sizes:
+            raise RuntimeError(f"one process has one set of Megatron-Core's groups: {found}, asked for {sizes}")
+        return False
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=config.tensor_parallel,
+        pipeline_model_parallel_size=config.pipeline_parallel,
+        context_parallel_size=config.context_parallel,
+        # there are no experts, but their groups are laid out too, and asked to have the pipelines of the others
+        expert_tensor_parallel_size=config.tensor_parallel * config.context_parallel,
+        order="tp-cp-ep-pp-dp",
+    )
+    return True
+
+
+def _finalize(
+    models: list[Any], num_tokens: Tensor | None, pg_collection: Any = None, force_all_reduce: bool = False
+) -> None:
+    """Adds gradients up over ranks without dividing them by tokens: the loss comes normalised."""
+    finalize_model_grads(models, None, pg_collection=pg_collection, force_all_reduce=force_all_reduce)

@@ -1,0 +1,45 @@
+"""All of Megatron-Core that this plugin uses, imported once the shim is in place; other modules import it from here."""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+from gcore_megatron import shim
+
+shim.install()
+
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+__all__ = [
+    "AsyncCallsQueue",
+    "CheckpointingException",
+    "DistributedDataParallel",
+    "DistributedDataParallelConfig",
+    "GPTModel",
+    "OptimizerConfig",
+    "TorchDistLoadShardedStrategy",
+    "TorchDistSaveShardedStrategy",
+    "TransformerBlockSubmodules",
+    "TransformerConfig",
+    "clip_grad_by_total_norm_fp32",
+    "dist_checkpointing",
+    "finalize_model_grads",
+    "get_forward_backward_func",
+    "get_gpt_layer_local_spec",
+    "get_megatron_optimizer",
+    "get_num_layers_to_build",
+    "model_parallel_cuda_manual_seed",
+    "parallel_state",
+    "tensor_parallel",
+]

@@ -1,0 +1,105 @@
+"""Log-probs and entropies of actions from logits whose vocabulary is split over ranks; no rank ever has all logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+#: In place of the logits of rows that only fill up the vocabulary; finite, because 0 times it must be 0.
+_NEVER = -1e30
+
+
+class _ActionLogp(torch.autograd.Function):
+    """Softmax over the ranks of ``group``. With x the logits over the temperature, less their maximum, and Z the sum of
+    exp x over all ranks: log p(t) = x_t - log Z, H = log Z - sum p x."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, group: Any) -> tuple[Tensor, Tensor]:
+        most = logits.amax(-1)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        x = logits - most[:, None]
+        exp = x.exp()
+        own = (targets >= first) & (targets < first + x.shape[1])
+        place = torch.where(own, targets - first, 0)[:, None]
+        chosen = x.gather(1, place).squeeze(1) * own
+        sums = torch.stack([exp.sum(-1), (exp * x).sum(-1), chosen])
+        dist.all_reduce(sums, group=group)
+        total, weighted, chosen = sums
+        log_total = total.log()
+        entropy = log_total - weighted / total
+        ctx.save_for_backward(x, log_total, entropy, place, own)
+        return chosen - log_total, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
+        x, log_total, entropy, place, own = ctx.saved_tensors
+        logp = x - log_total[:, None]
+        p = logp.exp()
+        # d log p(t) / dx = [t] - p; dH / dx = -p (log p + H)
+        grad = p * (logp + entropy[:, None]) * -grad_entropy[:, None] - p * grad_logp[:, None]
+        grad.scatter_add_(1, place, (grad_logp * own)[:, None])
+        return grad, None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    """Adds over a group whose ranks go on alike; each keeps the gradient of its own part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def sum_over(x: Tensor, group: Any) -> Tensor:
+    """The sum of ``x`` over the ranks of a group; its gradient passes as it is."""
+    summed: Tensor = _Sum.apply(x, group)
+    return summed
+
+
+def action_logp(
+    logits: Tensor, targets: Tensor, temperature: Tensor | None, vocabulary: int, group: Any
+) -> tuple[Tensor, Tensor]:
+    """(log-probs float32[A] of ``targets``, entropies float32[A]), the same on all ranks of ``group``.
+
+    logits [A, n]: this rank's part, the group's ranks hold n each, in order; targets int64[A]; temperature float32[A]
+    or None for 1; vocabulary: rows from that one on only fill up.
+    """
+    x = logits.float()
+    if temperature is not None:
+        x = x / temperature[:, None]
+    first = group.rank() * x.shape[1]
+    if first + x.shape[1] > vocabulary:
+        filler = torch.arange(first, first + x.shape[1], device=x.device) >= vocabulary
+        x = x.masked_fill(filler, _NEVER)
+    logp, entropy = _ActionLogp.apply(x, targets, first, group)
+    return logp, entropy
+
+
+def in_chunks(
+    run: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]],
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Tensor | None,
+    actions: int,
+) -> tuple[Tensor, Tensor]:
+    """``run(hidden, targets, temperature)``, so many actions at a time; what is between is computed again in the
+    backward pass, which holds the logits of one chunk then."""
+    if len(hidden) <= actions:
+        return run(hidden, targets, temperature)
+    parts = []
+    for start in range(0, len(hidden), actions):
+        span = slice(start, start + actions)
+        given = (hidden[span], targets[span], None if temperature is None else temperature[span])
+        parts.append(checkpoint(run, *given, use_reentrant=False))
+    logp, entropies = zip(*parts, strict=True)
+    return torch.cat(logp), torch.cat(entropies)

@@ -1,0 +1,315 @@
+"""Llama, Mistral, Qwen2 and Qwen3 as models of Megatron-Core, built of its own layers.
+
+Legend of shapes: B rows, S positions of a row that this context-parallel rank holds, D hidden size, H query heads, K
+key-value heads, E head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gcore_core.errors import ConfigError, DataError
+from gcore_megatron.config import MegatronTrainerConfig
+from gcore_megatron.library import (
+    GPTModel,
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    get_gpt_layer_local_spec,
+    get_num_layers_to_build,
+    parallel_state,
+    tensor_parallel,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+#: Rotary embeddings whose angles are positions times constants.
+_ROTARY = ("default", "linear", "llama3")
+#: Rows of embedding and output layer are filled up to a multiple of this and of tensor_parallel, so that a checkpoint
+#: has one shape for every tensor_parallel that is a power of two up to it.
+_VOCABULARY_MULTIPLE = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What a Hugging Face config says of a model, in numbers.
+
+    rotary: inverse frequencies float32[E / 2] of the rotary embedding. qkv_bias: whether query, key and value
+    projections have biases; head_norm: whether queries and keys are normalised (Qwen3).
+    """
+
+    layers: int
+    hidden: int
+    feed_forward: int
+    query_heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    positions: int
+    norm_eps: float
+    rotary: Tensor
+    qkv_bias: bool
+    head_norm: bool
+    tied: bool
+
+    def rows(self, tensor_parallel_size: int) -> int:
+        """The vocabulary, filled up so that it can be split."""
+        multiple = math.lcm(_VOCABULARY_MULTIPLE, tensor_parallel_size)
+        return -(-self.vocabulary // multiple) * multiple
+
+
+def architecture(config: PreTrainedConfig, path: str) -> Architecture:
+    """Reads a config of transformers. Raises DataError for what is not of the families that are built here."""
+
+    def refuse(holds: bool, what: str, why: str = "") -> None:
+        if holds:
+            raise DataError(
+                what,
+                where=path,
+                why=why or f"Built here: {', '.join(FAMILIES)}, with plain causal attention and SwiGLU.",
+                todo="Train this model with use: torch.",
+            )
+
+    kind = config.model_type
+    refuse(kind not in FAMILIES, f"megatron has no model for the family {kind!r}.")
+    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    refuse(bool(sliding), f"megatron has no sliding window, this model's is {sliding}.")
+    refuse(config.hidden_act != "silu", f"megatron has no activation {config.hidden_act!r} here.")
+    refuse(bool(getattr(config, "mlp_bias", False)), "megatron has no biases in the feed-forward layers here.")
+    refuse(
+        kind != "qwen2" and bool(getattr(config, "attention_bias", False)),
+        "megatron has no bias in the attention's output projection here.",
+    )
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Architecture(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        feed_forward=config.intermediate_size,
+        query_heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=size,
+        vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
+        norm_eps=config.rms_norm_eps,
+        rotary=_rotary(config, size, refuse),
+        qkv_bias=kind == "qwen2",
+        head_norm=kind == "qwen3",
+        tied=bool(config.tie_word_embeddings),
+    )
+
+
+def _rotary(config: PreTrainedConfig, size: int, refuse: Callable[[bool, str, str], None]) -> Tensor:
+    """base^(-2 i / E) (Su et al. 2021, eq. 15), scaled where the config says so."""
+    rotary = config.rope_parameters
+    kind, part = rotary.get("rope_type", "default"), rotary.get("partial_rotary_factor") or 1.0
+    why = f"Angles here are positions times constants: {', '.join(_ROTARY)}."
+    refuse(kind not in _ROTARY, f"megatron has no rotary embedding of type {kind!r} here.", why)
+    refuse(part != 1.0, f"megatron turns whole heads, this model a part of {part}.", why)
+    if kind == "default":
+        return 1.0 / rotary["rope_theta"] ** (torch.arange(0, size, 2).float() / size)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return frequencies.float()
+
+
+def check_split(model: Architecture, config: MegatronTrainerConfig, role: str) -> None:
+    """Raises ConfigError when Megatron-Core cannot split the model so."""
+    for name, count, what in (
+        ("tensor_parallel", model.query_heads, "attention heads"),
+        ("tensor_parallel", model.kv_heads, "key-value heads"),
+        ("tensor_parallel", model.feed_forward, "feed-forward channels"),
+        ("pipeline_parallel", model.layers, "layers"),
+    ):
+        size = getattr(config, name)
+        if count % size:
+            raise ConfigError(
+                f"the model has {count} {what}, which {size} slots cannot share.",
+                where=f"roles.{role}.config.{name}",
+                todo=f"Choose a divisor of {count}.",
+            )
+
+
+class Norm(torch.nn.RMSNorm):
+    """Megatron-Core's own wrapper of torch's RMSNorm refuses sequence parallelism."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class FusedAttention(torch.nn.Module):
+    """Attention by torch's fused kernels. A context-parallel rank has the queries of its positions and gathers the keys
+    and values of all; Megatron-Core leaves context parallelism to Transformer Engine."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        super().__init__()
+        self._scale, self._group = softmax_scale, pg_collection.cp
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """query [S, B, H, E], key and value [S, B, K, E]; attention_mask bool, true where a query sees a key, or None
+        for causal attention. Returns [S, B, H E]."""
+        if self._group.size() > 1:
+            key, value = (
+                tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=self._group)
+                for x in (key, value)
+            )
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=attention_mask,
+            is_causal=attention_mask is None,
+            scale=self._scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        return out.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
+
+
+class PolicyModel(GPTModel):
+    """One pipeline stage. The last gives hidden states, not logits: few of them go through the output layer."""
+
+    def __init__(self, config: TransformerConfig, spec: TransformerBlockSubmodules, model: Architecture) -> None:
+        super().__init__(
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=model.rows(config.tensor_model_parallel_size),
+            max_sequence_length=model.positions,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            parallel_output=True,
+            share_embeddings_and_output_weights=model.tied,
+            position_embedding_type="rope",
+        )
+        self._rotary = model.rotary
+
+    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """ids int64[B, S]; positions int64[B or 1, S]; mask as in ``FusedAttention``. Returns [S, B, D]; with sequence
+        parallelism this rank's part of S."""
+        hidden = self.embedding(input_ids=ids, position_ids=positions) if self.pre_process else None
+        self._rotary = self._rotary.to(ids.device)
+        angles = positions.t()[..., None].float() * self._rotary
+        angles = torch.cat([angles, angles], -1)[:, :, None]
+        return self.decoder(hidden_states=hidden, attention_mask=mask, rotary_pos_emb=angles)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[A, D] whole hidden states to this rank's part [A, V / tensor_parallel] of the logits."""
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        return self.output_layer(hidden, weight=weight)[0]
+
+
+def build(model: Architecture, config: MegatronTrainerConfig, device: torch.device) -> PolicyModel:
+    """This rank's part of the model, with undefined weights; the parallel groups exist."""
+    transformer = _transformer_config(model, config, device)
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=model.head_norm)
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    attention = parts.self_attention.submodules
+    attention.core_attention = FusedAttention
+    if model.head_norm:
+        attention.q_layernorm = attention.k_layernorm = HeadNorm
+    spec = TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(transformer), layer_norm=Norm)
+    built = PolicyModel(transformer, spec, model)
+    if built.post_process:
+        # it is given whole sequences of a few positions, also where what lies before it shares them
+        built.output_layer.sequence_parallel = False
+        built.output_layer.allreduce_dgrad = config.tensor_parallel > 1
+    _mark_shards(built)
+    built.train()  # recomputation asks for it; there is no dropout
+    return built
+
+
+class HeadNorm(Norm):
+    """Of queries and keys, where each tensor-parallel rank sees all positions of its heads."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(config, hidden_size, eps)
+        self.weight.sequence_parallel = False
+
+
+def _mark_shards(model: PolicyModel) -> None:
+    """What Megatron-Core does only while it draws initial weights: says which parameters are shards, for the norm of
+    the gradient."""
+    for module in model.modules():
+        dimension = 1 if isinstance(module, tensor_parallel.RowParallelLinear) else 0
+        kinds = (
+            tensor_parallel.ColumnParallelLinear,
+            tensor_parallel.RowParallelLinear,
+            tensor_parallel.VocabParallelEmbedding,
+        )
+        if isinstance(module, kinds) and module.weight is not None:
+            tensor_parallel.set_tensor_model_parallel_attributes(module.weight, True, dimension, 1)
+
+
+def _transformer_config(model: Architecture, config: MegatronTrainerConfig, device: torch.device) -> TransformerConfig:
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    recompute: dict[str, Any] = {}
+    if config.gradient_checkpointing:
+        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return TransformerConfig(
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        ffn_hidden_size=model.feed_forward,
+        num_attention_heads=model.query_heads,
+        num_query_groups=model.kv_heads,
+        kv_channels=model.head_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=model.norm_eps,
+        qk_layernorm=model.head_norm,
+        add_bias_linear=False,
+        add_qkv_bias=model.qkv_bias,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=config.tensor_parallel,
+        pipeline_model_parallel_size=config.pipeline_parallel,
+        context_parallel_size=config.context_parallel,
+        sequence_parallel=config.sequence_parallel,
+        variable_seq_lengths=config.pipeline_parallel > 1,
+        moe_token_dispatcher_type="alltoall",  # there are no experts, but the default refuses variable lengths
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=config.dtype == "bfloat16",
+        use_cpu_initialization=device.type == "cpu",
+        perform_initialization=False,
+        calculate_per_token_loss=True,  # the loss comes normalised: gradients are added, never averaged
+        # fusions of Transformer Engine and Apex
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        **recompute,
+    )

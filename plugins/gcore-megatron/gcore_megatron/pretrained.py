@@ -1,0 +1,54 @@
+"""Weights to safetensors in Hugging Face layout, file by file as they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gcore_core.records import TensorSpec
+from gcore_megatron.convert import Piece
+
+#: Most bytes of one file, all of which the writer holds.
+FILE_BYTES = 2**31
+
+
+def write_pretrained(
+    directory: Path,
+    specs: Sequence[TensorSpec],
+    gathered: Iterable[tuple[Piece, Tensor | None]],
+    *,
+    writes: bool,
+    file_bytes: int = FILE_BYTES,
+) -> None:
+    """Every rank calls it, since a tensor is put together by all; the one that has them ``writes``."""
+    files: list[list[str]] = [[]]
+    held_bytes = 0
+    for spec in specs:
+        if files[-1] and held_bytes + spec.nbytes > file_bytes:
+            files.append([])
+            held_bytes = 0
+        files[-1].append(spec.name)
+        held_bytes += spec.nbytes
+    names = [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    if len(files) == 1:
+        names = ["model.safetensors"]
+    file_of = {tensor: name for tensors, name in zip(files, names, strict=True) for tensor in tensors}
+    last_of = {name: tensors[-1] for tensors, name in zip(files, names, strict=True)}
+    if writes:
+        directory.mkdir(parents=True, exist_ok=True)
+    held: dict[str, Tensor] = {}
+    for piece, whole in gathered:
+        if not writes or whole is None:
+            continue
+        held[piece.name] = whole.cpu()
+        name = file_of[piece.name]
+        if piece.name == last_of[name]:
+            save_file(held, directory / name, {"format": "pt"})
+            held = {}
+    if writes and len(files) > 1:
+        index = {"metadata": {"total_size": sum(spec.nbytes for spec in specs)}, "weight_map": file_of}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

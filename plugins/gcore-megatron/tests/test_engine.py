@@ -1,0 +1,235 @@
+"""One rank in this process, with the real library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gcore_megatron.config import MegatronTrainerConfig
+
+from gcore_core.errors import DataError
+from gcore_core.testing.safetensors_files import read_safetensors
+
+pytestmark = pytest.mark.engine
+
+OBJECTIVES = [
+    ("PpoClip", {"kl": {"coefficient": 0.1}, "entropy_coefficient": 0.01}),
+    ("Gspo", {"clip_low": 0.05, "clip_high": 0.05}),
+    ("Cispo", {}),
+]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def engine(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]], tools: Any) -> Iterator[Any]:
+    from gcore_megatron.engine import MegatronEngine
+
+    model, reference = models[request.param]
+    objective = tools.make_objective(*OBJECTIVES[0])
+    made = MegatronEngine(
+        MegatronTrainerConfig(**tools.SETTINGS, reference_path=str(reference)), tools.make_context(model, objective)
+    )
+    made.plain = tools.Plain(model, reference, tools.SETTINGS, objective)
+    yield made
+    made.close()
+
+
+def batches_of(records: list[Any], layout: Any, budget: int) -> list[Any]:
+    from gcore_language.packing import Sample, micro_batches
+
+    samples = [
+        Sample(index=i, ordinal=r.ordinal, prompt=r.columns["prompt_ids"], columns=r.columns)
+        for i, r in enumerate(records)
+    ]
+    return list(micro_batches(samples, layout, budget, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective[0])
+@pytest.mark.parametrize(("layout", "budget"), [("padded", 10**6), ("padded", 1), ("shared", 10**6), ("shared", 40)])
+def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
+    engine: Any, tools: Any, objective: tuple[str, Any], layout: str, budget: int
+) -> None:
+    """Whole and split batches, to 1e-5 of the normalised loss and of each tensor's largest gradient."""
+    from gcore_megatron import convert
+
+    loss_of = tools.make_objective(*objective)
+    records = tools.make_records()
+    advantages = np.random.default_rng(0).standard_normal(len(records))
+    old = [-np.random.default_rng(i).uniform(1, 3, len(r.columns["action_ids"])) for i, r in enumerate(records)]
+
+    def columns_for(chosen: Any) -> dict[str, Any]:
+        columns = tools.columns_of([records[i] for i in chosen], advantages[chosen])
+        columns["old_logp"] = torch.from_numpy(np.concatenate([old[i] for i in chosen]).astype(np.float32))
+        columns["ref_logp"] = columns["old_logp"] - 0.1
+        return columns
+
+    plain = engine.plain.policy
+    everything = np.arange(len(records))
+    parts = [tools.logp_of(plain, record) for record in records]
+    current = {"logp": torch.cat([p[0] for p in parts]), "entropy": torch.cat([p[1] for p in parts])}
+    loss, weight, _ = loss_of.loss(columns_for(everything), current)
+    plain.zero_grad()
+    (loss / weight).backward()
+
+    seen: list[float] = []
+
+    def part_of_loss(batch: Any, logp: Any, entropies: Any) -> Any:
+        part, _, _ = loss_of.loss(columns_for(batch.index), {"logp": logp, "entropy": entropies})
+        seen.append(float(part.detach()))
+        return part / weight
+
+    engine.accumulate([*batches_of(records, layout, budget), None], part_of_loss, "gradient")
+    gradients = {name: parameter.main_grad for name, parameter in engine._parameters.items()}
+    found = {piece.name: whole for piece, whole in convert.gather(engine._pieces, gradients)}
+    assert sum(seen) / float(weight) == pytest.approx(float(loss / weight), abs=1e-5)
+    for name, parameter in plain.named_parameters():
+        scale = float(parameter.grad.abs().max())
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-5 * max(scale, 1), rtol=1e-5, msg=name)
+    engine.discard()
+
+
+@pytest.mark.parametrize("layout", ["padded", "shared"])
+def test_the_reference_is_swapped_in_and_out(engine: Any, tools: Any, layout: str) -> None:
+    """Log-probs of both models to 1e-5; the policy's weights come back bit by bit."""
+    records = tools.make_records()
+    batches = batches_of(records, layout, 64)
+    before = [array.tobytes() for _, array in engine.export_weights()]
+    for model, plain in (("policy", engine.plain.policy), ("reference", engine.plain.reference)):
+        found = engine.logprobs([None, *batches], model)
+        assert found[0] is None
+        with torch.no_grad():
+            for batch, logp in zip(batches, found[1:], strict=True):
+                expected = torch.cat([tools.logp_of(plain, records[i])[0] for i in batch.index])
+                torch.testing.assert_close(logp, expected, atol=1e-5, rtol=1e-5)
+    assert [array.tobytes() for _, array in engine.export_weights()] == before
+
+
+def test_exported_weights_are_the_models(engine: Any) -> None:
+    expected = dict(engine.plain.policy.named_parameters())
+    assert [spec.name for spec in engine.weight_specs()] == [spec.name for spec, _ in engine.export_weights()]
+    assert {spec.name for spec in engine.weight_specs()} == set(expected)
+    for spec, array in engine.export_weights():
+        assert array.tobytes() == expected[spec.name].detach().numpy().tobytes(), spec.name
+
+
+def test_chunks_of_the_output_layer_do_not_matter(engine: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = batches_of(tools.make_records(), "padded", 10**6)
+    norms = []
+    for actions in (10**6, 7):
+        monkeypatch.setattr(engine, "_chunk_actions", actions)
+        engine.accumulate(batches, lambda _, logp, entropies: (logp * logp + entropies).sum(), "gradient")
+        norms.append(engine.update(0.0, 0.0))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights(engine: Any, tools: Any) -> None:
+    before = [array.tobytes() for _, array in engine.export_weights()]
+    engine.accumulate(batches_of(tools.make_records(), "padded", 64), lambda *given: given[1].sum() * np.inf, "metric")
+    assert not np.isfinite(engine.update(1.0, 1.0))
+    assert [array.tobytes() for _, array in engine.export_weights()] == before
+
+
+def test_weights_are_written_in_files_of_bounded_size(engine: Any, tmp_path: Path) -> None:
+    from gcore_megatron import convert
+    from gcore_megatron.pretrained import write_pretrained
+
+    specs = engine.weight_specs()
+    gathered = convert.gather(engine._pieces, engine._parameters)
+    write_pretrained(tmp_path, specs, gathered, writes=True, file_bytes=max(spec.nbytes for spec in specs))
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(index.values())) > 2
+    found = {
+        spec.name: bytes(array)
+        for file in sorted(tmp_path.glob("*.safetensors"))
+        for spec, array in read_safetensors(file)
+    }
+    assert found == {spec.name: array.tobytes() for spec, array in engine.export_weights()}
+
+
+def test_bfloat16_trains_on_float32_weights(models: dict[str, tuple[Path, Path]], tools: Any) -> None:
+    """Exports are bfloat16; log-probs within 5e-2 of float32's; small updates add up, as they would not in bfloat16."""
+    from gcore_megatron.engine import MegatronEngine
+
+    model, reference = models["qwen2"]
+    objective = tools.make_objective(*OBJECTIVES[2])
+    settings = {**tools.SETTINGS, "dtype": "bfloat16", "weight_decay": 0.0, "eps": 1e-8}
+    engine = MegatronEngine(MegatronTrainerConfig(**settings), tools.make_context(model, objective))
+    try:
+        assert {spec.dtype for spec in engine.weight_specs()} == {"BF16"}
+        records = tools.make_records()
+        batches = batches_of(records, "padded", 10**6)
+        plain = tools.Plain(model, reference, tools.SETTINGS, objective).policy
+        (logp,) = engine.logprobs(batches, "policy")
+        expected = torch.cat([tools.logp_of(plain, records[i])[0] for i in batches[0].index])
+        assert float((logp - expected).abs().mean()) < 5e-2
+        first = engine.logprobs(batches, "policy")[0].sum()
+        for _ in range(20):
+            engine.accumulate(batches, lambda _, logp, __: -logp.sum() / 100, "metric")
+            engine.update(2e-4, 1.0)
+        assert engine.logprobs(batches, "policy")[0].sum() > first + 1
+    finally:
+        engine.close()
+
+
+SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "llama3", **SCALED}},
+        {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}},
+        {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 0.1},
+    ],
+    ids=["llama3", "linear", "mistral"],
+)
+def test_log_probs_are_those_of_transformers(
+    models: dict[str, tuple[Path, Path]], tools: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """For scaled rotary embeddings and another family too; what was changed matters."""
+    from gcore_megatron.engine import MegatronEngine
+
+    directory = tools.changed(models["llama"][0], tmp_path, **changes)
+    objective = tools.make_objective("Cispo", {})
+    engine = MegatronEngine(MegatronTrainerConfig(), tools.make_context(directory, objective))
+    try:
+        records = tools.make_records()
+        (batch,) = batches_of(records, "padded", 10**6)
+        plain = tools.Plain(directory, models["llama"][0], tools.SETTINGS, objective)
+        with torch.no_grad():
+            expected, unchanged = (
+                torch.cat([tools.logp_of(model, records[i])[0] for i in batch.index])
+                for model in (plain.policy, plain.reference)
+            )
+        (found,) = engine.logprobs([batch], "policy")
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert float((found - unchanged).abs().max()) > 1e-3
+    finally:
+        engine.close()
+
+
+def test_a_state_that_is_half_written_is_refused(engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"state\.json: trainer state cannot be read"):
+        engine.load(tmp_path)
+
+
+def test_the_state_of_another_model_is_refused(
+    engine: Any, models: dict[str, tuple[Path, Path]], tools: Any, tmp_path: Path
+) -> None:
+    from gcore_megatron.engine import MegatronEngine
+
+    engine.save(tmp_path, {"updates": 3})
+    assert engine.load(tmp_path) == {"updates": 3}
+    family = "llama" if engine.hidden_size == 128 else "qwen2"
+    other = MegatronEngine(
+        MegatronTrainerConfig(), tools.make_context(models[family][0], tools.make_objective("Cispo", {}))
+    )
+    try:
+        with pytest.raises(DataError, match="(?s)trainer state is damaged or of another model.*shape mismatch"):
+            other.load(tmp_path)
+    finally:
+        other.close()

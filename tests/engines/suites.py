@@ -1,0 +1,47 @@
+"""Every engine plugin's own tests with its real engine, each in an environment that `g-core env create` makes.
+
+    python tests/engines/suites.py [--engines vllm ...] [--slow]
+
+The environments lie where G_CORE_ENVS says; one that is there with the same pins is taken as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gcore_core import environments
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ("vllm", "sglang", "megatron", "deepspeed")
+#: What the tests need beside the plugin: the pair of each backend on torch, objectives, and pytest itself.
+BESIDE = ("gcore-torch", "gcore-algorithms")
+TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
+
+
+def run_suite(engine: str, *, slow: bool) -> int:
+    """Makes the environment and runs the tests; returns pytest's exit code."""
+    beside = [word for name in BESIDE for word in ("--with", name)]
+    subprocess.run([sys.executable, "-m", "gcore_core", "env", "create", engine, "--cpu", *beside], check=True)
+    python = environments.resolve(f"env:{engine}", where="")
+    subprocess.run([python, "-m", "pip", "install", "-q", *TOOLS], check=True)
+    marks = "engine" if slow else "engine and not slow"
+    began_s = time.perf_counter()
+    done = subprocess.run([python, "-m", "pytest", "-q", "-m", marks, f"plugins/gcore-{engine}"], cwd=ROOT, check=False)
+    print(f"gcore-{engine}: exit code {done.returncode}, {time.perf_counter() - began_s:.0f} s", flush=True)
+    return done.returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The tests of engine plugins with their real engines.")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--slow", action="store_true", help="the slow tests too")
+    args = parser.parse_args()
+    return max(run_suite(engine, slow=args.slow) for engine in args.engines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
