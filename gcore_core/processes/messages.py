@@ -41,6 +41,7 @@ class GenerateRequest(Message):
     purpose: str
     leases: list[Lease]
     release_before: int = 0  # records of earlier steps are no longer needed
+    epoch: int = 0  # of the shard: how often its controller was replaced
 
 
 class ScoreRequest(Message):
@@ -61,6 +62,7 @@ class TrainItem(Message):
     minibatch: int
     columns: Ref
     slot: int
+    media: dict[str, Ref] = {}
 
 
 class PrepareRequest(Message):
@@ -85,13 +87,14 @@ class TrainRequest(Message):
 class TrainReply(Message):
     metrics: dict[str, float]
     version: int
+    busy_s: float = 0.0  # of this rank alone; 0 when it cannot tell
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
 class OpenPush(Message):
-    """Another ``attempt`` at the same version begins the push anew."""
+    """Another ``attempt`` at the same version begins the push anew. ``bucket_bytes``: memory for all its buckets."""
 
     version: int
     bucket_bytes: int
@@ -112,7 +115,7 @@ class PlanRequest(Message):
 
 
 class BucketRequest(Message):
-    """Asking for bucket ``index`` confirms the ones before it."""
+    """Asking for bucket ``index`` confirms that those before ``index - 1`` have been read."""
 
     version: int
     receiver: int
@@ -121,13 +124,12 @@ class BucketRequest(Message):
 
 
 class Bucket(Message):
-    """Some whole tensors, one after the other, at ``path`` in shared memory. ``last`` commits the version."""
+    """Some whole tensors, one after the other, from ``offset`` of ``path`` in shared memory. ``last`` ends the push."""
 
     version: int
     index: int
     path: str
-    nbytes: int
-    digest: int
+    offset: int
     tensors: list[TensorSpec]
     digests: list[int]  # xxh3-64 of each tensor
     last: bool
@@ -260,16 +262,42 @@ class StopRequest(Message):
     grace_s: float
 
 
-class SlabRequest(Message):
-    owner: str
-    nbytes: int
-
-
-class SlabReply(Message):
-    name: str
-    path: str
-
-
 class UsageReply(Message):
     cpu_s: dict[str, float]  # process name -> user and system seconds so far
     memory_mib: dict[str, float]  # peak resident
+    notes: list[str] = []  # what the person who runs it should read, each once
+
+
+# -- the store --------------------------------------------------------------------------------------------------------
+
+Released = dict[int, tuple[int, int]]  # shard -> (its epoch, the first step of which it still needs records)
+
+
+class SlabRequest(Message):
+    """Asks for the name of a slab to write. ``held``: shard -> step of the records that come into it."""
+
+    owner: str
+    nbytes: int
+    held: dict[int, int]
+
+
+class ReleaseRequest(Message):
+    """From here on ``owner`` writes into no slab whose holders have released it."""
+
+    owner: str
+    released: Released
+
+
+class BlobRequest(Message):
+    """Holds the blob of this key for ``held``; ``ref``: of one just made, registered unless there is one already."""
+
+    key: bytes
+    held: dict[int, int]
+    ref: Ref | None
+
+
+class ReadRequest(Message):
+    """Asks for the bytes of what ``ref`` names from ``offset`` on, in parts."""
+
+    ref: Ref
+    offset: int

@@ -1,11 +1,15 @@
-"""A weight push: a plan, buckets of whole tensors in shared memory, a commit; verified on both sides.
+"""A weight push: a plan, buckets of whole tensors in shared memory, a commit; hashed on both sides.
 
-The trainer's rank 0 fills one bucket at a time; a receiver that asks for bucket i has read the ones before it, so the
-next is written when all have asked. One gather, one bucket of extra memory, whatever the number of receivers.
+The trainer's rank 0 fills buckets while the receivers read earlier ones, all in one memory of ``bucket_bytes``, or of
+the largest tensor if that is more. Who asks for bucket i has read those before i - 1; so one is filled where the two
+before it are not. A tensor for which there is no room beside them waits: empty buckets go first, until they were read.
+One export, whatever the number of receivers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -18,20 +22,14 @@ from gcore_core.errors import ContractError, WeightMismatch
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import (
-    Bucket,
-    BucketRequest,
-    OpenPush,
-    PlanRequest,
-    PullWeights,
-    PushConfirmed,
-)
+from gcore_core.processes.messages import Bucket, BucketRequest, OpenPush, PlanRequest, PullWeights, PushConfirmed
 from gcore_core.processes.service import Call, Peer
-from gcore_core.processes.store import map_file
+from gcore_core.processes.store import copy_hashed, map_file
 from gcore_core.protocols import Fingerprints, ReceivesWeights, Trainer
 from gcore_core.records import TensorSpec, WeightPlan
 
 PUSH_DEADLINE_S = 300.0
+_BUCKET_BYTES = 16 << 20  # long enough to hide a round trip, short enough that three of them stay in a cache
 
 
 def exhaust(tensors: Iterable[object]) -> None:
@@ -39,26 +37,47 @@ def exhaust(tensors: Iterable[object]) -> None:
     deque(tensors, maxlen=0)
 
 
-class PushSource:
-    """The sending half, in the shell of trainer rank 0. ``path`` is a file in shared memory, made on first use."""
+class PushMemory:
+    """A file in shared memory, made on first use. It stays mapped between pushes, since fresh pages are slow."""
 
-    def __init__(self, trainer: Trainer, path: Path, compute: Compute, request: OpenPush) -> None:
-        self._path, self._compute = path, compute
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mapped = np.zeros(0, np.uint8)
+
+    def of(self, nbytes: int) -> np.ndarray:
+        """Its first ``nbytes``, uint8."""
+        if len(self._mapped) < nbytes:
+            with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+                file.truncate(nbytes)
+            self._mapped = np.frombuffer(map_file(self.path, writable=True), np.uint8)
+        return self._mapped[:nbytes]
+
+
+class PushSource:
+    """The sending half, in the shell of trainer rank 0."""
+
+    def __init__(self, trainer: Trainer, memory: PushMemory, compute: Compute, request: OpenPush) -> None:
+        self._memory, self._compute = memory, compute
         self.key = request.version, request.attempt
-        specs = trainer.weight_specs()
-        self.plan = WeightPlan(request.version, specs)
-        self._size = max(request.bucket_bytes, max((spec.nbytes for spec in specs), default=0))
-        self._size = min(self._size, max(1, sum(spec.nbytes for spec in specs)))
+        self.plan = WeightPlan(request.version, trainer.weight_specs())
+        sizes = [spec.nbytes for spec in self.plan.tensors]
+        self._size = max(1, *sizes, min(request.bucket_bytes, sum(sizes)))
+        self._full = min(_BUCKET_BYTES, request.bucket_bytes // 3)  # a bucket that has a tensor gets no more than this
         self._tensors: Iterator[tuple[TensorSpec, np.ndarray]] = trainer.export_weights()
         self._held: tuple[TensorSpec, np.ndarray] | None = None
+        self._unread: deque[tuple[int, int]] = deque(maxlen=2)  # where the two latest buckets begin and end
         self._gathering = Gathering(request.receivers)
+        self._ahead: asyncio.Future[Bucket] | None = None
 
     async def bucket(self, request: BucketRequest) -> Bucket:
-        async def fill(_: list[None]) -> Bucket:
-            return await self._compute(self._fill, request.index)
+        async def answer(_: list[None]) -> Bucket:
+            bucket = await (self._ahead or self._compute(self._fill, request.index))
+            if not bucket.last:
+                self._ahead = asyncio.ensure_future(self._compute(self._fill, request.index + 1))
+            return bucket
 
-        answer: Bucket = await self._gathering.join(request.index, request.receiver, None, fill)
-        return answer
+        found: Bucket = await self._gathering.join(request.index, request.receiver, None, answer)
+        return found
 
     async def close(self) -> None:
         """Gives up what is not sent. The export still runs to its end, since other ranks may take part in it."""
@@ -66,49 +85,69 @@ class PushSource:
         await self._compute(exhaust, self._tensors)
 
     def _fill(self, index: int) -> Bucket:
-        """Copies the next tensors into the bucket until one does not fit any more."""
-        if not self._path.exists() or self._path.stat().st_size < self._size:
-            with open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-                file.truncate(self._size)
-        memory = map_file(self._path, writable=True)
-        used, specs, digests = 0, [], []
-        while (item := self._held or next(self._tensors, None)) is not None:
-            spec, array = item
-            if used + spec.nbytes > self._size:
-                self._held = item
+        """Copies the next tensors to where nobody reads, none of them if there is no room for one."""
+        memory = self._memory.of(self._size)
+        self._held = self._held or next(self._tensors, None)
+        wanted = max(self._full, self._held[0].nbytes if self._held else 0)
+        bounds = [0, *itertools.chain(*sorted(self._unread)), self._size]
+        gaps = zip(bounds[::2], bounds[1::2], strict=True)
+        start, end = max(gaps, key=lambda gap: min(gap[1] - gap[0], wanted))  # the first that is large enough
+        offset, specs, digests = start, list[TensorSpec](), list[int]()
+        while self._held is not None:
+            spec, array = self._held
+            if offset + spec.nbytes > (min(end, start + self._full) if specs else end):
                 break
-            self._held = None
-            memory[used : used + spec.nbytes] = array.data
+            if array.nbytes != spec.nbytes:
+                what = f"the trainer exported {array.nbytes} bytes for {spec.name!r}, its plan says {spec.nbytes}"
+                raise ContractError(what, where=f"version {self.key[0]}")
+            digests.append(copy_hashed([array.data], memory[offset : offset + spec.nbytes].data))
             specs.append(spec)
-            digests.append(xxhash.xxh3_64_intdigest(array.data))
-            used += spec.nbytes
-        digest = xxhash.xxh3_64_intdigest(memoryview(memory)[:used])
-        last = self._held is None
-        return Bucket(self.key[0], index, str(self._path), used, digest, specs, digests, last)
+            offset += spec.nbytes
+            self._held = next(self._tensors, None)
+        self._unread.append((start, offset))
+        return Bucket(self.key[0], index, str(self._memory.path), start, specs, digests, self._held is None)
 
 
 async def pull_weights(
-    receiver: ReceivesWeights, source: Peer, request: PullWeights, compute: Compute, call: Call
+    receiver: ReceivesWeights,
+    source: Peer,
+    request: PullWeights,
+    compute: Compute,
+    call: Call,
+    mapped: dict[str, np.ndarray],
 ) -> PushConfirmed:
-    """The receiving half. Raises WeightMismatch for a push that is truncated, altered, or not of this model."""
-    version, attempt = request.version, request.attempt
-    plan = await insist(source, "plan", PlanRequest(version, attempt), WeightPlan, PUSH_DEADLINE_S)
+    """The receiving half. Raises WeightMismatch for a push that is truncated, altered, or not of this model.
+
+    mapped: path -> shared memory, kept by the caller between pushes.
+    """
+    version = request.version
+    plan = await insist(source, "plan", PlanRequest(version, request.attempt), WeightPlan, PUSH_DEADLINE_S)
     await compute(receiver.begin_weights, plan)
     digests: dict[str, int] = {}
-    awaited = deque(plan.tensors)
-    total, index, last = 0, 0, False
-    while not last:
-        asked = BucketRequest(version, request.receiver, index, attempt)
-        bucket = await insist(source, "bucket", asked, Bucket, PUSH_DEADLINE_S)
-        for spec in bucket.tensors:
-            if not awaited or spec != awaited.popleft():
-                raise WeightMismatch(f"tensor {spec.name!r} is not the one planned here", where=f"version {version}")
-        await compute(_load, receiver, bucket)
-        digests.update((spec.name, digest) for spec, digest in zip(bucket.tensors, bucket.digests, strict=True))
-        total, index, last = total + bucket.nbytes, index + 1, bucket.last
-        call.progress()
-    if awaited:
-        raise WeightMismatch(f"the push ended without tensor {awaited[0].name!r}", where=f"version {version}")
+    loading: asyncio.Future[None] | None = None
+    try:
+        for index in itertools.count():
+            asked = BucketRequest(version, request.receiver, index, request.attempt)
+            bucket = await insist(source, "bucket", asked, Bucket, PUSH_DEADLINE_S)
+            for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
+                if plan.tensors[len(digests) : len(digests) + 1] != [spec]:
+                    what = f"tensor {spec.name!r} is not the one planned here"
+                    raise WeightMismatch(what, where=f"version {version}")
+                digests[spec.name] = digest
+            if bucket.path not in mapped:
+                mapped[bucket.path] = np.frombuffer(map_file(Path(bucket.path), writable=False), np.uint8)
+            before, loading = loading, asyncio.ensure_future(compute(_load, receiver, mapped[bucket.path], bucket))
+            if before is not None:
+                await before
+            call.progress()
+            if bucket.last:
+                await loading
+                break
+    finally:
+        if loading is not None:
+            loading.cancel()  # nothing more of a push that failed
+    if missing := plan.tensors[len(digests) :]:
+        raise WeightMismatch(f"the push ended without tensor {missing[0].name!r}", where=f"version {version}")
     await compute(receiver.commit_weights, plan)
     verified = isinstance(receiver, Fingerprints)
     if isinstance(receiver, Fingerprints):
@@ -119,20 +158,22 @@ async def pull_weights(
                 where=f"version {version}",
                 why=f"{len(wrong)} of {len(digests)} tensors differ",
             )
-    return PushConfirmed(version, total, verified)
+    return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), verified)
 
 
-def _load(receiver: ReceivesWeights, bucket: Bucket) -> None:
-    memory = memoryview(map_file(Path(bucket.path), writable=False))[: bucket.nbytes]
-    whole = len(memory) == bucket.nbytes == sum(spec.nbytes for spec in bucket.tensors)
-    if not whole or xxhash.xxh3_64_intdigest(memory) != bucket.digest:
-        raise WeightMismatch(
-            "a bucket is not what its sender hashed",
-            where=f"version {bucket.version}, bucket {bucket.index}",
-            why="tensors " + ", ".join(repr(spec.name) for spec in bucket.tensors[:8]),
-        )
-    offset, tensors = 0, []
-    for spec in bucket.tensors:
-        tensors.append((spec, np.frombuffer(memory, np.uint8, spec.nbytes, offset)))
-        offset += spec.nbytes
-    receiver.load_weights(tensors)
+def _load(receiver: ReceivesWeights, memory: np.ndarray, bucket: Bucket) -> None:
+    def verified() -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        """Hashes each tensor right before the receiver copies it; one that is altered does not reach it."""
+        offset = bucket.offset
+        for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
+            array = memory[offset : offset + spec.nbytes]
+            if array.nbytes != spec.nbytes or xxhash.xxh3_64_intdigest(array.data) != digest:
+                raise WeightMismatch(
+                    f"tensor {spec.name!r} is not what its sender hashed",
+                    where=f"version {bucket.version}, bucket {bucket.index}",
+                )
+            yield spec, array
+            offset += spec.nbytes
+
+    if bucket.tensors:
+        receiver.load_weights(verified())

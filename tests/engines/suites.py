@@ -1,6 +1,6 @@
 """Every engine plugin's own tests with its real engine, each in an environment that `g-core env create` makes.
 
-    python tests/engines/suites.py [--engines vllm ...] [--slow]
+    python tests/engines/suites.py [--engines vllm ...] [--slow] [--fresh]
 
 The environments lie where G_CORE_ENVS says; one that is there with the same pins is taken as it is.
 """
@@ -22,10 +22,11 @@ BESIDE = ("gcore-torch", "gcore-algorithms")
 TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
 
 
-def run_suite(engine: str, *, slow: bool) -> int:
+def run_suite(engine: str, *, slow: bool, fresh: bool) -> int:
     """Makes the environment and runs the tests; returns pytest's exit code."""
     beside = [word for name in BESIDE for word in ("--with", name)]
-    subprocess.run([sys.executable, "-m", "gcore_core", "env", "create", engine, "--cpu", *beside], check=True)
+    create = [sys.executable, "-m", "gcore_core", "env", "create", engine, "--cpu", *beside]
+    subprocess.run([*create, *(["--fresh"] if fresh else [])], check=True)
     python = environments.resolve(f"env:{engine}", where="")
     subprocess.run([python, "-m", "pip", "install", "-q", *TOOLS], check=True)
     marks = "engine" if slow else "engine and not slow"
@@ -39,8 +40,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The tests of engine plugins with their real engines.")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--slow", action="store_true", help="the slow tests too")
+    parser.add_argument("--fresh", action="store_true", help="make the environments anew")
     args = parser.parse_args()
-    return max(run_suite(engine, slow=args.slow) for engine in args.engines)
+    return max(run_suite(engine, slow=args.slow, fresh=args.fresh) for engine in args.engines)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,15 @@ import pytest
 import xxhash
 
 from gcore_core.errors import ContractError, GcoreError, WeightMismatch
-from gcore_core.processes.compute import DirectCompute
+from gcore_core.processes.compute import Compute, DirectCompute
 from gcore_core.processes.inline import InlineNetwork, InlineView
 from gcore_core.processes.messages import Bucket, BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
-from gcore_core.processes.push import pull_weights
+from gcore_core.processes.push import PushSource, pull_weights
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.trainer import TrainerShell
 from gcore_core.processes.store import StoreReader
 from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.testing.simulation import TimedCompute, run_virtual
 
 NAMES = ["embed", "layer.0", "layer.1", "empty", "head"]
 SIZES = [40, 24, 24, 0, 40]
@@ -38,6 +39,7 @@ class Trainer:
         self.version = 0
         self.exported: list[str] = []
         self.running = 0  # exports that began and did not end: other ranks would wait in them
+        self.ends_before = self.cuts = self.fails_at = ""  # names of tensors
 
     def weight_specs(self) -> list[TensorSpec]:
         return [TensorSpec(name, "U8", (size,), size) for name, size in zip(NAMES, SIZES, strict=True)]
@@ -46,8 +48,12 @@ class Trainer:
         self.running += 1
         self.exported = []
         for spec in self.weight_specs():
+            if spec.name == self.ends_before:
+                break
+            if spec.name == self.fails_at:
+                raise RuntimeError("a collective failed")
             self.exported.append(spec.name)
-            yield spec, weights(self.version)[spec.name]
+            yield spec, weights(self.version)[spec.name][int(spec.name == self.cuts) :]
         self.running -= 1
 
 
@@ -90,7 +96,7 @@ class Forgetful(Receiver):
 class Site:
     """A trainer shell that is reached through ``network``; ``tamper`` changes buckets and plans on their way."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, compute: Compute | None = None) -> None:
         self.trainer = Trainer()
         self.directory = directory
         self.network = InlineNetwork()
@@ -98,23 +104,30 @@ class Site:
         self.shell = TrainerShell(
             self.trainer,  # type: ignore[arg-type]
             StoreReader(directory, "node0", b""),
-            DirectCompute(),
+            compute or DirectCompute(),
             directory / "push",
             {"shards": 1, "rank": 0},
         )
         self.service = Service("policy.0")
         self.shell.register(self.service)
 
-    async def open(self, version: int, receivers: int, bucket_bytes: int = 48, attempt: int = 0) -> None:
+    @property
+    def source(self) -> PushSource:
+        assert self.shell._push is not None
+        return self.shell._push
+
+    async def open(self, version: int, receivers: int, bucket_bytes: int = 96, attempt: int = 0) -> None:
         self.trainer.version = version
         await self.view.serve("policy.0", self.service)
         request = OpenPush(version, bucket_bytes, receivers, attempt)
         await self.view.peer("policy.0").call("open_push", request, Nothing)
 
-    async def pull(self, receiver: Receiver, version: int, number: int = 0, attempt: int = 0) -> Any:
+    async def pull(
+        self, receiver: Receiver, version: int, number: int = 0, attempt: int = 0, compute: Compute | None = None
+    ) -> Any:
         request = PullWeights(version, number, "policy.0", attempt)
         source = self.view.peer("policy.0")
-        return await pull_weights(receiver, source, request, DirectCompute(), Call(lambda: None))
+        return await pull_weights(receiver, source, request, compute or DirectCompute(), Call(lambda: None), {})
 
     def tamper(self, method: str, kind: type, change: Any) -> None:
         honest = getattr(self.shell, method)
@@ -156,15 +169,22 @@ async def test_several_receivers_get_the_same_from_one_export(site: Site) -> Non
 
 
 async def test_a_push_takes_one_bucket_of_memory(site: Site) -> None:
-    """The file in shared memory is a bucket, not the model; and the export is not run ahead of the receivers."""
-    await site.open(1, receivers=1, bucket_bytes=48)
-    await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0), Bucket)
-    assert (site.directory / "push").stat().st_size == 48
-    assert site.trainer.exported == NAMES[:2]  # the second did not fit
+    """The file in shared memory is a bucket, not the model; and the export runs ahead of the receivers by no more."""
+    await site.open(1, receivers=1, bucket_bytes=96)
+    first = await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0), Bucket)
+    again = await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 1), Bucket)
+    assert [[spec.name for spec in bucket.tensors] for bucket in (first, again)] == [["embed"], ["layer.0"]]
+    await asyncio.wait([site.source._ahead])  # type: ignore[list-item]
+    assert site.trainer.exported == NAMES  # the third is filled while the others are read; the last has no room
+    assert site.source._held[0].name == "head"  # type: ignore[index]
+    assert (site.directory / "push").stat().st_size == 96
+
+
+async def test_small_tensors_travel_together(site: Site) -> None:
+    await site.open(1, receivers=1, bucket_bytes=192)
     receiver = Receiver()
     await site.pull(receiver, 1)
-    assert receiver.calls == [1, 3, 1]
-    assert (site.directory / "push").stat().st_size == 48
+    assert receiver.calls == [2, 3]
 
 
 async def test_a_tensor_larger_than_a_bucket_makes_the_bucket_larger(site: Site) -> None:
@@ -198,25 +218,41 @@ async def test_a_truncated_push_names_the_first_tensor_that_is_missing(site: Sit
     await refused(site, Receiver(), r"version 1: the push ended without tensor 'layer\.0'")
 
 
-async def test_a_bucket_that_lacks_bytes_is_refused(site: Site) -> None:
-    site.tamper("bucket", BucketRequest, lambda bucket: msgspec.structs.replace(bucket, nbytes=bucket.nbytes - 8))
-    await refused(site, Receiver(), r"bucket 0: a bucket is not what its sender hashed\n  tensors 'embed'")
+async def test_an_export_that_ends_early_names_the_first_tensor_that_is_missing(site: Site) -> None:
+    site.trainer.ends_before = "layer.1"
+    await refused(site, Receiver(), r"version 1: the push ended without tensor 'layer\.1'")
 
 
-async def test_an_altered_bucket_is_refused_before_it_is_loaded(site: Site) -> None:
+async def test_a_tensor_that_is_cut_short_is_named(site: Site) -> None:
+    site.trainer.cuts = "layer.1"
+    await site.open(1, receivers=1)
+    with pytest.raises(ContractError, match=r"version 1: the trainer exported 23 bytes for 'layer\.1', .* says 24"):
+        await site.pull(Receiver(), 1)
+
+
+async def test_a_bucket_outside_the_shared_memory_is_refused(site: Site) -> None:
+    site.tamper("bucket", BucketRequest, lambda bucket: msgspec.structs.replace(bucket, offset=90))
+    await refused(site, Receiver(), r"version 1, bucket 0: tensor 'embed' is not what its sender hashed")
+
+
+@pytest.mark.parametrize("altered", ["embed", "layer.0", "layer.1", "head"])
+async def test_an_altered_tensor_is_refused_before_it_is_loaded(altered: str, site: Site) -> None:
     def flip(bucket: Bucket) -> Bucket:
-        if bucket.index == 1:
-            with open(bucket.path, "r+b") as file:
-                file.seek(30)
-                byte = file.read(1)[0]
-                file.seek(30)
-                file.write(bytes([byte ^ 1]))
+        offset = bucket.offset
+        for spec in bucket.tensors:
+            if spec.name == altered:
+                site.shell._memory.of(96)[offset + spec.nbytes // 2] ^= 1
+            offset += spec.nbytes
         return bucket
 
     site.tamper("bucket", BucketRequest, flip)
     receiver = Receiver()
-    await refused(site, receiver, r"version 1, bucket 1: a bucket is not .*\n  tensors 'layer\.0', 'layer\.1', 'empty'")
-    assert list(receiver.held) == ["embed"]
+    await refused(site, receiver, rf"version 1, bucket \d: tensor '{altered}' is not what its sender hashed")
+    assert list(receiver.held) == [name for name in NAMES[: NAMES.index(altered)] if name in receiver.held]
+    site.service.add("bucket", BucketRequest, site.shell.bucket)
+    await site.open(1, receivers=1, attempt=1)
+    await site.pull(receiver, 1, attempt=1)
+    assert_holds(receiver, 1)
 
 
 async def test_a_bucket_out_of_order_names_the_tensor(site: Site) -> None:
@@ -292,7 +328,7 @@ async def test_a_receiver_that_dies_in_the_middle_leaves_the_trainer_able_to_pus
     """The next version, or the same once more: survivors are freed, the old export ran to its end."""
     version, attempt = again
     dying, survivor = Receiver(dies_at="layer.0"), Receiver()
-    await site.open(1, receivers=2)
+    await site.open(1, receivers=2, bucket_bytes=40)
     waiting = asyncio.ensure_future(site.pull(survivor, 1, number=0))
     with pytest.raises(RuntimeError, match="out of memory"):
         await site.pull(dying, 1, number=1)
@@ -310,6 +346,43 @@ async def test_a_receiver_that_dies_in_the_middle_leaves_the_trainer_able_to_pus
     assert_holds(survivor, version)
     assert_holds(replacement, version)
     assert site.trainer.running == 0
+
+
+async def test_an_export_that_fails_is_told_and_the_next_push_works(site: Site) -> None:
+    site.trainer.fails_at = "layer.1"
+    await site.open(1, receivers=1)
+    receiver = Receiver()
+    with pytest.raises(GcoreError, match="a collective failed"):
+        await site.pull(receiver, 1)
+    site.trainer.fails_at = ""
+    await site.open(1, receivers=1, attempt=1)
+    await site.pull(receiver, 1, attempt=1)
+    assert_holds(receiver, 1)
+
+
+def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
+    """Receivers as slow as you like, some of which stop in the middle; every tensor is hashed before it is loaded."""
+
+    async def weather(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        site = Site(tmp_path, TimedCompute(seed))
+        receivers = [Receiver() for _ in range(1 + seed % 3)]
+        bucket_bytes = int(random.integers(1, 200))
+        await site.open(1, len(receivers), bucket_bytes)
+        pulls = [site.pull(receiver, 1, i, compute=TimedCompute(seed + i)) for i, receiver in enumerate(receivers)]
+        broken = asyncio.gather(*pulls)
+        await asyncio.wait([broken], timeout=float(random.uniform(0, 2)))
+        if broken.done():
+            await broken
+        broken.cancel()
+        await site.open(1, len(receivers), bucket_bytes, attempt=1)
+        pulls = [site.pull(receiver, 1, i, 1, TimedCompute(-seed - i)) for i, receiver in enumerate(receivers)]
+        await asyncio.gather(*pulls)
+        for receiver in receivers:
+            assert_holds(receiver, 1)
+
+    for seed in range(60):
+        run_virtual(weather(seed))
 
 
 async def test_other_ranks_run_through_one_export_a_push(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.messages import GREEDY, TRAIN, GenerateRequest, PullWeights, PushConfirmed, short_reason
 from gcore_core.processes.push import pull_weights
-from gcore_core.processes.service import Call, Network, Service
-from gcore_core.processes.store import StoreWriter
+from gcore_core.processes.service import Call, Network, Service, encode
+from gcore_core.processes.store import NOTHING_RELEASED, StoreWriter
 from gcore_core.protocols import Dataset, Finished, Generator, ReceivesWeights, SampleRequest
-from gcore_core.records import FAILED, Header, Lease, Prompt
+from gcore_core.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease, Prompt
 
 Key = tuple[int, int]  # ordinal, sample; evaluation uses ordinals below zero, so that no two purposes share a key
 
@@ -69,7 +69,7 @@ class GeneratorShell:
         self._driver: asyncio.Task[None] | None = None
         self._pulls = Gathering(1)
         self._mapped: dict[str, np.ndarray] = {}
-        self._released = 0
+        self._released = dict.fromkeys(range(self._shards), NOTHING_RELEASED)
 
     def register(self, service: Service) -> None:
         service.add("generate", GenerateRequest, self.generate)
@@ -77,9 +77,7 @@ class GeneratorShell:
 
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncIterator[list[Header]]:
         """Streams headers as records finish. Asking again for a sample gives the record it already made."""
-        if request.step < self._released:
-            raise ContractError(f"step {request.step} is over, its records are gone", where="generate")
-        self._release_before(request.release_before)
+        self._release(request)
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
         listener = _Listener(set(keys), call)
         self._listeners.append(listener)
@@ -162,24 +160,40 @@ class GeneratorShell:
 
     async def _emit(self, finished: list[Finished]) -> None:
         known = [record for record in finished if _key(record) in self._running]
-        whole = [record for record in known if record.status != FAILED]
-        step = max((self._running[_key(record)] for record in known), default=0)
-        ref = await self._store.put(step, [record.columns for record in whole]) if whole else None
-        slots = {_key(record): slot for slot, record in enumerate(whole)}
-        headers = [_header(record) for record in known]
-        for header in headers:
-            if header.key in slots:
-                header.columns, header.slot = ref, slots[header.key]
-            self._finished[header.key] = self._running.pop(header.key), header
+        headers = {_key(record): _header(record) for record in known}
+        if whole := [record for record in known if record.status != FAILED]:
+            step = max(self._running[_key(record)] for record in whole)
+            await self._keep(step, whole, headers)
+        for key, header in headers.items():
+            _check_size(header)
+            self._finished[key] = self._running.pop(key), header
         for listener in self._listeners:
-            if mine := [header for header in headers if header.key in listener.waiting]:
+            if mine := [header for header in headers.values() if header.key in listener.waiting]:
                 listener.inbox.put_nowait(mine)
 
-    def _release_before(self, step: int) -> None:
-        self._released = max(self._released, step)
-        self._finished = {key: found for key, found in self._finished.items() if found[0] >= step}
-        self._rounds = {key: group for key, group in self._rounds.items() if key[0] >= step}
-        self._store.release_before(step)
+    async def _keep(self, step: int, records: list[Finished], headers: dict[Key, Header]) -> None:
+        """Stores columns and media, for all shards that have asked for records of the step: so they share slabs."""
+        rounds = [group.parts.items() for key, group in self._rounds.items() if key[0] == step]
+        asked = frozenset(shard for parts in rounds for shard, leases in parts if leases)
+        if all(self._released[shard][1] > step for shard in asked):
+            return  # nobody waits for them any more
+        ref = await self._store.put(step, asked, [record.columns for record in records])
+        for slot, record in enumerate(records):
+            header = headers[_key(record)]
+            header.columns, header.slot = ref, slot
+            for name, array in record.media.items():
+                header.media = {**header.media, name: await self._store.put_blob(step, asked, array)}
+
+    def _release(self, request: GenerateRequest) -> None:
+        """Forgets the steps that all shards have released. A shard's later epoch takes over from its first word on."""
+        told = max(self._released[request.shard], (request.epoch, request.release_before))
+        if (request.epoch, request.step) < told:
+            raise ContractError(f"step {request.step} is over, its records are gone", where="generate")
+        self._released[request.shard] = told
+        self._store.release(request.shard, *told)
+        over = min(step for _, step in self._released.values())
+        self._finished = {key: found for key, found in self._finished.items() if found[0] >= over}
+        self._rounds = {key: group for key, group in self._rounds.items() if key[0] >= over}
 
     async def pull(self, request: PullWeights, call: Call) -> PushConfirmed:
         """Takes a push from the trainer; no step of the engine runs meanwhile."""
@@ -197,6 +211,17 @@ class GeneratorShell:
 
 def _key(record: Finished) -> Key:
     return record.request.ordinal, record.request.sample
+
+
+def _check_size(header: Header) -> None:
+    nbytes = len(encode(header))
+    if nbytes > HEADER_LIMIT_BYTES:
+        raise ContractError(
+            f"the header of a record has {nbytes} bytes, the limit is {HEADER_LIMIT_BYTES}",
+            where=f"ordinal {header.ordinal}, sample {header.sample}",
+            why=f"it names {len(header.media)} media: {', '.join(header.media)}"[:200],
+            todo="give fewer media with shorter names, or put them into one array",
+        )
 
 
 def _header(record: Finished) -> Header:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gcore_core.processes.columns import Chunk
+from gcore_core.processes.columns import Columns
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.messages import RESTART_EXIT_CODE, TRAIN, ScoreReply, ScoreRequest, short_reason
 from gcore_core.processes.service import Call, Service
@@ -50,7 +50,8 @@ class ScorerShell:
 
     async def score(self, request: ScoreRequest, call: Call) -> ScoreReply:
         dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
-        records = self._open(request.headers, dataset)
+        held = await self._store.records(request.headers)
+        records = [_record(*found, dataset) for found in zip(request.headers, held, strict=True)]
         scores = [RecordScore(header.ordinal, header.sample, {}, {}) for header in request.headers]
         for named in self._scorers:
             found = await self._ask(named, records)
@@ -58,30 +59,6 @@ class ScorerShell:
             for i, (score, answer) in enumerate(zip(scores, found, strict=True)):
                 scores[i] = _with(score, named.name, answer)
         return ScoreReply(scores)
-
-    def _open(self, headers: list[Header], dataset: Dataset) -> list[ScoredRecord]:
-        chunks: dict[tuple[str, int], Chunk] = {}
-        records = []
-        for header in headers:
-            ref = header.columns
-            if ref is None:
-                raise ValueError(f"record {header.key} has no columns")
-            chunk = chunks.get((ref.slab, ref.offset))
-            if chunk is None:
-                chunk = chunks[ref.slab, ref.offset] = self._store.open(ref)
-            columns = chunk[header.slot]
-            text = columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else ""
-            records.append(
-                ScoredRecord(
-                    ordinal=header.ordinal,
-                    sample=header.sample,
-                    prompt=dataset[header.row],
-                    text=text,
-                    status=header.status,
-                    columns=columns,
-                )
-            )
-        return records
 
     async def _ask(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
         try:
@@ -101,6 +78,19 @@ class ScorerShell:
             reason = f"{len(answers)} scores for {len(records)} records"
             return [Score(value=None, status=REWARD_FAILED, reason=reason)] * len(records)
         return answers
+
+
+def _record(header: Header, held: tuple[Columns, Columns], dataset: Dataset) -> ScoredRecord:
+    columns, media = held
+    return ScoredRecord(
+        ordinal=header.ordinal,
+        sample=header.sample,
+        prompt=dataset[header.row],
+        text=columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else "",
+        status=header.status,
+        columns=columns,
+        media=media,
+    )
 
 
 def _with(score: RecordScore, name: str, answer: Score) -> RecordScore:

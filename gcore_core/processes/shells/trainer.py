@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gcore_core.errors import ContractError
-from gcore_core.processes.columns import Chunk
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.messages import (
@@ -21,11 +21,10 @@ from gcore_core.processes.messages import (
     PrepareReply,
     PrepareRequest,
     SaveWeights,
-    TrainItem,
     TrainReply,
     TrainRequest,
 )
-from gcore_core.processes.push import PushSource, exhaust
+from gcore_core.processes.push import PushMemory, PushSource, exhaust
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.store import StoreReader
 from gcore_core.protocols import Trainer, TrainRecord
@@ -39,7 +38,7 @@ class TrainerShell:
         self, backend: Trainer, store: StoreReader, compute: Compute, push_path: Path, settings: Mapping[str, Any]
     ) -> None:
         self._backend, self._store, self._compute = backend, store, compute
-        self._push_path, self._rank = push_path, settings["rank"]
+        self._memory, self._rank = PushMemory(push_path), settings["rank"]
         self._gathering = Gathering(settings["shards"])
         self._keys: list[tuple[int, int]] = []
         self._push: PushSource | None = None
@@ -55,47 +54,41 @@ class TrainerShell:
 
     async def prepare(self, request: PrepareRequest, call: Call) -> PrepareReply:
         async def act(parts: list[PrepareRequest]) -> dict[tuple[int, int], list[float]]:
-            return await self._compute(self._prepare, parts)
+            items = [item for part in parts for item in part.items]
+            held = zip(items, await self._store.records(items), strict=True)
+            records = [
+                TrainRecord(ordinal=x.ordinal, sample=x.sample, minibatch=x.minibatch, columns=columns, media=media)
+                for x, (columns, media) in sorted(held, key=lambda pair: (pair[0].ordinal, pair[0].sample))
+            ]
+            return await self._compute(self._prepare, parts[0], records)
 
         found = await self._gathering.join(("prepare", request.step), request.shard, request, act)
         return PrepareReply([found[item.ordinal, item.sample] for item in request.items])
 
-    def _prepare(self, parts: list[PrepareRequest]) -> dict[tuple[int, int], list[float]]:
-        names = parts[0].scalars
-        items = sorted((item for part in parts for item in part.items), key=lambda item: (item.ordinal, item.sample))
-        self._keys = [(item.ordinal, item.sample) for item in items]
+    def _prepare(self, request: PrepareRequest, records: list[TrainRecord]) -> dict[tuple[int, int], list[float]]:
+        self._keys = [(record.ordinal, record.sample) for record in records]
         if len(set(self._keys)) != len(self._keys):
-            raise ContractError("two shards sent the same record", where=f"step {parts[0].step}")
-        rows = self._backend.prepare(self._open(items), frozenset(names))
-        return {key: [row[name] for name in names] for key, row in zip(self._keys, rows, strict=True)}
-
-    def _open(self, items: Iterable[TrainItem]) -> list[TrainRecord]:
-        chunks: dict[tuple[str, int], Chunk] = {}
-        records = []
-        for item in items:
-            place = item.columns.slab, item.columns.offset
-            if place not in chunks:
-                chunks[place] = self._store.open(item.columns)
-            columns = chunks[place][item.slot]
-            records.append(
-                TrainRecord(ordinal=item.ordinal, sample=item.sample, minibatch=item.minibatch, columns=columns)
-            )
-        return records
+            raise ContractError("two shards sent the same record", where=f"step {request.step}")
+        rows = self._backend.prepare(records, frozenset(request.scalars))
+        return {key: [row[name] for name in request.scalars] for key, row in zip(self._keys, rows, strict=True)}
 
     async def train(self, request: TrainRequest, call: Call) -> TrainReply:
         async def act(parts: list[TrainRequest]) -> TrainReply:
-            metrics = await self._compute(self._train, parts)
-            return TrainReply(metrics, self._backend.version)
+            return await self._compute(self._train, parts)
 
         reply: TrainReply = await self._gathering.join(("train", request.step), request.shard, request, act)
         return reply
 
-    def _train(self, parts: list[TrainRequest]) -> dict[str, float]:
+    def _train(self, parts: list[TrainRequest]) -> TrainReply:
+        """Its processor time stands for the rank's own work: one that waits for another rank uses none."""
         told = {(ordinal, sample): value for part in parts for ordinal, sample, value in part.advantages}
         if told.keys() != set(self._keys):
             raise ContractError("advantages and prepared records differ", where=f"step {parts[0].step}")
         advantages = np.array([told[key] for key in self._keys], np.float64)
-        return self._backend.train(parts[0].step, advantages, parts[0].minibatches, parts[0].epochs)
+        began_s = time.process_time()
+        metrics = self._backend.train(parts[0].step, advantages, parts[0].minibatches, parts[0].epochs)
+        busy_s = metrics.pop("busy_s", time.process_time() - began_s)
+        return TrainReply(metrics, self._backend.version, busy_s)
 
     async def open_push(self, request: OpenPush, call: Call) -> Nothing:
         """Begins the push of ``version``. Ranks other than 0 run through the export, since it may use collectives."""
@@ -114,7 +107,7 @@ class TrainerShell:
         before, self._push = self._push, None
         if before is not None:
             await before.close()
-        self._push = await self._compute(PushSource, self._backend, self._push_path, self._compute, requests[0])
+        self._push = await self._compute(PushSource, self._backend, self._memory, self._compute, requests[0])
 
     def _source(self, request: PlanRequest | BucketRequest) -> PushSource:
         if self._push is None or self._push.key != (request.version, request.attempt):

@@ -1,0 +1,366 @@
+"""A weight push from a trainer's process into a generator's, beside a plain copy of the same bytes.
+
+    python benchmarks/weight_push.py [--json] [--check] [--rounds 9]
+
+A push: opened by this process as a controller does it, exported by the trainer, copied into shared memory, hashed,
+hashed again by the generator, copied into its own tensors and committed; over unix sockets, between two worker
+processes. The plain copy: one ``numpy.copyto`` between two warm buffers of this process. Every round does both, with
+other weights each time; the claims are ratios of medians. After each push, outside of the time, the generator tells
+the hash of what it holds and the trainer that of what it has; the benchmark fails when they differ.
+
+fingerprinted: the same push into a generator that also tells the hash of every loaded tensor, which the push compares.
+
+Memory is that of the first push, when nothing is mapped yet: the largest resident set of a process meanwhile (pages
+of the shared bucket included, once) less the resident set before, over the size of a bucket; of both processes the
+larger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from report import Claim, add_options, publish
+
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.factories import FactorySpec
+from gcore_core.processes import handshake
+from gcore_core.processes.messages import (
+    GREEDY,
+    GenerateRequest,
+    Hello,
+    Nothing,
+    OpenPush,
+    PullWeights,
+    PushConfirmed,
+    SaveWeights,
+    TrainReply,
+    TrainRequest,
+    WorkerSpec,
+)
+from gcore_core.processes.rpc import RpcNetwork
+from gcore_core.processes.service import Call, Service
+from gcore_core.processes.spawning import spawn_process
+from gcore_core.protocols import Finished, SampleRequest, WorkerContext
+from gcore_core.records import FAILED, Header, Lease, TensorSpec, WeightPlan
+
+BUCKET_BYTES = SyncConfig.push_bucket_bytes
+SIZES = {"1gb": 1_000_000_000, "500mb": 500_000_000, "100mb": 100_000_000}
+DISTRIBUTIONS = ["gcore-core", "grpcio", "msgspec", "numpy", "xxhash"]
+BAR = 0.4
+
+
+# -- what is pushed, and the two backends -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A model of ``nbytes``; ``tensors`` equal ones, or shaped like a language model with 24 layers where that is 0."""
+
+    nbytes: int
+    tensors: int = 0
+    embedding: float = 1 / 16
+    """Share of the embedding in all bytes."""
+
+    def specs(self) -> list[TensorSpec]:
+        if self.tensors:
+            shares = {f"tensor.{i}": 1 / self.tensors for i in range(self.tensors)}
+        else:
+            parts = {"q": 2, "k": 1, "v": 1, "o": 2, "gate": 6, "up": 6, "down": 6, "norm": 0.002}
+            layer = (1 - self.embedding) / 24 / sum(parts.values())
+            shares = {f"layers.{i}.{part}": size * layer for i in range(24) for part, size in parts.items()}
+            shares = {"embedding": self.embedding, **shares}
+        sizes = {name: max(1, int(self.nbytes * share / 64)) * 64 for name, share in shares.items()}
+        return [TensorSpec(name, "U8", (size,), size) for name, size in sizes.items()]
+
+
+def fingerprint(tensors: Iterable[np.ndarray]) -> str:
+    """One hash of the hashes of all tensors."""
+    return xxhash.xxh3_64_hexdigest(b"".join(xxhash.xxh3_64_digest(tensor.data) for tensor in tensors))
+
+
+class TableTrainer:
+    """Numbers that change when it is told to train."""
+
+    def __init__(self, config: ModelConfig, context: WorkerContext) -> None:
+        self.version = 0
+        self._specs = config.specs()
+        random = np.random.default_rng(0)
+        self._tensors = [np.frombuffer(random.bytes(spec.nbytes), np.uint8).copy() for spec in self._specs]
+
+    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        for tensor in self._tensors:
+            tensor += np.uint8(1)
+        self.version = step + 1
+        return {}
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return self._specs
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        yield from zip(self._specs, self._tensors, strict=True)
+
+    def save_pretrained(self, directory: Path) -> None:
+        (directory / "fingerprint").write_text(fingerprint(self._tensors))
+
+    def close(self) -> None:
+        pass
+
+
+class TableGenerator:
+    """Keeps what is pushed. A sample asked of it fails, with the hash of what it holds as the reason."""
+
+    def __init__(self, config: ModelConfig, context: WorkerContext) -> None:
+        self.version = 0
+        self._tensors = {spec.name: np.ones(spec.nbytes, np.uint8) for spec in config.specs()}
+        self._asked: list[SampleRequest] = []
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        pass
+
+    def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        for spec, array in tensors:
+            np.copyto(self._tensors[spec.name], array)
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        self.version = plan.version
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._asked += requests
+
+    def step(self) -> list[Finished]:
+        told, versions = fingerprint(self._tensors.values()), (self.version, self.version)
+        asked, self._asked = self._asked, []
+        return [Finished(request=request, status=FAILED, versions=versions, reason=told) for request in asked]
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class FingerprintedGenerator(TableGenerator):
+    def fingerprint(self) -> dict[str, int]:
+        return {name: xxhash.xxh3_64_intdigest(tensor.data) for name, tensor in self._tensors.items()}
+
+
+# -- the processes ----------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A worker's memory, seen from outside."""
+
+    def __init__(self, pid: int) -> None:
+        self._directory = Path(f"/proc/{pid}")
+        self._before = 0
+
+    def _bytes(self, name: str) -> int:
+        lines = (self._directory / "status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+    def mark(self) -> None:
+        """From here on ``extra`` counts."""
+        (self._directory / "clear_refs").write_text("5")  # the largest resident set becomes the present one
+        self._before = self._bytes("VmRSS")
+
+    def extra(self) -> int:
+        """Bytes: the largest resident set since ``mark`` less the one then."""
+        return self._bytes("VmHWM") - self._before
+
+
+@dataclass
+class Site:
+    """One trainer and one generator. ``step`` is the next one."""
+
+    network: RpcNetwork
+    directory: Path
+    processes: dict[str, Process]
+    step: int = 0
+
+    async def push(self) -> float:
+        """Trains, pushes, compares; the seconds of the push."""
+        policy, rollout = self.network.peer("policy.0"), self.network.peer("rollout.0")
+        told = await policy.call("train", TrainRequest(self.step, 0, [], 1, 1), TrainReply)
+        self.step += 1
+        began_s = time.perf_counter()
+        await policy.call("open_push", OpenPush(told.version, BUCKET_BYTES, 1), Nothing)
+        await rollout.call("pull", PullWeights(told.version, 0, "policy.0"), PushConfirmed)
+        taken_s = time.perf_counter() - began_s
+        await policy.call("save_pretrained", SaveWeights(str(self.directory)), Nothing)
+        request = GenerateRequest(self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))], release_before=self.step)
+        headers: list[Header] = [
+            header async for batch in rollout.stream("generate", request, list[Header]) for header in batch
+        ]
+        sent, held = (self.directory / "fingerprint").read_text(), headers[0].reason
+        if sent != held:
+            raise SystemExit(f"version {told.version}: the trainer has {sent}, the generator {held}")
+        return taken_s
+
+
+@dataclass
+class Hellos:
+    """What a supervisor is to these workers."""
+
+    waiting: set[str]
+    pids: dict[str, int] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def hello(self, request: Hello, call: Call) -> Nothing:
+        self.pids[request.name] = request.pid
+        if self.pids.keys() == self.waiting:
+            self.complete.set()
+        return Nothing()
+
+
+def worker_spec(
+    name: str, model: ModelConfig, backend: str, addresses: dict[str, str], directory: Path, secret: bytes
+) -> WorkerSpec:
+    role = name.partition(".")[0]
+    dataset = FactorySpec("gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig")
+    plain = {"nbytes": model.nbytes, "tensors": model.tensors, "embedding": model.embedding}
+    context = {"devices": [], "seed": 0, "deterministic": False, "steps": 1, "updates_per_step": 1, "model": {}}
+    return WorkerSpec(
+        kind="trainer" if role == "policy" else "generator",
+        role=role,
+        rank=0,
+        ranks=1,
+        address=addresses[name],
+        peers=addresses,
+        factories={
+            "backend": FactorySpec(f"weight_push:{backend}", "weight_push:ModelConfig", plain),
+            "dataset/evaluation": dataset,
+        },
+        secret=secret,
+        run_id="weight_push",
+        settings={
+            "shards": 1,
+            "rank": 0,
+            "seed": 0,
+            "deterministic": True,
+            "store": str(directory),
+            "node": "node0",
+            "agent": "supervisor",
+            "context": {**context, "rendezvous": "", "engine": {}, "directory": str(directory)},
+        },
+        versions=handshake.versions([]),
+    )
+
+
+@contextlib.asynccontextmanager
+async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
+    """Two worker processes of g-core that hold ``model``; nothing of them is left at the end."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="gc-", dir=memory) as place:
+        directory, secret = Path(place), secrets.token_bytes(32)
+        backends = {"policy.0": "TableTrainer", "rollout.0": generator}
+        addresses = {name: f"unix:{directory}/{name}" for name in ("supervisor", *backends)}
+        network, hellos, service = RpcNetwork(addresses, secret), Hellos(set(backends)), Service("supervisor")
+        service.add("hello", Hello, hellos.hello)
+        await network.serve("supervisor", service)
+        paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "gcore_core.processes.worker"]
+        started = []
+        try:
+            for name, backend in backends.items():
+                spec = worker_spec(name, model, backend, addresses, directory, secret)
+                started.append(await spawn_process(command, spec, directory / f"{name}.log", environment))
+            async with asyncio.timeout(120):
+                await hellos.complete.wait()
+            yield Site(network, directory, {name: Process(pid) for name, pid in hellos.pids.items()})
+        finally:
+            await network.close()
+            for process, lifeline in started:
+                os.close(lifeline)
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGKILL)
+                await process.wait()
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Medians of one model. extra_bytes: worker -> memory of the first push."""
+
+    nbytes: int
+    push_s: float
+    copy_s: float
+    extra_bytes: dict[str, int]
+
+    @property
+    def ratio(self) -> float:
+        return self.copy_s / self.push_s
+
+
+def plain_copy(source: np.ndarray, target: np.ndarray) -> float:
+    began_s = time.perf_counter()
+    np.copyto(target, source)
+    return time.perf_counter() - began_s
+
+
+async def measure(model: ModelConfig, rounds: int, generator: str = "TableGenerator") -> Measured:
+    nbytes = sum(spec.nbytes for spec in model.specs())
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    async with site(model, generator) as workers:
+        for process in workers.processes.values():
+            process.mark()
+        await workers.push()
+        extra = {name: process.extra() for name, process in workers.processes.items()}
+        pairs = [(await workers.push(), plain_copy(source, target)) for _ in range(rounds)]
+    push_s, copy_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return Measured(nbytes=nbytes, push_s=push_s, copy_s=copy_s, extra_bytes=extra)
+
+
+def claims_of(name: str, found: Measured, bar: float | None = None) -> list[Claim]:
+    return [
+        Claim(f"gb_per_second_over_memcpy_{name}", found.ratio, "ratio", bar),
+        Claim(f"gb_per_second_{name}", found.nbytes / found.push_s / 1e9, "GB/s"),
+        Claim(f"memcpy_gb_per_second_{name}", found.nbytes / found.copy_s / 1e9, "GB/s"),
+    ]
+
+
+async def measure_all(rounds: int) -> list[Claim]:
+    plain = {name: await measure(ModelConfig(nbytes=nbytes), rounds) for name, nbytes in SIZES.items()}
+    others = {
+        "1gb_fingerprinted": (ModelConfig(nbytes=SIZES["1gb"]), "FingerprintedGenerator"),
+        "1gb_large_embedding": (ModelConfig(nbytes=SIZES["1gb"], embedding=0.27), "TableGenerator"),
+        "100mb_1000_tensors": (ModelConfig(nbytes=SIZES["100mb"], tensors=1000), "TableGenerator"),
+    }
+    told = {name: await measure(model, rounds, generator) for name, (model, generator) in others.items()}
+    extra = {name: nbytes / BUCKET_BYTES for name, nbytes in plain["1gb"].extra_bytes.items()}
+    return [
+        *itertools.chain.from_iterable(claims_of(name, found, BAR) for name, found in plain.items()),
+        Claim("peak_extra_memory_over_bucket", max(extra.values()), "ratio", 1.2, "<="),
+        *(Claim(f"peak_extra_memory_over_bucket/{name}", value, "ratio") for name, value in extra.items()),
+        Claim("bucket_mib", BUCKET_BYTES / 2**20, "MiB"),
+        *itertools.chain.from_iterable(claims_of(name, found) for name, found in told.items()),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    add_options(parser)
+    args = parser.parse_args()
+    return publish("weight_push", asyncio.run(measure_all(args.rounds)), args, DISTRIBUTIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
