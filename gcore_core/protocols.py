@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from gcore_core.errors import ContractError
 from gcore_core.records import Prompt, TensorSpec, WeightPlan
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class ScoresLogprobs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRecord:
-    """What a scorer sees of a record: its prompt row, the completion as text and the columns."""
+    """What a scorer sees of a record: its prompt row, the completion as text, the columns, and ``Finished.media``."""
 
     ordinal: int
     sample: int
@@ -151,6 +152,7 @@ class ScoredRecord:
     text: str
     status: str
     columns: Columns
+    media: Columns = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +181,7 @@ class TrainRecord:
     sample: int
     minibatch: int
     columns: Columns
+    media: Columns = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -201,6 +204,9 @@ class Trainer(Protocol):
         Returns metrics already reduced over ranks, at least: loss, grad_norm (before clipping), learning_rate,
         entropy, kl, clip_share, logprob_gap_max (rollout against trainer, same weights, before the first update),
         logprob_gap_mean. Raises NonFiniteLoss. Sets ``version`` to step + 1.
+
+        ``busy_s`` among them is this rank's own: seconds it worked, without waiting for other ranks; 0 when it cannot
+        tell. Without it the processor time of the process is taken, which says nothing about an accelerator.
         """
 
     def weight_specs(self) -> list[TensorSpec]:
@@ -290,10 +296,59 @@ class Filter(Protocol):
         """(teaches, named reason when it does not)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is known of N records that are to be trained on.
+
+    group int64[N]: equal where records have one prompt; they are neighbours. prompt, actions int64[N]: how many tokens,
+    or denoising steps. extra float64[N]: what a record's producer said it costs besides, in tokens' worth; 0 where
+    nothing was said. Raises ContractError unless it is finite and not negative.
+    """
+
+    group: np.ndarray
+    prompt: np.ndarray
+    actions: np.ndarray
+    extra: np.ndarray
+
+    def __post_init__(self) -> None:
+        if not ((self.extra >= 0) & np.isfinite(self.extra)).all():
+            raise ContractError("the cost of a record is negative or not finite", where="balance")
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64[N]: prompt and actions."""
+        return np.asarray(self.prompt + self.actions)
+
+    def take(self, indexes: np.ndarray | Sequence[int]) -> Work:
+        """Some of the records, in that order."""
+        at = np.asarray(indexes, np.int64)
+        return Work(group=self.group[at], prompt=self.prompt[at], actions=self.actions[at], extra=self.extra[at])
+
+
 @runtime_checkable
 class Balancer(Protocol):
-    def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-        """Indexes of ``costs`` (float64[N]) per bin, each exactly once. Pure and deterministic."""
+    """Which records train on which data-parallel rank. Pure and deterministic, both of them."""
+
+    def costs(self, work: Work) -> np.ndarray:
+        """float64[N], finite and not negative: how long each record will take, in any unit."""
+
+    def split(self, work: Work, bins: int) -> list[list[int]]:
+        """Indexes of the records per bin, each exactly once. A bin may stay empty."""
+
+
+@runtime_checkable
+class LearnsCosts(Protocol):
+    """Capability "costs.learned" of a balancer."""
+
+    def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
+        """What each data-parallel rank had in a step, and how long it worked: float64[ranks], finite and positive.
+
+        Returns R2 of what it would have predicted of the latest steps, each before it saw that step; None while there
+        is nothing to say. Not called in a run that is to repeat bit for bit.
+        """
 
 
 @runtime_checkable

@@ -110,7 +110,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     sample: int
     n_prompt: int
     n_actions: int
-    cost: float
+    cost: float  # the header's; 0 unless its producer said something
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -22,12 +22,21 @@ from gcore_core.processes.messages import (
     TrainRequest,
 )
 from gcore_core.processes.service import Peer
-from gcore_core.protocols import Balancer, GroupScalars
+from gcore_core.protocols import Balancer, GroupScalars, LearnsCosts, Work
 from gcore_core.records import Assignment, Facts, Header, Ref
 
 TRAIN_DEADLINE_S = 1800.0
 Key = tuple[int, int]
 Plan = dict[Key, Assignment]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A plan, what each rank has by it, and the worst imbalance of a minibatch that the balancer predicts."""
+
+    plan: Plan
+    loads: list[Work]
+    imbalance: float
 
 
 class Training:
@@ -36,26 +45,24 @@ class Training:
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
         self._context, self._config = context, config
         self._ranks_of: Plan = {}
+        self._drawn: Drawn | None = None  # the lead's
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
         """Facts to the lead, a plan back. Only the lead sees all facts; each shard gets the part of its records."""
         agree = self._context.agree
-        facts = [
-            Facts(h.ordinal, h.sample, h.n_prompt, h.n_actions, h.cost or float(h.n_prompt + h.n_actions))
-            for group in groups
-            for h in group
-        ]
+        facts = [Facts(h.ordinal, h.sample, h.n_prompt, h.n_actions, h.cost) for group in groups for h in group]
         told = await agree.collect("facts", msgspec.msgpack.encode(facts))
         parts: list[bytes] = []
         if agree.lead:
             by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in told]
-            plan = draw_plan(
+            self._drawn = draw_plan(
                 [fact for part in by_shard for fact in part],
                 len(self._context.ranks),
                 self._config.minibatches,
                 step_seed(self._context.facts.seed, step),
                 self._context.balancer,
             )
+            plan = self._drawn.plan
             parts = [msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part]) for part in by_shard]
         mine = msgspec.msgpack.decode(await agree.deal("plan", parts), type=list[Assignment])
         self._ranks_of = {(a.ordinal, a.sample): a for a in mine}
@@ -69,7 +76,7 @@ class Training:
         for header in (header for group in groups for header in group):
             place = plan[header.key]
             ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
-            items[place.rank].append(TrainItem(*header.key, place.minibatch, ref, header.slot))
+            items[place.rank].append(TrainItem(*header.key, place.minibatch, ref, header.slot, header.media))
         shard = self._context.facts.shard
         replies = await asyncio.gather(
             *(
@@ -119,7 +126,22 @@ class Training:
         )
         metrics = replies[0].metrics
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
-        return dict(metrics)
+        return metrics | self._balance_metrics(np.array([reply.busy_s for reply in replies], np.float64))
+
+    def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
+        """How even the ranks' work was meant to be and was; shows it to a balancer that learns. Only the lead can."""
+        drawn, balancer = self._drawn, self._context.balancer
+        if drawn is None:
+            return {}
+        found = {"balance_planned": drawn.imbalance}
+        if not ((busy_s > 0) & np.isfinite(busy_s)).all():
+            return found
+        found["balance_achieved"] = most_over_mean(busy_s)
+        # measured time never repeats, so a run that is to repeat may not plan by it
+        if isinstance(balancer, LearnsCosts) and not self._context.facts.deterministic:
+            r2 = balancer.observe(drawn.loads, busy_s)
+            found |= {} if r2 is None else {"balance_r2": r2}
+        return found
 
 
 async def _ask(rank: list[Peer], method: str, request: object, reply: type[T]) -> T:
@@ -135,33 +157,52 @@ def group_scalars(group: list[Header], weights: Mapping[str, float]) -> GroupSca
     )
 
 
-def draw_plan(facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer) -> Plan:
-    """Minibatches by seed over whole groups, so that a prompt is encoded once; inside each, ranks by cost.
+def draw_plan(facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer) -> Drawn:
+    """Minibatches by seed over whole groups, so that a prompt is encoded once; inside each, ranks by the balancer.
 
-    Never by length: a length that decides the update in which a record takes part would bias the gradient.
+    Never by length: a length that decides the update in which a record takes part would bias the gradient. So a
+    balancer is asked about one minibatch at a time, and cannot move a record to another.
     """
     if not facts:
         raise TrainingError(
             "no group was left to train on", where="balance", todo="look at the counts of dropped groups"
         )
     facts = sorted(facts, key=lambda fact: (fact.ordinal, fact.sample))
-    ordinals = np.unique([fact.ordinal for fact in facts])
-    drawn = np.random.default_rng(seed).permutation(ordinals)
-    minibatch_of = {int(o): i for i, part in enumerate(np.array_split(drawn, minibatches)) for o in part}
-    plan: Plan = {}
-    for minibatch in range(minibatches):
-        mine = [fact for fact in facts if minibatch_of[fact.ordinal] == minibatch]
-        bins = balancer.split(np.array([fact.cost for fact in mine], np.float64), ranks)
+    work = Work(
+        group=np.array([fact.ordinal for fact in facts], np.int64),
+        prompt=np.array([fact.n_prompt for fact in facts], np.int64),
+        actions=np.array([fact.n_actions for fact in facts], np.int64),
+        extra=np.array([fact.cost for fact in facts], np.float64),
+    )
+    drawn = np.random.default_rng(seed).permutation(np.unique(work.group))
+    rank_of = np.zeros(len(facts), np.int64)
+    minibatch_of = np.zeros(len(facts), np.int64)
+    imbalances = []
+    for minibatch, groups in enumerate(np.array_split(drawn, minibatches)):
+        mine = np.flatnonzero(np.isin(work.group, groups))
+        bins, costs = balancer.split(work.take(mine), ranks), balancer.costs(work.take(mine))
         if len(bins) != ranks or sorted(i for part in bins for i in part) != list(range(len(mine))):
             raise ContractError(
                 f"{type(balancer).__name__} did not put each of {len(mine)} records on one of {ranks} ranks",
                 where="balance.use",
                 todo="ask its author; its contract is gcore_core.testing.BalancerContract",
             )
+        minibatch_of[mine] = minibatch
         for rank, indexes in enumerate(bins):
-            for fact in (mine[i] for i in indexes):
-                plan[fact.ordinal, fact.sample] = Assignment(fact.ordinal, fact.sample, rank, minibatch)
-    return plan
+            rank_of[mine[indexes]] = rank
+        imbalances.append(most_over_mean(np.bincount(rank_of[mine], weights=costs, minlength=ranks)))
+    places = zip(facts, rank_of.tolist(), minibatch_of.tolist(), strict=True)
+    return Drawn(
+        {(f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch) for f, rank, minibatch in places},
+        [work.take(np.flatnonzero(rank_of == rank)) for rank in range(ranks)],
+        max(imbalances),
+    )
+
+
+def most_over_mean(loads: np.ndarray) -> float:
+    """1 when all are equal. Everybody waits for the most burdened, so this is how much longer a step takes."""
+    mean = float(loads.mean())
+    return float(loads.max()) / mean if mean > 0 else 1.0
 
 
 def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None:

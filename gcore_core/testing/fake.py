@@ -27,6 +27,7 @@ from gcore_core.protocols import (
     Score,
     ScoredRecord,
     TrainRecord,
+    Work,
     WorkerContext,
 )
 from gcore_core.records import ABORTED, FINISHED, REWARD_FAILED, TRUNCATED, Prompt, TensorSpec, WeightPlan
@@ -325,7 +326,11 @@ class FakeBalancer:
     def __init__(self, config: None = None) -> None:
         pass
 
-    def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
+    def costs(self, work: Work) -> np.ndarray:
+        return np.asarray(work.lengths + work.extra)
+
+    def split(self, work: Work, bins: int) -> list[list[int]]:
+        costs = self.costs(work)
         found: list[list[int]] = [[] for _ in range(bins)]
         loads = [(0.0, 0)] * bins
         for i in np.argsort(-costs, kind="stable").tolist():

@@ -19,15 +19,14 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import make_context
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.factories import FactorySpec
-from gcore_core.processes.agent import SlabService
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.inline import InlineNetwork, Weather
-from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import Nothing, Published, PublishedReply, SlabReply, SlabRequest, StepEnd
+from gcore_core.processes.messages import Nothing, Published, PublishedReply, StepEnd
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.generator import GeneratorShell
 from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.processes.shells.trainer import TrainerShell
+from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import TrainRecord, WorkerContext
 from gcore_core.records import StepReport
@@ -121,10 +120,11 @@ class TimedCompute:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """The size of a simulated run."""
+    """The size of a simulated run. The first of several ranks is the one whose weights are pushed; they do not meet."""
 
     shards: int = 4
     replicas: int = 2
+    ranks: int = 1
     scorers: int = 2
     steps: int = 3
     prompts: int = 8
@@ -134,6 +134,9 @@ class SimulatedJob:
     seed: int = 0
     evaluate_prompts: int = 6
     filter: str = "gcore_core.filters:KeepAll"
+    balance: FactorySpec = FactorySpec("gcore_core.placement.balance:InOrder")
+    deterministic: bool = False
+    store_bytes: int = 1 << 20
 
 
 @dataclass
@@ -167,7 +170,9 @@ def _checked(records: list[TrainRecord]) -> list[TrainRecord]:
 async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = None) -> Outcome:
     """Runs a job of fakes to its end. ``store``: an empty directory for slabs."""
     network, outcome = InlineNetwork(weather), Outcome()
-    slabs = SlabService(store)
+    spill = store.with_name(f"{store.name}-spill")
+    spec = StoreSpec(node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes)
+    slabs = SlabService(spec, SECRET, network.view("supervisor").peer)
     await _serve_supervisor(network, job, outcome, slabs)
     trainer = _RecordingTrainer(outcome, WorkerContext(role="policy"))
     await _serve_workers(network, job, store, trainer)
@@ -208,14 +213,8 @@ async def _serve_workers(network: InlineNetwork, job: SimulatedJob, store: Path,
     }
     for i in range(job.replicas):
         view = network.view(f"rollout.{i}")
-
-        async def lease(nbytes: int, view: Any = view, name: str = f"rollout.{i}") -> tuple[str, str]:
-            request = SlabRequest(name, 1 << 16 if nbytes < 1 << 16 else nbytes)
-            slab = await insist(view.peer("supervisor"), "slab", request, SlabReply, 30.0)
-            return slab.name, slab.path
-
         backend = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout", rank=i))
-        writer = StoreWriter("node0", SECRET, lease)
+        writer = StoreWriter(store, "node0", SECRET, view.peer("supervisor"), f"rollout.{i}")
         shell = GeneratorShell(backend, datasets, writer, TimedCompute(100 + i), view, settings)
         await _serve(network, f"rollout.{i}", shell)
     for i in range(job.scorers):
@@ -224,9 +223,11 @@ async def _serve_workers(network: InlineNetwork, job: SimulatedJob, store: Path,
         )
         reader = StoreReader(store, "node0", SECRET)
         await _serve(network, f"scorer{i}.0", ScorerShell([scorer], datasets, reader, TimedCompute(200 + i), _never))
-    reader = StoreReader(store, "node0", SECRET)
-    shell = TrainerShell(trainer, reader, TimedCompute(300), store / "push", settings)  # type: ignore[assignment]
-    await _serve(network, "policy.0", shell)
+    others = [fake.FakeTrainer(fake.FakeTrainerConfig(), WorkerContext(role="policy")) for _ in range(job.ranks - 1)]
+    for i, rank in enumerate([trainer, *others]):
+        reader, compute = StoreReader(store, "node0", SECRET), TimedCompute(300 + i)
+        policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", {**settings, "rank": i})
+        await _serve(network, f"policy.{i}", policy)
 
 
 async def _serve(network: InlineNetwork, name: str, shell: Any) -> None:
@@ -247,7 +248,8 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         "seed": job.seed,
         "rows": {"train": 16, "evaluation": 16},
         "replicas": [f"rollout.{i}" for i in range(job.replicas)],
-        "ranks": [["policy.0"]],
+        "deterministic": job.deterministic,
+        "ranks": [[f"policy.{i}"] for i in range(job.ranks)],
         "scorers": {f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)},
         "weights": {f"letters{i}": 1.0 for i in range(job.scorers)},
         "evaluate_prompts": job.evaluate_prompts,
@@ -259,7 +261,7 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
             {"group_size": job.samples},
         ),
         "filter": FactorySpec(job.filter),
-        "balance": FactorySpec("gcore_core.placement.balance:InOrder"),
+        "balance": job.balance,
     }
     context = make_context(settings, factories, network.view(f"controller.{shard}"))
     config = SyncConfig(

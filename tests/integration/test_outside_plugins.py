@@ -40,10 +40,13 @@ class Turns:
     def __init__(self, config):
         self.note = config.note
 
-    def split(self, costs, bins):
+    def costs(self, work):
+        return work.lengths + work.extra
+
+    def split(self, work, bins):
         with open(self.note, "a") as file:
-            file.write(f"{len(costs)} records\\n")
-        return [list(range(len(costs)))[start::bins] for start in range(bins)]
+            file.write(f"{len(work)} records\\n")
+        return [list(range(len(work)))[start::bins] for start in range(bins)]
 
 
 @hookimpl

@@ -29,10 +29,10 @@ ANSWERS = {
         """
         found: list[list[int]] = [[] for _ in range(bins)]
         sums = [0.0] * bins
-        for index in np.argsort(-weights, kind="stable"):
+        for index in np.argsort(-costs, kind="stable"):
             least = min(range(bins), key=lambda bin: (sums[bin], len(found[bin])))
             found[least].append(int(index))
-            sums[least] += float(weights[index])
+            sums[least] += float(costs[index])
         return found
         """
     ],

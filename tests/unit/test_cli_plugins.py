@@ -230,7 +230,7 @@ def test_new_writes_a_distribution_and_says_where_to_go_on(
         "gcore-by-length/pyproject.toml",
         "gcore-by-length/tests/test_contract.py",
     ]
-    assert "gcore-by-length/gcore_by_length/balance.py:17: FILL IN:" in told and "pip install -e" in told
+    assert "gcore-by-length/gcore_by_length/balance.py:22: FILL IN:" in told and "pip install -e" in told
     written = (tmp_path / "gcore-by-length/gcore_by_length/balance.py").read_text()
     assert "class ByLengthBalancer:" in written and "$" not in written
 

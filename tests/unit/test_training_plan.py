@@ -1,47 +1,107 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from gcore_core.controllers.training import check_logprobs, draw_plan
+from gcore_core.controllers.training import Plan, check_logprobs, draw_plan
 from gcore_core.errors import ContractError, TrainingError, WeightMismatch
 from gcore_core.placement.balance import InOrder
-from gcore_core.records import Facts
+from gcore_core.protocols import Balancer, Work
+from gcore_core.records import FACTS_LIMIT_BYTES, Facts
 
-FACTS = [
-    Facts(ordinal, sample, 5, ordinal + sample, float(ordinal + sample)) for ordinal in range(9) for sample in (0, 1)
-]
-
-
-class Loses:
-    def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-        return [list(range(1, len(costs))), *([] for _ in range(bins - 1))]
+FACTS = [Facts(ordinal, sample, 5, ordinal + sample, 0.0) for ordinal in range(9) for sample in (0, 1)]
 
 
-class TooFew:
-    def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-        return [list(range(len(costs)))]
+class Loses(InOrder):
+    def split(self, work: Work, bins: int) -> list[list[int]]:
+        return [list(range(1, len(work))), *([] for _ in range(bins - 1))]
+
+
+class TooFew(InOrder):
+    def split(self, work: Work, bins: int) -> list[list[int]]:
+        return [list(range(len(work)))]
+
+
+class ShortestFirst(InOrder):
+    """All to the last rank, the shortest first; keeps what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[Work] = []
+
+    def split(self, work: Work, bins: int) -> list[list[int]]:
+        self.seen.append(work)
+        return [*([] for _ in range(bins - 1)), np.argsort(work.lengths).tolist()]
+
+
+def plan_of(facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer | None = None) -> Plan:
+    return draw_plan(facts, ranks, minibatches, seed, balancer or InOrder()).plan
 
 
 def test_every_record_has_one_place_whatever_the_order_of_the_facts() -> None:
-    plan = draw_plan(FACTS, 2, 3, 7, InOrder())
-    assert plan == draw_plan(FACTS[::-1], 2, 3, 7, InOrder())
+    plan = plan_of(FACTS, 2, 3, 7)
+    assert plan == plan_of(FACTS[::-1], 2, 3, 7)
     assert plan.keys() == {(fact.ordinal, fact.sample) for fact in FACTS}
     assert {place.rank for place in plan.values()} == {0, 1}
 
 
 def test_a_group_is_never_split_over_minibatches() -> None:
-    plan = draw_plan(FACTS, 2, 3, 7, InOrder())
+    plan = plan_of(FACTS, 2, 3, 7)
     for ordinal in range(9):
         assert plan[ordinal, 0].minibatch == plan[ordinal, 1].minibatch
 
 
 def test_minibatches_are_drawn_by_the_seed_and_not_by_length() -> None:
-    drawn = {s: [draw_plan(FACTS, 1, 3, s, InOrder())[o, 0].minibatch for o in range(9)] for s in range(20)}
+    drawn = {s: [plan_of(FACTS, 1, 3, s)[o, 0].minibatch for o in range(9)] for s in range(20)}
     assert len({tuple(row) for row in drawn.values()}) > 10
-    longer = [Facts(f.ordinal, f.sample, 5, 100 - f.n_actions, 100 - f.cost) for f in FACTS]
+    longer = [Facts(f.ordinal, f.sample, 5, 100 - f.n_actions, 7.0) for f in FACTS]
     for seed in range(20):
-        assert [draw_plan(longer, 1, 3, seed, InOrder())[o, 0].minibatch for o in range(9)] == drawn[seed]
+        assert [plan_of(longer, 1, 3, seed)[o, 0].minibatch for o in range(9)] == drawn[seed]
+
+
+def test_no_balancer_can_change_the_minibatch_of_a_record() -> None:
+    by_length = plan_of(FACTS, 2, 3, 7, ShortestFirst())
+    assert {key: place.minibatch for key, place in by_length.items()} == {
+        key: place.minibatch for key, place in plan_of(FACTS, 2, 3, 7).items()
+    }
+    assert {place.rank for place in by_length.values()} == {1}
+
+
+def test_a_balancer_sees_one_minibatch_at_a_time_with_groups_together() -> None:
+    balancer = ShortestFirst()
+    facts = [Facts(o, s, 100 + o, 10 * o + s, 0.5 * s) for o in range(9) for s in (0, 1)]
+    drawn = draw_plan(facts[::-1], 2, 3, 7, balancer)
+    for minibatch, work in enumerate(balancer.seen):
+        ordinals = sorted({o for (o, _), place in drawn.plan.items() if place.minibatch == minibatch})
+        assert work.group.tolist() == [o for o in ordinals for _ in (0, 1)]
+        assert work.prompt.tolist() == [100 + o for o in ordinals for _ in (0, 1)]
+        assert work.actions.tolist() == [10 * o + s for o in ordinals for s in (0, 1)]
+        assert work.extra.tolist() == [0.5 * s for _ in ordinals for s in (0, 1)]
+
+
+def test_loads_are_what_each_rank_has_and_the_imbalance_is_that_of_the_worst_minibatch() -> None:
+    facts = [Facts(ordinal, 0, 0, length, 0.0) for ordinal, length in enumerate((1, 2, 3, 4))]
+    drawn = draw_plan(facts, 2, 2, 7, InOrder())
+    for rank, load in enumerate(drawn.loads):
+        assert sorted(load.group.tolist()) == sorted(o for (o, _), place in drawn.plan.items() if place.rank == rank)
+    worst = 0.0
+    for minibatch in range(2):
+        had = [0.0, 0.0]
+        for (ordinal, _), place in drawn.plan.items():
+            had[place.rank] += facts[ordinal].n_actions * (place.minibatch == minibatch)
+        worst = max(worst, max(had) / (sum(had) / 2))
+    assert drawn.imbalance == pytest.approx(worst)
+    assert draw_plan(facts, 1, 2, 7, InOrder()).imbalance == 1.0
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+def test_a_cost_that_is_no_cost_is_refused(cost: float) -> None:
+    with pytest.raises(ContractError, match="balance: the cost of a record is negative or not finite"):
+        draw_plan([*FACTS, Facts(9, 0, 5, 5, cost)], 2, 1, 7, InOrder())
+
+
+def test_the_lead_knows_at_most_64_bytes_of_a_record() -> None:
+    assert len(msgspec.msgpack.encode(Facts(2**63, 2**31, 2**31, 2**31, 1e300))) <= FACTS_LIMIT_BYTES
 
 
 @pytest.mark.parametrize("balancer", [Loses(), TooFew()], ids=lambda balancer: type(balancer).__name__)

@@ -6,18 +6,21 @@ from gcore_core import hookimpl, providers
 @dataclass(frozen=True, kw_only=True)
 class LongestFirstConfig:
     power: float = 1.0
-    """A record counts as its cost to this power; above 1, long records count for more."""
+    """A record costs its length to this power; above 1, long records count for more."""
 
 
 class LongestFirst:
     def __init__(self, config):
         self.power = config.power
 
-    def split(self, costs, bins):
-        weights = costs**self.power
+    def costs(self, work):
+        return work.lengths**self.power
+
+    def split(self, work, bins):
+        costs = self.costs(work)
         parts = [[] for _ in range(bins)]
-        for i in sorted(range(len(weights)), key=lambda i: -weights[i]):
-            min(parts, key=lambda part: weights[part].sum()).append(i)
+        for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+            min(parts, key=lambda part: costs[part].sum()).append(i)
         return parts
 
 

@@ -16,7 +16,7 @@ from gcore_core.placement.devices import Cell, Device, Partition, Window
 from gcore_core.placement.policy import Even
 from gcore_core.processes.launchers import InlineLauncher, Site
 from gcore_core.processes.service import Service
-from gcore_core.protocols import GroupScalars, Score, ScoredRecord, WorkerContext
+from gcore_core.protocols import GroupScalars, Score, ScoredRecord, Work, WorkerContext
 from gcore_core.records import OK, Prompt
 from gcore_core.testing import (
     ActionAdvantageContract,
@@ -166,8 +166,8 @@ class DropsAnIndex(CleanBalancer):
     class Backend(FakeBalancer):
         """What does not fit evenly is left out."""
 
-        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-            return super().split(costs[: len(costs) // bins * bins], bins)
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            return super().split(work.take(range(len(work) // bins * bins)), bins)
 
 
 class DuplicatesAnIndex(CleanBalancer):
@@ -176,58 +176,131 @@ class DuplicatesAnIndex(CleanBalancer):
     class Backend(FakeBalancer):
         """Fills every bin up to the same number."""
 
-        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-            found = super().split(costs, bins)
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            found = super().split(work, bins)
             most = max(map(len, found))
             return [part + part[:1] * (most - len(part)) for part in found]
 
 
 class ShufflesTies(CleanBalancer):
-    caught_by = ("test_the_same_costs_give_the_same_split",)
+    caught_by = ("test_the_same_records_give_the_same_split",)
 
     class Backend(FakeBalancer):
-        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-            return [random.sample(part, len(part)) for part in super().split(costs, bins)]
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            return [random.sample(part, len(part)) for part in super().split(work, bins)]
 
 
 class NeedsAnItemForEachBin(CleanBalancer):
     caught_by = (
         "test_there_are_as_many_bins_as_asked_for",
         "test_every_index_is_in_one_bin",
-        "test_the_same_costs_give_the_same_split",
+        "test_the_same_records_give_the_same_split",
         "test_it_is_never_worse_than_dealing_in_turn",
-        "test_equal_costs_are_dealt_evenly",
+        "test_equal_records_are_dealt_evenly",
     )
 
     class Backend(FakeBalancer):
-        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-            if len(costs) < bins:
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            if len(work) < bins:
                 raise ValueError("fewer items than bins")
-            return super().split(costs, bins)
+            return super().split(work, bins)
 
 
 class LeavesEmptyBinsOut(CleanBalancer):
     caught_by = ("test_there_are_as_many_bins_as_asked_for",)
 
     class Backend(FakeBalancer):
-        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-            return [part for part in super().split(costs, bins) if part]
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            return [part for part in super().split(work, bins) if part]
 
 
 class LooksAtCountsAlone(CleanBalancer):
     caught_by = ("test_it_is_never_worse_than_dealing_in_turn",)
 
     class Backend(FakeBalancer):
-        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-            return [part.tolist() for part in np.array_split(np.argsort(costs), bins)]
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            return [part.tolist() for part in np.array_split(np.argsort(self.costs(work)), bins)]
 
 
 class AllToOneRank(CleanBalancer):
-    caught_by = ("test_equal_costs_are_dealt_evenly", "test_it_is_never_worse_than_dealing_in_turn")
+    caught_by = ("test_equal_records_are_dealt_evenly", "test_it_is_never_worse_than_dealing_in_turn")
 
     class Backend(FakeBalancer):
-        def split(self, costs: np.ndarray, bins: int) -> list[list[int]]:
-            return [list(range(len(costs))), *([] for _ in range(bins - 1))]
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            return [list(range(len(work))), *([] for _ in range(bins - 1))]
+
+
+class CostsOverflow(CleanBalancer):
+    caught_by = ("test_costs_are_finite_and_not_negative",)
+
+    class Backend(FakeBalancer):
+        def costs(self, work: Work) -> np.ndarray:
+            return super().costs(work) ** 2
+
+
+class LearnsInSilence(CleanBalancer):
+    caught_by = ("test_learning_is_claimed_or_absent",)
+
+    class Backend(FakeBalancer):
+        def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
+            return None
+
+
+class Power(FakeBalancer):
+    """A record costs its length to the power that explains the latest steps best."""
+
+    def __init__(self) -> None:
+        self._power = 1
+        self._shown: list[tuple[float, float, float]] = []
+
+    def costs(self, work: Work) -> np.ndarray:
+        return super().costs(work) ** (1 if work.extra.any() else self._power)
+
+    def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
+        sums = ([float((load.lengths**power).sum()) for load in loads] for power in (1, 2))
+        self._shown = [*self._shown, *zip(*sums, seconds.tolist(), strict=True)][-400:]
+        if len(self._shown) > 100:
+            table = np.corrcoef(np.array(self._shown).T)[2]
+            self._power = 1 + int(table[1] > table[0])
+        return None
+
+
+class CleanLearner(CleanBalancer):
+    capabilities: ClassVar[frozenset[str]] = frozenset({"costs.learned"})
+    Backend: ClassVar[type[FakeBalancer]] = Power
+
+
+class LearnsNothing(CleanLearner):
+    caught_by = ("test_it_predicts_the_times_it_was_shown",)
+
+    class Backend(Power):
+        def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
+            return 1.0
+
+
+class NeverForgets(CleanLearner):
+    caught_by = ("test_it_predicts_the_times_it_was_shown",)
+
+    class Backend(Power):
+        def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
+            return super().observe(loads, seconds) if len(self._shown) < 400 else None
+
+
+class LearnsNegativeCosts(CleanLearner):
+    caught_by = ("test_what_it_is_shown_cannot_break_it",)
+
+    class Backend(Power):
+        """Longer records took less time, so it says."""
+
+        slope = 1.0
+
+        def costs(self, work: Work) -> np.ndarray:
+            return super().costs(work) * self.slope
+
+        def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
+            tokens = np.array([load.lengths.sum() for load in loads])
+            self.slope = float(np.sign(((tokens - tokens.mean()) * (seconds - seconds.mean())).sum()) or 1.0)
+            return super().observe(loads, seconds)
 
 
 # -- placement --------------------------------------------------------------------------------------------------------
