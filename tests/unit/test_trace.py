@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.cli.trace import numbers, timeline
+from gcore_core.cli.tracing import numbers, timeline
 from gcore_core.controllers.tracing import Clock, Record, Stage, Trace, read_trace
 from gcore_core.errors import DataError
 from gcore_core.records import Header, Ref
