@@ -71,7 +71,8 @@ class Finished:
     """One record that ended. ``columns`` as listed in ``gcore_core.records``; ``status`` and ``reason`` likewise.
 
     A request that cannot be served ends alone: status "failed", a reason ("prompt_too_long", ...) and no columns.
-    ``versions``: first and last weights version that sampled its actions.
+    ``versions``: first and last weights version that sampled its actions. ``media``: arrays that scorers and trainers
+    need besides, such as an image; what records share is stored once.
     """
 
     request: SampleRequest

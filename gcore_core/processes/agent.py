@@ -23,15 +23,14 @@ from gcore_core.errors import WorkerError
 from gcore_core.processes.messages import (
     RESTART_EXIT_CODE,
     Nothing,
-    SlabReply,
-    SlabRequest,
     SpawnRequest,
     StopRequest,
     UsageReply,
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.processes.service import Call, Service
+from gcore_core.processes.service import Call, Network, Service
+from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.spawning import spawn_process
 
 log = logging.getLogger(__name__)
@@ -46,38 +45,14 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     addresses: dict[str, str]
     secret: bytes
-    store: str
+    store: StoreSpec
     meeting: str  # the run's private directory; removed, like the store, when the launcher could not
 
 
-class SlabService:
-    """Makes slabs: files in the run's private directory in shared memory."""
-
-    def __init__(self, store: Path) -> None:
-        self._store, self._count = store, 0
-        store.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def register(self, service: Service) -> None:
-        service.add("slab", SlabRequest, self.slab)
-
-    async def slab(self, request: SlabRequest, call: Call) -> SlabReply:
-        self._count += 1
-        name = f"{request.owner}-{self._count}"
-        handle = os.open(self._store / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.ftruncate(handle, request.nbytes)
-        finally:
-            os.close(handle)
-        return SlabReply(name, str(self._store / name))
-
-    def close(self) -> None:
-        shutil.rmtree(self._store, ignore_errors=True)
-
-
 class Agent:
-    def __init__(self, spec: AgentSpec) -> None:
+    def __init__(self, spec: AgentSpec, network: Network) -> None:
         self._spec = spec
-        self.slabs = SlabService(Path(spec.store))
+        self.slabs = SlabService(spec.store, spec.secret, network.peer)
         self.stopped = asyncio.Event()
         self._workers: dict[str, asyncio.subprocess.Process] = {}
         self._lifelines: dict[str, int] = {}
@@ -121,6 +96,7 @@ class Agent:
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
             os.close(self._lifelines.pop(spec.name))
             del self._workers[spec.name]
+            self.slabs.ended(f"{spec.name}-{process.pid}")
             again = code == RESTART_EXIT_CODE and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
             self._exits.put_nowait(WorkerExit(spec.name, process.pid, code, again, _tail(spec.log)))
@@ -139,7 +115,7 @@ class Agent:
         for name, pid in pids.items():
             with contextlib.suppress(OSError):
                 cpu_s[name], memory_mib[name] = process_usage(pid)
-        return UsageReply(cpu_s, memory_mib)
+        return UsageReply(cpu_s, memory_mib, self.slabs.notes())
 
     async def stop(self, request: StopRequest, call: Call) -> Nothing:
         """Ends all workers: asks, waits, kills."""
@@ -185,9 +161,9 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
     from gcore_core.processes.rpc import RpcNetwork
 
     loop = asyncio.get_running_loop()
-    agent, service = Agent(spec), Service(spec.name)
-    agent.register(service)
     network = RpcNetwork(spec.addresses, spec.secret)
+    agent, service = Agent(spec, network), Service(spec.name)
+    agent.register(service)
     loop.add_reader(lifeline, agent.stopped.set)  # readable means ended: the launcher is gone
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, agent.stopped.set)

@@ -18,7 +18,7 @@ import numpy as np
 from gcore_core.errors import ContractError, DataError
 
 Columns = Mapping[str, np.ndarray]
-_DTYPE = re.compile(r"[<>|][biufc]\d{1,2}")  # numbers and bools, as numpy writes them
+NUMBERS = re.compile(r"[<>|][biufc]\d{1,2}")  # numbers and bools, as numpy writes them
 _JOIN_BYTES = 1 << 20  # below this, one copy more is cheaper than a part for each record
 
 
@@ -41,7 +41,7 @@ def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
         held = [np.asarray(record[name]) if name in record else None for record in records]
         arrays = [array for array in held if array is not None]
         dtypes = {array.dtype.str for array in arrays}
-        if len(dtypes) > 1 or not _DTYPE.fullmatch(min(dtypes)):
+        if len(dtypes) > 1 or not NUMBERS.fullmatch(min(dtypes)):
             raise ContractError(f"column {name!r} has dtypes {sorted(dtypes)}; it must be one, of numbers or bools")
         flat = [np.ascontiguousarray(array.reshape(-1)) for array in arrays]
         nbytes = sum(array.nbytes for array in flat)
@@ -102,7 +102,7 @@ class Chunk:
 
     def _open(self, name: str) -> tuple[np.ndarray, list[int]]:
         column = self._table[name]
-        if not _DTYPE.fullmatch(column.dtype):
+        if not NUMBERS.fullmatch(column.dtype):
             raise ValueError(f"dtype {column.dtype!r}")
         if any(size < 0 for shape in column.shapes for size in shape or ()):
             raise ValueError("a negative size")

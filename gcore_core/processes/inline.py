@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from gcore_core.errors import ContractError, DeadlineExceeded, WorkerDied
-from gcore_core.processes.service import Call, Peer, RemoteFailure, Service, encode, from_wire, to_wire
+from gcore_core.processes.service import Call, Peer, RemoteFailure, Service, Traffic, encode, from_wire, to_wire
 
 T = TypeVar("T")
 
@@ -44,10 +44,10 @@ class InlineNetwork:
 
 class InlineView:
     def __init__(self, network: InlineNetwork, name: str) -> None:
-        self._network, self._name = network, name
+        self._network, self._name, self.traffic = network, name, Traffic()
 
     def peer(self, name: str) -> Peer:
-        return InlinePeer(self._network, self._name, name)
+        return InlinePeer(self._network, self._name, name, self.traffic)
 
     async def serve(self, name: str, service: Service) -> None:
         self._network.services[name] = service
@@ -60,8 +60,8 @@ _LOST = object()
 
 
 class InlinePeer:
-    def __init__(self, network: InlineNetwork, source: str, name: str) -> None:
-        self.name = name
+    def __init__(self, network: InlineNetwork, source: str, name: str, traffic: Traffic) -> None:
+        self.name, self._traffic = name, traffic
         self._network, self._source = network, source
 
     async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
@@ -84,7 +84,9 @@ class InlinePeer:
 
     async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncGenerator[tuple[str, bytes], None]:
         inbox: asyncio.Queue[Any] = asyncio.Queue()
-        task = asyncio.ensure_future(self._serve(method, encode(request), inbox))
+        body = encode(request)
+        self._traffic.add(body)
+        task = asyncio.ensure_future(self._serve(method, body, inbox))
         try:
             while True:
                 try:
@@ -94,6 +96,7 @@ class InlinePeer:
                     raise DeadlineExceeded(
                         f"no sign of progress for {deadline_s:g} s in {method}", where=self.name
                     ) from None
+                self._traffic.add(body)
                 if kind == "lost":
                     raise WorkerDied(f"the connection to {self.name} broke", where=self.name, why=method)
                 if kind == "error":

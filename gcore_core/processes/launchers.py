@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gcore_core.errors import AddressError, ConfigError, WorkerError
-from gcore_core.processes.agent import AgentSpec, SlabService, process_usage
+from gcore_core.processes.agent import AgentSpec, process_usage
 from gcore_core.processes.compute import DirectCompute
 from gcore_core.processes.config import LocalConfig
 from gcore_core.processes.inline import InlineNetwork
@@ -28,6 +28,7 @@ from gcore_core.processes.messages import (
     WorkerSpec,
 )
 from gcore_core.processes.service import Call, Network, Peer, Service
+from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.spawning import spawn_process
 
 AGENT = "agent.0"
@@ -67,14 +68,14 @@ class LocalLauncher:
             for address in addresses.values():
                 check_free(address)
             secret = secrets.token_bytes(32)
-            store = (_MEMORY if _MEMORY.is_dir() else directory) / directory.name
+            store = _store(self._config, directory, logs.parent)
             network = RpcNetwork(addresses, secret)
             spec = AgentSpec(
                 name=AGENT,
                 address=addresses[AGENT],
                 addresses=addresses,
                 secret=secret,
-                store=str(store),
+                store=store,
                 meeting=str(directory),
             )
             agent, lifeline = None, -1
@@ -88,7 +89,7 @@ class LocalLauncher:
                     agent=network.peer(AGENT),
                     addresses=addresses,
                     secret=secret,
-                    store=store,
+                    store=Path(store.directory),
                     meeting=directory,
                 )
             finally:
@@ -96,7 +97,8 @@ class LocalLauncher:
                 if agent is not None:
                     os.close(lifeline)  # the agent ends its workers and itself
                     await _ended(agent)
-                shutil.rmtree(store, ignore_errors=True)
+                for place in (store.directory, store.spill):
+                    shutil.rmtree(place, ignore_errors=True)
 
     def _addresses(self, names: list[str], directory: Path) -> dict[str, str]:
         if self._config.port is None:
@@ -120,6 +122,19 @@ def _private_directory(parent: str | None):  # type: ignore[no-untyped-def]
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _store(config: LocalConfig, directory: Path, run: Path) -> StoreSpec:
+    """A store in shared memory, or where there is none in the run's private directory."""
+    memory = _MEMORY if _MEMORY.is_dir() else directory
+    budget = shutil.disk_usage(memory).free // 2 if config.store_gib is None else int(config.store_gib * 2**30)
+    return StoreSpec(
+        node=AGENT,
+        directory=str(memory / directory.name),
+        spill=str(Path(config.spill_dir or run) / f"spill-{directory.name}"),
+        budget_bytes=budget,
+        patience_s=config.spill_after_s,
+    )
+
+
 async def _ended(agent: asyncio.subprocess.Process) -> None:
     try:
         async with asyncio.timeout(15):
@@ -140,8 +155,8 @@ class InlineLauncher:
         with _private_directory(None) as directory:
             network = InlineNetwork()
             secret = secrets.token_bytes(32)
-            agent, service = InlineAgent(network, (_MEMORY if _MEMORY.is_dir() else directory) / directory.name), None
-            service = Service(AGENT)
+            store = _store(LocalConfig(), directory, logs.parent)
+            agent, service = InlineAgent(network, store, secret), Service(AGENT)
             agent.register(service)
             view = network.view(supervisor.name)
             await network.view(AGENT).serve(AGENT, service)
@@ -152,7 +167,7 @@ class InlineLauncher:
                     agent=view.peer(AGENT),
                     addresses={name: f"inline:{name}" for name in names},
                     secret=secret,
-                    store=agent.store,
+                    store=Path(store.directory),
                     meeting=directory,
                     inline=True,
                 )
@@ -164,8 +179,8 @@ class InlineLauncher:
 class InlineAgent:
     """The agent's part when workers are tasks."""
 
-    def __init__(self, network: InlineNetwork, store: Path) -> None:
-        self.store, self.slabs = store, SlabService(store)
+    def __init__(self, network: InlineNetwork, store: StoreSpec, secret: bytes) -> None:
+        self.slabs = SlabService(store, secret, network.view(AGENT).peer)
         self._network = network
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
@@ -211,7 +226,7 @@ class InlineAgent:
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
         cpu_s, memory_mib = process_usage(os.getpid())
-        return UsageReply({"inline": cpu_s}, {"inline": memory_mib})
+        return UsageReply({"inline": cpu_s}, {"inline": memory_mib}, self.slabs.notes())
 
     async def stop(self, request: StopRequest, call: Call) -> Nothing:
         for task in self._tasks.values():

@@ -32,6 +32,7 @@ from gcore_core.processes.service import (
     Peer,
     RemoteFailure,
     Service,
+    Traffic,
     encode,
     from_wire,
     to_wire,
@@ -39,7 +40,8 @@ from gcore_core.processes.service import (
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS = range(6)
+CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS, TAKEN = range(7)
+WINDOW_ITEMS = 16  # of a stream on their way: its sender waits when its reader is slow
 _METHOD = "/gcore/session"
 _OPTIONS = [
     ("grpc.max_receive_message_length", 2 * MESSAGE_LIMIT_BYTES),  # our own limit is checked frame by frame
@@ -66,8 +68,9 @@ _decode = msgspec.msgpack.Decoder(list[Frame]).decode
 class _Outbox:
     """Collects frames and writes them in one message per turn of the loop."""
 
-    def __init__(self, write: Callable[[bytes], Any]) -> None:
+    def __init__(self, write: Callable[[bytes], Any], traffic: Traffic) -> None:
         self._write, self._frames, self._ready = write, [], asyncio.Event()  # type: ignore[var-annotated]
+        self._traffic = traffic
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(_stream_over)
 
@@ -81,7 +84,9 @@ class _Outbox:
             self._ready.clear()
             frames, self._frames = self._frames, []
             for batch in _batches(frames):
-                await self._write(encode(batch))
+                message = encode(batch)
+                self._traffic.add(message)
+                await self._write(message)
 
     async def close(self) -> None:
         if self._frames:
@@ -101,12 +106,14 @@ class RpcNetwork:
 
     def __init__(self, addresses: dict[str, str], secret: bytes, timeout_s: float = 30.0) -> None:
         self.addresses, self._secret, self._timeout_s = addresses, secret, timeout_s
+        self.traffic = Traffic()
         self._peers: dict[str, RpcPeer] = {}
         self._servers: list[grpc.aio.Server] = []
 
     def peer(self, name: str) -> Peer:
         if name not in self._peers:
-            self._peers[name] = RpcPeer(name, _target(self.addresses[name]), self._secret, self._timeout_s)
+            target = _target(self.addresses[name])
+            self._peers[name] = RpcPeer(name, target, self._secret, self._timeout_s, self.traffic)
         return self._peers[name]
 
     async def serve(self, name: str, service: Service) -> None:
@@ -115,7 +122,7 @@ class RpcNetwork:
         target = _target(address)
         check_free(address)
         server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
-        session = grpc.stream_stream_rpc_method_handler(_Session(service, self._secret).serve)
+        session = grpc.stream_stream_rpc_method_handler(_Session(service, self._secret, self.traffic).serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("gcore", {"session": session}),))
         try:
             server.add_insecure_port(target)
@@ -132,24 +139,29 @@ class RpcNetwork:
 class _Session:
     """The server's end of one stream."""
 
-    def __init__(self, service: Service, secret: bytes) -> None:
-        self._service, self._secret = service, secret
+    def __init__(self, service: Service, secret: bytes, traffic: Traffic) -> None:
+        self._service, self._secret, self._traffic = service, secret, traffic
 
     async def serve(self, requests: Any, context: Any) -> None:
         await self._admit(context)
-        outbox = _Outbox(context.write)
-        running: dict[int, asyncio.Task[None]] = {}
+        outbox = _Outbox(context.write, self._traffic)
+        running: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
+                self._traffic.add(message)
                 for frame in _decode(message):
                     if frame.kind == CALL:
-                        task = asyncio.ensure_future(self._run(frame, outbox))
-                        running[frame.call] = task
+                        window = asyncio.Semaphore(WINDOW_ITEMS)
+                        task = asyncio.ensure_future(self._run(frame, outbox, window))
+                        running[frame.call] = task, window
                         task.add_done_callback(partial(_drop, running, frame.call))
                     elif frame.kind == CANCEL and frame.call in running:
-                        running[frame.call].cancel()
+                        running[frame.call][0].cancel()
+                    elif frame.kind == TAKEN and frame.call in running:
+                        for _ in range(WINDOW_ITEMS // 2):
+                            running[frame.call][1].release()
         finally:
-            for task in list(running.values()):
+            for task, _ in list(running.values()):
                 task.cancel()
             await outbox.close()
 
@@ -164,10 +176,11 @@ class _Session:
                 f"gcore-core {__version__} here ({sys.executable}), {theirs} there",
             )
 
-    async def _run(self, frame: Frame, outbox: _Outbox) -> None:
+    async def _run(self, frame: Frame, outbox: _Outbox, window: asyncio.Semaphore) -> None:
         call = Call(lambda: outbox.put(Frame(frame.call, PROGRESS)))
 
         async def emit(item: bytes) -> None:
+            await window.acquire()
             outbox.put(Frame(frame.call, ITEM, "", _fitting(item, f"an item of {frame.method}", self._service.name)))
 
         try:
@@ -184,8 +197,8 @@ class _Session:
 class RpcPeer:
     """The client's end. Connects on first use; a broken stream fails its calls and the next call connects anew."""
 
-    def __init__(self, name: str, target: str, secret: bytes, timeout_s: float) -> None:
-        self.name = name
+    def __init__(self, name: str, target: str, secret: bytes, timeout_s: float, traffic: Traffic) -> None:
+        self.name, self._traffic = name, traffic
         self._target, self._secret, self._timeout_s = target, secret, timeout_s
         self._calls: dict[int, asyncio.Queue[Frame | GcoreError]] = {}
         self._ids = itertools.count(1)
@@ -216,7 +229,7 @@ class RpcPeer:
         number, inbox = next(self._ids), asyncio.Queue[Frame | GcoreError]()
         self._calls[number] = inbox
         outbox.put(Frame(number, CALL, method, body))
-        done = False
+        done, taken = False, 0
         try:
             while not done:
                 try:
@@ -234,6 +247,10 @@ class RpcPeer:
                 done = frame.kind == REPLY
                 if frame.kind != PROGRESS:
                     yield frame
+                if frame.kind == ITEM:
+                    taken += 1
+                    if taken % (WINDOW_ITEMS // 2) == 0:
+                        outbox.put(Frame(number, TAKEN))
         finally:
             del self._calls[number]
             if not done and self._outbox is outbox:
@@ -261,13 +278,14 @@ class RpcPeer:
             ("g-core-python", sys.executable),
         )
         stream = self._channel.stream_stream(_METHOD)(metadata=told)
-        self._outbox = _Outbox(stream.write)
+        self._outbox = _Outbox(stream.write, self._traffic)
         self._reader = asyncio.ensure_future(self._read(stream))
 
     async def _read(self, stream: Any) -> None:
         code, why = grpc.StatusCode.OK, "the connection ended"
         try:
             while (message := await stream.read()) is not grpc.aio.EOF:
+                self._traffic.add(message)
                 for frame in _decode(message):
                     if frame.call in self._calls:
                         self._calls[frame.call].put_nowait(frame)
@@ -298,7 +316,7 @@ class RpcPeer:
         await self._drop_channel()
 
 
-def _drop(running: dict[int, asyncio.Task[None]], call: int, task: asyncio.Task[None]) -> None:
+def _drop(running: dict[int, Any], call: int, task: asyncio.Task[None]) -> None:
     running.pop(call, None)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -17,6 +18,18 @@ T = TypeVar("T")
 MESSAGE_LIMIT_BYTES = 64 << 20
 
 encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass
+class Traffic:
+    """What a process sent and received so far, in encoded bytes and in messages of its transport."""
+
+    nbytes: int = 0
+    messages: int = 0
+
+    def add(self, message: bytes) -> None:
+        self.nbytes += len(message)
+        self.messages += 1
 
 
 class Call:
@@ -96,6 +109,8 @@ class Peer(Protocol):
 
 class Network(Protocol):
     """How a process reaches the others and is reached."""
+
+    traffic: Traffic
 
     def peer(self, name: str) -> Peer: ...
 

@@ -1,42 +1,44 @@
-"""Columns in shared memory: written once by their producer, opened by reference.
+"""Columns and blobs in shared memory: written once by their producer, in place or by one copy, opened by reference.
 
-A slab is a file in the run's private directory in shared memory, owned by the node agent and written by one worker,
-chunk after chunk (see ``columns``). Chunks of a step are freed together, when the controllers say that it is over; a
-slab whose chunks are all freed is written again. A reference carries a MAC under the run's secret; whoever opens one
-checks MAC, bounds and content hash.
+They lie in slabs, files in the run's private directory that the node agent owns (see ``slabs``). A slab is written by
+one worker, for one step, and held by the shards that have records of that step. Chunks are groups' columns (see
+``columns``); a blob is one array, stored once however many records share it. A reference carries a MAC under the run's
+secret; whoever opens one checks MAC, bounds and content hash.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import hashlib
 import hmac
+import math
 import mmap
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import xxhash
 
-from gcore_core.errors import DataError
-from gcore_core.processes.columns import Chunk, Columns, pack
-from gcore_core.records import Ref
+from gcore_core.errors import ContractError, DataError
+from gcore_core.processes.columns import NUMBERS, Chunk, Columns, pack
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import BlobRequest, Nothing, Released, ReleaseRequest, SlabRequest, TrainItem
+from gcore_core.processes.service import Peer, encode
+from gcore_core.records import Header, Ref
 
-SLAB_BYTES = 8 << 20
+DEADLINE_S = 60.0
+NOTHING_RELEASED = (0, 0)
+_PIECE_BYTES = 256 << 10  # copied, then hashed while it is in the core's own cache
 
 
 def sign(secret: bytes, ref: Ref) -> bytes:
-    told = f"{ref.node}|{ref.slab}|{ref.offset}|{ref.nbytes}|{ref.digest}|{ref.dtype}|{ref.shape}"
-    return hashlib.blake2b(told.encode(), key=secret[:64], digest_size=16).digest()
-
-
-@dataclass
-class _Slab:
-    name: str
-    memory: mmap.mmap
-    used: int = 0
-    live: dict[int, int] = field(default_factory=dict)  # step -> chunks not freed yet
+    """The MAC of a reference: over every other field, each delimited."""
+    bare = encode(msgspec.structs.replace(ref, mac=b""))
+    return hashlib.blake2b(bare, key=secret[:64], digest_size=16).digest()
 
 
 def map_file(path: Path, writable: bool) -> mmap.mmap:
@@ -47,71 +49,194 @@ def map_file(path: Path, writable: bool) -> mmap.mmap:
         os.close(handle)
 
 
-class StoreReader:
-    """Opens references of one node. Keeps slabs mapped; views stay valid until their step is over."""
+def copy_hashed(parts: Iterable[bytes | memoryview], target: memoryview) -> int:
+    """Copies flat bytes, one part after the other, and returns the xxh3-64 of them all."""
+    digest, offset = xxhash.xxh3_64(), 0
+    for part in parts:
+        for start in range(0, len(part), _PIECE_BYTES):
+            piece = part[start : start + _PIECE_BYTES]
+            target[offset : offset + len(piece)] = piece
+            digest.update(piece)
+            offset += len(piece)
+    return int(digest.intdigest())
 
-    def __init__(self, directory: Path, node: str, secret: bytes) -> None:
-        self._directory, self._node, self._secret = directory, node, secret
-        self._mapped: dict[str, mmap.mmap] = {}
+
+def is_over(released: Released, held: Mapping[int, int]) -> bool:
+    """Whether every shard has released the step up to which it holds something. held: shard -> that step."""
+    return all(released.get(shard, NOTHING_RELEASED)[1] > step for shard, step in held.items())
+
+
+class MappedSlabs:
+    """The slabs of a directory as uint8 arrays, mapped on first use. A mapping lives as long as a view of it does."""
+
+    def __init__(self, directory: Path, *, writable: bool) -> None:
+        self._directory, self._writable = directory, writable
+        self._mapped: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._mapped:
+            for gone in [known for known in self._mapped if not (self._directory / known).exists()]:
+                del self._mapped[gone]
+            try:
+                mapped = map_file(self._directory / Path(name).name, self._writable)
+            except OSError as error:
+                raise DataError(f"it cannot be opened: {error.strerror}", where=f"slab {name}") from None
+            self._mapped[name] = np.frombuffer(mapped, np.uint8)
+        return self._mapped[name]
+
+
+class StoreReader:
+    """Opens references. Its views are read-only and valid until their step is over.
+
+    ``agent``: of this node; without it, references of other nodes cannot be followed.
+    """
+
+    def __init__(self, directory: Path, node: str, secret: bytes, agent: Peer | None = None) -> None:
+        self._slabs, self._node, self._secret = MappedSlabs(directory, writable=False), node, secret
+        self._agent = agent
+
+    async def records(self, items: Sequence[Header | TrainItem]) -> list[tuple[Columns, Columns]]:
+        """(columns, media) of each record. A reference is opened once; what another node has is copied here first."""
+        refs = dict.fromkeys(ref for item in items for ref in (item.columns, *item.media.values()))
+        opened = dict(zip(refs, await asyncio.gather(*map(self._anywhere, refs)), strict=True))
+        return [
+            (opened[item.columns][item.slot], {name: opened[ref] for name, ref in item.media.items()}) for item in items
+        ]
+
+    async def _anywhere(self, ref: Ref | None) -> Any:
+        if ref is None:
+            raise DataError("a record without columns cannot be opened", where="store")
+        if ref.node != self._node and self._agent is not None:
+            ref = await insist(self._agent, "fetch", ref, Ref, DEADLINE_S)
+        return self.open(ref) if ref.dtype == "columns" else self.open_array(ref)
 
     def open(self, ref: Ref) -> Chunk:
         """The records of the chunk. Raises DataError when the reference is not what the run signed or stored."""
-        if not hmac.compare_digest(sign(self._secret, ref), ref.mac):
-            raise DataError("a reference carries a wrong MAC", where=f"slab {ref.slab}")
+        return Chunk(self._verified(ref).data)
+
+    def open_array(self, ref: Ref) -> np.ndarray:
+        """A blob, as an array of the reference's dtype and shape. Raises like ``open``."""
+        content = self._verified(ref)
+        sound = NUMBERS.fullmatch(ref.dtype) and all(size >= 0 for size in ref.shape)
+        if not sound or np.dtype(ref.dtype).itemsize * math.prod(ref.shape) != ref.nbytes:
+            raise DataError(f"{ref.nbytes} bytes are no {ref.dtype} of shape {ref.shape}", where=f"slab {ref.slab}")
+        return content.view(ref.dtype).reshape(ref.shape)
+
+    def content(self, ref: Ref) -> np.ndarray:
+        """uint8[nbytes]: MAC and bounds are checked, the content is not hashed."""
+        self.check(ref)
         if ref.node != self._node:
             raise DataError(f"the reference is of node {ref.node!r}, this is {self._node!r}", where=f"slab {ref.slab}")
-        if ref.slab not in self._mapped:
-            self._mapped[ref.slab] = map_file(self._directory / Path(ref.slab).name, writable=False)
-        memory = self._mapped[ref.slab]
-        if ref.offset < 0 or ref.offset + ref.nbytes > len(memory):
+        memory = self._slabs[ref.slab]
+        if ref.offset < 0 or ref.nbytes < 0 or ref.offset + ref.nbytes > len(memory):
             raise DataError("a reference points outside its slab", where=f"slab {ref.slab}")
-        chunk = memoryview(memory)[ref.offset : ref.offset + ref.nbytes]
-        if xxhash.xxh3_64_intdigest(chunk) != ref.digest:
-            raise DataError("the content is not what the reference says", where=f"slab {ref.slab}")
-        return Chunk(chunk)
+        return memory[ref.offset : ref.offset + ref.nbytes]
 
-    def close(self) -> None:
-        for memory in self._mapped.values():
-            with contextlib.suppress(BufferError):  # a view is still held; the mapping goes with the process
-                memory.close()
-        self._mapped.clear()
+    def check(self, ref: Ref) -> None:
+        if not hmac.compare_digest(sign(self._secret, ref), ref.mac):
+            raise DataError("a reference carries a wrong MAC", where=f"slab {ref.slab}")
+
+    def _verified(self, ref: Ref) -> np.ndarray:
+        content = self.content(ref)
+        if xxhash.xxh3_64_intdigest(content.data) != ref.digest:
+            raise DataError("the content is not what the reference says", where=f"slab {ref.slab}")
+        return content
+
+
+@dataclass
+class Room:
+    """Space in a slab, to be filled in place and committed before its step is released. ``memory``: uint8."""
+
+    memory: memoryview
+    _bare: Ref
+    _secret: bytes
+
+    def commit(self, digest: int | None = None) -> Ref:
+        """The reference of what was written; ``digest``: its xxh3-64 where the writer has it already."""
+        told = xxhash.xxh3_64_intdigest(self.memory) if digest is None else digest
+        ref = msgspec.structs.replace(self._bare, digest=told)
+        return msgspec.structs.replace(ref, mac=sign(self._secret, ref))
+
+
+@dataclass
+class _Slab:
+    """A slab that this writer fills, for records of ``shards``."""
+
+    memory: memoryview
+    name: str
+    shards: frozenset[int]
+    used: int = 0
 
 
 class StoreWriter:
-    """Writes chunks into slabs it leases from the node agent through ``lease(nbytes) -> (name, path)``."""
+    """Writes into slabs that it asks its node's agent for. ``owner``: this process, by a name of its own."""
 
-    def __init__(self, node: str, secret: bytes, lease: Callable[[int], Awaitable[tuple[str, str]]]) -> None:
-        self._node, self._secret, self._lease = node, secret, lease
-        self._slabs: list[_Slab] = []
+    def __init__(self, directory: Path, node: str, secret: bytes, agent: Peer, owner: str) -> None:
+        self._slabs, self._node, self._secret = MappedSlabs(directory, writable=True), node, secret
+        self._agent, self._owner = agent, owner
+        self._open: dict[tuple[int, bool], _Slab] = {}  # by step, and whether it is for blobs
+        self._blobs: dict[tuple[int, frozenset[int], bytes], Ref] = {}  # held for that step by those shards
+        self._released: Released = {}
+        self._telling = set[asyncio.Future[Nothing]]()
 
-    async def put(self, step: int, records: Sequence[Columns]) -> Ref:
-        """Copies the records' columns into a slab and returns the reference of the chunk."""
+    async def put(self, step: int, shards: frozenset[int], records: Sequence[Columns]) -> Ref:
+        """Copies the columns of records that belong to ``shards`` and returns the reference of the chunk."""
         parts = pack(records)
-        nbytes = sum(len(part) for part in parts)
-        slab = await self._room(nbytes)
-        start = slab.used
-        for part in parts:
-            slab.memory[slab.used : slab.used + len(part)] = part
-            slab.used += len(part)
-        slab.used += -slab.used % 8
-        slab.live[step] = slab.live.get(step, 0) + 1
-        digest = xxhash.xxh3_64_intdigest(memoryview(slab.memory)[start : start + nbytes])
-        bare = Ref(self._node, slab.name, start, nbytes, digest, b"")
-        return Ref(self._node, slab.name, start, nbytes, digest, sign(self._secret, bare))
+        room = await self.reserve(step, shards, sum(len(part) for part in parts))
+        return room.commit(copy_hashed(parts, room.memory))
 
-    async def _room(self, nbytes: int) -> _Slab:
-        for slab in self._slabs:
-            if slab.used + nbytes <= len(slab.memory):
-                return slab
-        name, path = await self._lease(max(SLAB_BYTES, nbytes))
-        slab = _Slab(name, map_file(Path(path), writable=True))
-        self._slabs.append(slab)
-        return slab
+    async def put_blob(self, step: int, shards: frozenset[int], array: np.ndarray) -> Ref:
+        """Stores an array once: the same bytes, dtype and shape have one reference on this node.
 
-    def release_before(self, step: int) -> None:
-        """Frees the chunks of all earlier steps; a slab without live chunks is written from its start again."""
-        for slab in self._slabs:
-            for old in [s for s in slab.live if s < step]:
-                del slab.live[old]
-            if not slab.live:
-                slab.used = 0
+        xxh3 finds the candidate, a comparison of the bytes decides: what was made to collide is merely stored twice.
+        """
+        if not NUMBERS.fullmatch(array.dtype.str):
+            raise ContractError(f"a blob has dtype {array.dtype.str}; it must be of numbers or bools", where="store")
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        kind, held = (array.dtype.str, array.shape), dict.fromkeys(shards, step)
+        key = encode((xxhash.xxh3_64_intdigest(flat.data), *kind))
+        made: Ref | None = None
+        while True:
+            found = self._blobs.get((step, shards, key))
+            if found is None:
+                told = await insist(self._agent, "blob", BlobRequest(key, held, made), list[Ref], DEADLINE_S)
+                found = told[0] if told else None
+            if found is not None:
+                stored = self._slabs[found.slab][found.offset : found.offset + found.nbytes]
+                if found == made or np.array_equal(stored, flat):
+                    self._blobs[step, shards, key] = found
+                    return found
+            if made is not None:
+                return made
+            room = await self.reserve(step, shards, flat.nbytes, kind)
+            made = room.commit(copy_hashed([flat.data], room.memory))
+
+    async def reserve(
+        self, step: int, shards: frozenset[int], nbytes: int, kind: tuple[str, tuple[int, ...]] = ("columns", ())
+    ) -> Room:
+        """Room for a chunk, or for a blob of ``kind`` (dtype, shape). Waits while the store is full."""
+        key = step, kind[0] != "columns"
+        slab = self._open.get(key)
+        if slab is None or not slab.shards >= shards or slab.used + nbytes > len(slab.memory):
+            asked = SlabRequest(self._owner, nbytes, dict.fromkeys(shards, step))
+            name = await insist(self._agent, "slab", asked, str, DEADLINE_S)
+            if is_over(self._released, asked.held):  # the agent may have given it to another by now
+                raise ContractError(f"its shards have released step {step}", where="store")
+            slab = self._open[key] = _Slab(self._slabs[name].data, name, shards)
+        start, slab.used = slab.used, slab.used + nbytes + -nbytes % 8
+        bare = Ref(self._node, slab.name, start, nbytes, 0, b"", *kind)
+        return Room(slab.memory[start : start + nbytes], bare, self._secret)
+
+    def release(self, shard: int, epoch: int, step: int) -> None:
+        """``shard`` needs no record of earlier steps. A later ``epoch`` of it takes over, from whatever step."""
+        before = self._released.get(shard, NOTHING_RELEASED)
+        self._released[shard] = max(before, (epoch, step))
+        if self._released[shard] == before:
+            return
+        released = self._released
+        self._open = {k: s for k, s in self._open.items() if not is_over(released, dict.fromkeys(s.shards, k[0]))}
+        self._blobs = {k: r for k, r in self._blobs.items() if not is_over(released, dict.fromkeys(k[1], k[0]))}
+        told = ReleaseRequest(self._owner, {shard: released[shard]})
+        telling = asyncio.ensure_future(insist(self._agent, "release", told, Nothing, DEADLINE_S))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)

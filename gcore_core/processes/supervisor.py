@@ -27,7 +27,7 @@ from gcore_core.processes import handshake
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.jobs import Job, place, worker_specs
-from gcore_core.processes.launchers import Launcher, Site
+from gcore_core.processes.launchers import AGENT, Launcher, Site
 from gcore_core.processes.messages import (
     Failed,
     Hello,
@@ -150,15 +150,16 @@ class Supervisor:
         """Everything a step leaves behind: metrics with what each process used, samples, the position in the data."""
         assert self._site is not None
         self.usage = await self._site.agent.call("usage", Nothing(), UsageReply)
+        for note in self.usage.notes:
+            self._display.note(note)
         used = {**self.usage.cpu_s, "supervisor": time.process_time()} if not self._site.inline else self.usage.cpu_s
         self.usage = UsageReply(used, self.usage.memory_mib)
         report = _with_usage(request.report, self.usage)
         self._metrics.append(report)
         if report.samples and self._evaluated is not None:
-            reader = StoreReader(self._site.store, "node0", self._site.secret)
-            with contextlib.closing(reader):
-                rows = shown_rows(report.samples, reader, self._evaluated)
-                run_directory.write_samples(self._job.directory, report.step, rows)
+            reader = StoreReader(self._site.store, AGENT, self._site.secret)
+            rows = shown_rows(report.samples, reader, self._evaluated)
+            run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
             run_directory.write_position(self._job.directory, {"step": report.step, **request.ledger})
         self._display.step(report)

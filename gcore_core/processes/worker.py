@@ -25,11 +25,9 @@ from gcore_core.processes.messages import (
     Failed,
     Hello,
     Nothing,
-    SlabReply,
-    SlabRequest,
     WorkerSpec,
 )
-from gcore_core.processes.service import Network, Service, to_wire
+from gcore_core.processes.service import Network, Peer, Service, to_wire
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import Dataset, WorkerContext
 
@@ -95,7 +93,7 @@ class Worker:
         spec = self._spec
         backend = build(spec.factories["backend"], self._context({}))
         self._closing.append(backend.close)
-        store = StoreWriter(spec.settings["node"], spec.secret, self._lease)
+        store = StoreWriter(*self._place(), self._agent(), f"{spec.name}-{os.getpid()}")
         shell = GeneratorShell(backend, self._datasets(), store, self._compute, self._network, spec.settings)
         shell.register(service)
 
@@ -107,7 +105,8 @@ class Worker:
             NamedScorer(name=name, scorer=build(self._spec.factories[f"reward/{name}"], self._context({})), timeout_s=t)
             for name, t in timeouts.items()
         ]
-        ScorerShell(scorers, self._datasets(), self._reader(), self._compute, self._leave).register(service)
+        reader = StoreReader(*self._place(), self._agent())
+        ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave).register(service)
 
     def _trainer(self, service: Service) -> None:
         from gcore_core.processes.shells.trainer import TrainerShell
@@ -117,7 +116,8 @@ class Worker:
         backend = build(spec.factories["backend"], self._context(parts))
         self._closing.append(backend.close)
         path = Path(spec.settings["store"]) / f"{spec.name}-push"
-        TrainerShell(backend, self._reader(), self._compute, path, spec.settings).register(service)
+        reader = StoreReader(*self._place(), self._agent())
+        TrainerShell(backend, reader, self._compute, path, spec.settings).register(service)
 
     def _context(self, parts: dict[str, Any]) -> WorkerContext:
         told = self._spec.settings["context"]
@@ -142,15 +142,12 @@ class Worker:
         factories = self._spec.factories
         return {name[8:]: build(factories[name]) for name in factories if name.startswith("dataset/")}
 
-    def _reader(self) -> StoreReader:
-        reader = StoreReader(Path(self._spec.settings["store"]), self._spec.settings["node"], self._spec.secret)
-        self._closing.append(reader.close)
-        return reader
+    def _place(self) -> tuple[Path, str, bytes]:
+        """The store of this node: its directory, the node's name, the secret."""
+        return Path(self._spec.settings["store"]), self._spec.settings["node"], self._spec.secret
 
-    async def _lease(self, nbytes: int) -> tuple[str, str]:
-        agent = self._network.peer(self._spec.settings["agent"])
-        slab = await insist(agent, "slab", SlabRequest(self._spec.name, nbytes), SlabReply, 60.0)
-        return slab.name, slab.path
+    def _agent(self) -> Peer:
+        return self._network.peer(self._spec.settings["agent"])
 
     def _leave(self, code: int) -> None:
         """Ends the process once what was answered has been sent."""

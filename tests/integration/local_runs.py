@@ -26,6 +26,8 @@ import json, os, time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from gcore_core import hookimpl, providers as p
 from gcore_core.protocols import Score
 from gcore_core.testing import fake
@@ -55,6 +57,42 @@ class Gap(fake.FakeGenerator):
         return replace(found, columns={**found.columns, "logp": found.columns["logp"] + 0.5})
 
 
+class Pictures(fake.FakeGenerator):
+    """A group's records share a picture."""
+
+    def _finished(self, request, letters, status):
+        found = super()._finished(request, letters, status)
+        return replace(found, media={"image": np.full((64, 64, 3), request.ordinal % 251, np.uint8)})
+
+
+def looked_at(record):
+    image = record.media["image"]
+    if image.shape != (64, 64, 3) or set(image.flat) != {record.ordinal % 251}:
+        raise ValueError("another picture")
+    with open("pictures.txt", "a") as file:
+        file.write(f"{record.ordinal} {image.__array_interface__['data'][0]}\\n")
+
+
+class Looks(fake.FakeScorer):
+    def score(self, records):
+        for record in records:
+            looked_at(record)
+        return super().score(records)
+
+
+class Sees(Recording):
+    def prepare(self, records, scalars):
+        for record in records:
+            looked_at(record)
+        return super().prepare(records, scalars)
+
+
+class Verbose(fake.FakeGenerator):
+    def _finished(self, request, letters, status):
+        found = super()._finished(request, letters, status)
+        return replace(found, media={f"image {i}": np.zeros(i) for i in range(9)})
+
+
 class HangsOnce(fake.FakeScorer):
     def score(self, records):
         if not os.path.exists("hung"):
@@ -76,12 +114,13 @@ class Nan(fake.FakeScorer):
 @hookimpl
 def gcore_trainers():
     yield p.TrainerProvider(name="recording", summary="-", factory="trouble:Recording", config=fake.FakeTrainerConfig)
+    yield p.TrainerProvider(name="sees", summary="-", factory="trouble:Sees", config=fake.FakeTrainerConfig)
 
 
 @hookimpl
 def gcore_generators():
     words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
-    for cls in (Raises, Leaves, Gap):
+    for cls in (Raises, Leaves, Gap, Pictures, Verbose):
         yield p.GeneratorProvider(
             name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
             config=fake.FakeGeneratorConfig,
@@ -90,7 +129,7 @@ def gcore_generators():
 
 @hookimpl
 def gcore_rewards():
-    for cls in (HangsOnce, NoLuck, Nan, Leaves, Raises):
+    for cls in (HangsOnce, NoLuck, Nan, Leaves, Raises, Looks):
         yield p.RewardProvider(name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}")
 '''
 

@@ -49,18 +49,28 @@ def test_any_weather_gives_the_calm_run_of_one_shard(
         lost.update(storm.lost)
 
 
+def test_a_store_of_one_page_gives_the_calm_run_as_well(calm: Outcome, tmp_path: Path) -> None:
+    """Replicas wait for slabs, and what finds no room goes to disk; messages about it are lost and repeated."""
+    for seed in range(12):
+        job = SimulatedJob(**{**vars(sized(SMALL, 1 + seed % 4, 1 + seed // 4)), "store_bytes": 1 << 12})
+        found = run_virtual(simulate(job, tmp_path / str(seed), Storm(seed)))
+        assert found.logits == calm.logits, f"storm {seed} of {job}"
+        assert found.ledger == calm.ledger, f"storm {seed} of {job}"
+    assert any((tmp_path / f"{seed}-spill").exists() for seed in range(12)), "nothing was spilled: this tests nothing"
+
+
 def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> None:
     """Request (from whoever asks) and answer (from whoever is asked) of every method of a run."""
     asked = {
         "controller": ["generate", "score", "prepare", "train", "open_push", "pull", "published", "step_end"],
-        "rollout": ["plan", "bucket", "slab"],
+        "rollout": ["plan", "bucket", "slab", "release"],
     }
     asked["controller"] += ["agree.sum", "agree.collect", "agree.deal"]
     answered = {
         "rollout": ["generate", "pull"],
         "scorer": ["score"],
         "policy": ["prepare", "train", "open_push", "plan", "bucket"],
-        "supervisor": ["published", "step_end", "slab", "agree.sum", "agree.collect", "agree.deal"],
+        "supervisor": ["published", "step_end", "slab", "release", "agree.sum", "agree.collect", "agree.deal"],
     }
     if not lost:
         pytest.skip("counts what the storms before it lost; run the whole file")

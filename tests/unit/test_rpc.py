@@ -26,7 +26,7 @@ from gcore_core.errors import (
 )
 from gcore_core.processes import rpc
 from gcore_core.processes.insist import insist
-from gcore_core.processes.rpc import RpcNetwork, check_free
+from gcore_core.processes.rpc import WINDOW_ITEMS, RpcNetwork, check_free
 from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service
 
 SECRET = b"s" * 32
@@ -43,6 +43,7 @@ class Server:
     def __init__(self) -> None:
         self.service = Service("worker.3")
         self.started, self.cancelled, self.release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.counted = 0
         for name in ("echo", "fail", "stumble", "count", "hang", "toil", "huge", "huge_items"):
             self.service.add(name, Ask, getattr(self, name))
 
@@ -58,6 +59,7 @@ class Server:
 
     async def count(self, request: Ask, call: Call) -> AsyncIterator[Ask]:
         for number in range(request.number):
+            self.counted += 1
             yield Ask(number)
             if number % 10 == 0:
                 await asyncio.sleep(0)
@@ -148,6 +150,17 @@ async def test_concurrent_streams_keep_their_order(addresses: dict[str, str]) ->
         assert await asyncio.gather(*(drain(peer, length) for length in lengths)) == [
             list(range(length)) for length in lengths
         ]
+
+
+async def test_a_stream_waits_for_a_reader_that_is_slow_and_calls_beside_it_do_not(addresses: dict[str, str]) -> None:
+    async with served(addresses) as server, reached(addresses) as peer:
+        async with contextlib.aclosing(peer.stream("count", Ask(300), Ask)) as stream:
+            first = await anext(stream)
+            for number in range(50):  # time enough for all 300
+                await peer.call("echo", Ask(number), Ask)
+            assert server.counted == WINDOW_ITEMS + 1  # the last of them has not left
+            rest = [item.number async for item in stream]
+        assert [first.number, *rest] == list(range(300))
 
 
 async def test_a_remote_error_keeps_its_class_its_parts_and_its_process(addresses: dict[str, str]) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcore_core.processes.agent import SlabService
 from gcore_core.processes.compute import ThreadCompute
-from gcore_core.processes.messages import RESTART_EXIT_CODE, ScoreReply, ScoreRequest, SlabRequest
-from gcore_core.processes.service import Call
+from gcore_core.processes.inline import InlineNetwork
+from gcore_core.processes.messages import RESTART_EXIT_CODE, ScoreReply, ScoreRequest
+from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
+from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import Score, ScoredRecord
 from gcore_core.records import Header
@@ -37,14 +38,14 @@ class Bench:
         self.headers: list[Header] = []
 
     async def write(self) -> None:
-        slabs = SlabService(self.directory)
-
-        async def lease(nbytes: int) -> tuple[str, str]:
-            slab = await slabs.slab(SlabRequest("rollout.0", nbytes), Call(lambda: None))
-            return slab.name, slab.path
-
+        network, service = InlineNetwork(), Service("agent.0")
+        spec = StoreSpec(node="node0", directory=str(self.directory), spill=str(self.directory / "spill"))
+        SlabService(spec, SECRET, network.view("agent.0").peer).register(service)
+        await network.view("agent.0").serve("agent.0", service)
+        agent = network.view("rollout.0").peer("agent.0")
+        writer = StoreWriter(self.directory, "node0", SECRET, agent, "rollout.0")
         texts = [np.frombuffer(text, np.uint8) for text in (b"aab", b"b\xff")]  # the second is no UTF-8
-        ref = await StoreWriter("node0", SECRET, lease).put(0, [{"text": text} for text in texts])
+        ref = await writer.put(0, frozenset({0}), [{"text": text} for text in texts])
         self.headers = [Header(ordinal=4, sample=s, row=s, seed=0, columns=ref, slot=s) for s in range(2)]
 
     def shell(self, timeout_s: float = 60.0, **rewards: Callable[[Sequence[ScoredRecord]], list[Score]]) -> ScorerShell:

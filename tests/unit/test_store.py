@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from gcore_core.errors import ContractError, DataError
-from gcore_core.processes import store
-from gcore_core.processes.agent import SlabService
+from gcore_core.errors import ContractError, DataError, WorkerDied
+from gcore_core.processes import slabs, store
 from gcore_core.processes.columns import Chunk, pack
-from gcore_core.processes.messages import SlabRequest, short_reason
-from gcore_core.processes.service import Call
-from gcore_core.processes.store import StoreReader, StoreWriter, sign
+from gcore_core.processes.inline import InlineNetwork
+from gcore_core.processes.messages import Nothing, ReadRequest, ReleaseRequest, short_reason
+from gcore_core.processes.service import Call, Peer, Service
+from gcore_core.processes.slabs import PART_BYTES, SLAB_BYTES, SlabService, StoreSpec
+from gcore_core.processes.store import StoreReader, StoreWriter, copy_hashed, sign
 from gcore_core.records import FACTS_LIMIT_BYTES, HEADER_LIMIT_BYTES, Facts, Header, Ref
+from gcore_core.testing.simulation import run_virtual
 
 SECRET = b"s" * 32
 Columns = dict[str, np.ndarray]
@@ -155,30 +160,62 @@ def with_table(table: dict[str, Any]) -> bytes:
 # -- references -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def slabs(tmp_path: Path) -> SlabService:
-    return SlabService(tmp_path / "store")
+@dataclass
+class Node:
+    """An agent's store without its process."""
+
+    directory: Path
+    service: SlabService
+    network: InlineNetwork = field(default_factory=InlineNetwork)
+
+    def writer(self, owner: str = "rollout.0-1") -> StoreWriter:
+        return StoreWriter(self.directory, "agent.0", SECRET, self.network.view(owner).peer("agent.0"), owner)
+
+    def slabs(self) -> set[str]:
+        return {path.name for path in self.directory.iterdir()}
+
+    async def settled(self) -> None:
+        """Returns when every release that was sent has arrived."""
+        while waiting := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            await asyncio.wait(waiting)
+
+
+async def open_node(directory: Path, budget_bytes: int = 1 << 28, patience_s: float = 5.0) -> Node:
+    spec = StoreSpec(
+        node="agent.0",
+        directory=str(directory / "store"),
+        spill=str(directory / "spill"),
+        budget_bytes=budget_bytes,
+        patience_s=patience_s,
+    )
+    network, service = InlineNetwork(), Service("agent.0")
+    node = Node(directory / "store", SlabService(spec, SECRET, network.view("agent.0").peer), network)
+    node.service.register(service)
+    await network.view("agent.0").serve("agent.0", service)
+    return node
 
 
 @pytest.fixture
-async def writer(slabs: SlabService) -> StoreWriter:
-    async def lease(nbytes: int) -> tuple[str, str]:
-        slab = await slabs.slab(SlabRequest("rollout.0", nbytes), Call(lambda: None))
-        return slab.name, slab.path
+async def node(tmp_path: Path) -> Node:
+    return await open_node(tmp_path)
 
-    return StoreWriter("node0", SECRET, lease)
+
+@pytest.fixture
+async def writer(node: Node) -> StoreWriter:
+    return node.writer()
 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> StoreReader:
-    return StoreReader(tmp_path / "store", "node0", SECRET)
+    return StoreReader(tmp_path / "store", "agent.0", SECRET)
 
 
+ALL = frozenset({0})
 RECORDS: list[Columns] = [{"ids": np.arange(5, dtype=np.int32), "logp": np.ones(5, np.float32)}]
 
 
 async def test_a_reference_opens_in_another_process(writer: StoreWriter, reader: StoreReader) -> None:
-    refs = [await writer.put(0, [{"ids": np.full(i, i, np.int32)} for i in range(3)]) for _ in range(3)]
+    refs = [await writer.put(0, ALL, [{"ids": np.full(i, i, np.int32)} for i in range(3)]) for _ in range(3)]
     assert len({ref.offset for ref in refs}) == 3
     for ref in refs:
         for i, record in enumerate(reader.open(ref)):
@@ -192,8 +229,8 @@ async def test_a_reference_opens_in_another_process(writer: StoreWriter, reader:
         {"mac": b""},
         {"offset": 8},
         {"nbytes": 8},
-        {"slab": "rollout.0-2"},
-        {"slab": "../rollout.0-1"},
+        {"slab": "2"},
+        {"slab": "../1"},
         {"node": "node1"},
         {"digest": 1},
         {"dtype": "<f4"},
@@ -203,15 +240,15 @@ async def test_a_reference_opens_in_another_process(writer: StoreWriter, reader:
 async def test_a_reference_with_any_field_changed_is_refused(
     change: dict[str, Any], writer: StoreWriter, reader: StoreReader
 ) -> None:
-    ref = await writer.put(0, RECORDS)
+    ref = await writer.put(0, ALL, RECORDS)
     with pytest.raises(DataError, match="wrong MAC"):
         reader.open(msgspec.structs.replace(ref, **change))
 
 
 async def test_a_reference_of_another_run_is_refused(writer: StoreWriter, tmp_path: Path) -> None:
-    other = StoreReader(tmp_path / "store", "node0", b"t" * 32)
+    other = StoreReader(tmp_path / "store", "agent.0", b"t" * 32)
     with pytest.raises(DataError, match="wrong MAC"):
-        other.open(await writer.put(0, RECORDS))
+        other.open(await writer.put(0, ALL, RECORDS))
 
 
 def signed(ref: Ref, **changes: Any) -> Ref:
@@ -226,19 +263,19 @@ def signed(ref: Ref, **changes: Any) -> Ref:
         ({"offset": -8}, "outside its slab"),
         ({"nbytes": 1 << 40}, "outside its slab"),
         ({"offset": 8}, "the content is not what the reference says"),
-        ({"node": "node1"}, "the reference is of node 'node1', this is 'node0'"),
+        ({"node": "node1"}, "the reference is of node 'node1', this is 'agent.0'"),
     ],
 )
 async def test_even_a_signed_reference_is_checked(
     changes: dict[str, Any], message: str, writer: StoreWriter, reader: StoreReader
 ) -> None:
-    ref = signed(await writer.put(0, RECORDS), **changes)
+    ref = signed(await writer.put(0, ALL, RECORDS), **changes)
     with pytest.raises(DataError, match=message):
         reader.open(ref)
 
 
 async def test_changed_content_is_refused(writer: StoreWriter, reader: StoreReader, tmp_path: Path) -> None:
-    ref = await writer.put(0, RECORDS)
+    ref = await writer.put(0, ALL, RECORDS)
     with open(tmp_path / "store" / ref.slab, "r+b") as file:
         file.seek(ref.offset + ref.nbytes - 1)
         file.write(b"\xff")
@@ -246,48 +283,392 @@ async def test_changed_content_is_refused(writer: StoreWriter, reader: StoreRead
         reader.open(ref)
 
 
+def test_a_mac_covers_every_field_and_where_one_ends(worst_ref: Callable[[], Ref]) -> None:
+    ref = worst_ref()
+    shifted = msgspec.structs.replace(ref, node=ref.node + "|1", slab=ref.slab.removeprefix("1|"))
+    others: list[dict[str, Any]] = [
+        {"node": "x"},
+        {"slab": "x"},
+        {"offset": 1},
+        {"nbytes": 1},
+        {"digest": 1},
+        {"dtype": "<f4"},
+        {"shape": (1,)},
+    ]
+    assert {name for change in others for name in change} == set(Ref.__struct_fields__) - {"mac"}
+    changed = [msgspec.structs.replace(ref, **change) for change in others]
+    assert len({sign(SECRET, some) for some in [ref, shifted, *changed]}) == len(others) + 2
+
+
+@pytest.mark.parametrize("change", [{"dtype": "<f8"}, {"dtype": "|O"}, {"shape": (2, 6)}, {"shape": (-2, -8)}])
+async def test_a_signed_blob_of_another_shape_is_refused(
+    change: dict[str, Any], writer: StoreWriter, reader: StoreReader
+) -> None:
+    ref = signed(await writer.put_blob(0, ALL, np.zeros((2, 8), np.float32)), **change)
+    with pytest.raises(DataError, match="64 bytes are no"):
+        reader.open_array(ref)
+
+
 # -- slabs ------------------------------------------------------------------------------------------------------------
 
+RECORD: Columns = {"x": np.arange(100, dtype=np.float64)}  # a chunk of some 800 bytes
 
-async def test_slabs_are_written_again_when_their_steps_are_over(
-    writer: StoreWriter, reader: StoreReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "SLAB_BYTES", 1 << 12)
-    record = {"x": np.zeros(100, np.float64)}
-    counts = set()
+
+async def test_slabs_are_written_again_when_their_steps_are_over(reader: StoreReader, tmp_path: Path) -> None:
+    node = await open_node(tmp_path, budget_bytes=1 << 15)  # slabs of a page
+    writer, counts = node.writer(), set()
     for step in range(20):
-        writer.release_before(step)
-        refs = [await writer.put(step, [record]) for _ in range(10)]
+        writer.release(0, 0, step)
+        await node.settled()
+        refs = [await writer.put(step, ALL, [RECORD]) for _ in range(10)]
         for ref in refs:
-            assert_same(reader.open(ref)[0], record)
-        counts.add(len(list((tmp_path / "store").iterdir())))
-    assert counts == {2}  # five chunks of some 800 bytes each, ten chunks a step
+            assert_same(reader.open(ref)[0], RECORD)
+        counts.add(frozenset(node.slabs()))
+    assert counts == {frozenset("12")}  # five chunks each, ten chunks a step
 
 
-async def test_records_of_a_step_that_is_not_over_stay(writer: StoreWriter, reader: StoreReader) -> None:
-    """Two steps share a slab; it is written again only when both are over."""
-    early, late = await writer.put(1, RECORDS), await writer.put(2, RECORDS)
-    writer.release_before(2)
-    await writer.put(2, [{"x": np.ones(9)}])
-    assert_same(reader.open(late)[0], RECORDS[0])
-    writer.release_before(3)
-    again = await writer.put(3, [{"x": np.ones(9)}])
-    assert (again.slab, again.offset) == (early.slab, 0)
-    with pytest.raises(DataError, match="the content is not what"):
-        reader.open(early)
+async def test_a_chunk_stays_until_all_shards_that_have_records_in_it_have_released_its_step(
+    node: Node, writer: StoreWriter, reader: StoreReader
+) -> None:
+    ref = await writer.put(1, frozenset({0, 2}), [RECORD])
+    other = node.writer("rollout.1-1")
+    for shard, step in [(0, 2), (1, 9), (2, 1)]:
+        writer.release(shard, 0, step)
+        await node.settled()
+        assert (await other.put(5, frozenset({7}), [RECORD])).slab != ref.slab
+    assert_same(reader.open(ref)[0], RECORD)
+    writer.release(2, 0, 2)
+    await node.settled()
+    assert (await other.put(6, frozenset({7}), [{"x": -RECORD["x"]}])).slab == ref.slab
+    with pytest.raises(DataError, match="the content is not what the reference says"):
+        reader.open(ref)
+
+
+async def test_a_shard_holds_what_came_after_the_slab_was_asked_for(node: Node, writer: StoreWriter) -> None:
+    first, second = await writer.put(1, frozenset({0}), [RECORD]), await writer.put(1, frozenset({1}), [RECORD])
+    writer.release(0, 0, 2)
+    await node.settled()
+    again = {(await writer.put(step, ALL, [RECORD])).slab for step in (2, 3)}
+    assert first.slab in again
+    assert second.slab not in again
+
+
+async def test_a_release_that_comes_late_takes_nothing_back(node: Node, writer: StoreWriter) -> None:
+    ref = await writer.put(1, frozenset({0, 1}), [RECORD])
+    agent = node.network.view("rollout.0-1").peer("agent.0")
+    for told in [{0: (0, 2)}, {0: (0, 1)}, {1: (0, 2)}]:
+        await agent.call("release", ReleaseRequest("rollout.0-1", told), Nothing)
+    assert (await node.writer("rollout.1-1").put(2, ALL, [RECORD])).slab == ref.slab
+
+
+async def test_steps_do_not_share_a_slab(writer: StoreWriter) -> None:
+    early, late = await writer.put(1, ALL, [RECORD]), await writer.put(2, ALL, [RECORD])
+    assert early.slab != late.slab
+    assert (await writer.put(1, ALL, [RECORD])).slab == early.slab
+
+
+async def test_what_a_dead_writer_made_stays_and_then_its_slab_goes_to_another(
+    node: Node, writer: StoreWriter, reader: StoreReader
+) -> None:
+    ref = await writer.put(0, ALL, [RECORD])
+    node.service.ended("rollout.0-1")
+    successor = node.writer("rollout.0-2")
+    assert (await successor.put(0, ALL, [RECORD])).slab != ref.slab
+    assert_same(reader.open(ref)[0], RECORD)
+    successor.release(0, 0, 1)
+    await node.settled()
+    assert (await successor.put(1, ALL, [RECORD])).slab == ref.slab
+
+
+async def test_a_living_writer_keeps_a_slab_until_it_knows_itself_that_it_is_over(node: Node) -> None:
+    """It may be in the middle of it, whatever others have heard."""
+    first, second = node.writer("rollout.0-1"), node.writer("rollout.1-1")
+    ref = await first.put(0, ALL, [RECORD])
+    second.release(0, 0, 1)
+    await node.settled()
+    assert (await second.put(1, ALL, [RECORD])).slab != ref.slab
+
+
+async def test_a_controllers_successor_takes_over_its_leases(node: Node, reader: StoreReader) -> None:
+    """Epoch 0 of the shard had come to step 5; epoch 1 begins again at 3. What epoch 0 says from then on is void."""
+    writer = node.writer()
+    before = [await writer.put(step, ALL, [RECORD]) for step in (3, 4)]
+    writer.release(0, 1, 3)
+    writer.release(0, 0, 9)
+    await node.settled()
+    for ref in before:
+        assert_same(reader.open(ref)[0], RECORD)
+    again = await writer.put(3, ALL, [RECORD])
+    assert again.slab == before[0].slab
+    writer.release(0, 1, 4)
+    await node.settled()
+    assert (await writer.put(4, ALL, [RECORD])).slab == before[1].slab
+    assert (await writer.put(5, ALL, [RECORD])).slab == before[0].slab
+
+
+async def test_a_step_that_is_over_cannot_be_written_to(writer: StoreWriter) -> None:
+    writer.release(0, 0, 3)
+    with pytest.raises(ContractError, match="its shards have released step 2"):
+        await writer.put(2, ALL, RECORDS)
 
 
 async def test_a_chunk_larger_than_a_slab_gets_one_of_its_own(writer: StoreWriter, reader: StoreReader) -> None:
-    large = {"x": np.zeros(store.SLAB_BYTES // 8 + 1)}
-    ref = await writer.put(0, [large])
-    assert ref.nbytes > store.SLAB_BYTES
+    large = {"x": np.zeros(SLAB_BYTES // 8 + 1)}
+    ref = await writer.put(0, ALL, [large])
+    assert ref.nbytes > SLAB_BYTES
     assert_same(reader.open(ref)[0], large)
 
 
+async def test_what_is_written_in_place_opens_like_a_copy(writer: StoreWriter, reader: StoreReader) -> None:
+    wanted = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    room = await writer.reserve(0, ALL, wanted.nbytes, ("<f4", wanted.shape))
+    np.frombuffer(room.memory, np.float32).reshape(wanted.shape)[:] = wanted
+    found = reader.open_array(room.commit())
+    assert_same({"x": found}, {"x": wanted})
+
+
 async def test_a_slab_is_readable_by_its_owner_alone(writer: StoreWriter, tmp_path: Path) -> None:
-    ref = await writer.put(0, RECORDS)
+    ref = await writer.put(0, ALL, RECORDS)
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "store" / ref.slab).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("sizes", [[0], [1, 0, 7], [3 << 20], [5, 1 << 20, 11, (256 << 10) + 1]])
+def test_a_hash_taken_while_copying_is_that_of_the_whole(sizes: list[int]) -> None:
+    random = np.random.default_rng(0)
+    parts = [random.bytes(size) for size in sizes]
+    target = bytearray(sum(sizes))
+    assert copy_hashed(parts, memoryview(target)) == xxhash.xxh3_64_intdigest(b"".join(parts))
+    assert bytes(target) == b"".join(parts)
+
+
+# -- blobs ------------------------------------------------------------------------------------------------------------
+
+IMAGE = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+
+
+async def test_an_image_of_many_records_is_stored_once(node: Node, reader: StoreReader) -> None:
+    first, second = node.writer("rollout.0-1"), node.writer("rollout.1-1")
+    refs = {await writer.put_blob(0, ALL, IMAGE.copy()) for writer in [first] * 16 + [second]}
+    assert len(refs) == 1
+    assert_same({"x": reader.open_array(refs.pop())}, {"x": IMAGE})
+
+
+async def test_the_same_bytes_in_another_shape_or_dtype_are_another_blob(
+    writer: StoreWriter, reader: StoreReader
+) -> None:
+    arrays = [IMAGE, IMAGE.reshape(16, 3), IMAGE.view(np.int8), IMAGE.astype(np.float32), IMAGE[:, ::2], IMAGE[:0]]
+    refs = [await writer.put_blob(0, ALL, array) for array in arrays]
+    assert len(set(refs)) == len(arrays)
+    for ref, array in zip(refs, arrays, strict=True):
+        assert_same({"x": reader.open_array(ref)}, {"x": array})
+
+
+async def test_content_made_to_collide_is_not_taken_for_another(
+    writer: StoreWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store.xxhash, "xxh3_64_intdigest", lambda content: 7)
+    monkeypatch.setattr(store, "copy_hashed", lambda parts, target: target.__setitem__(slice(None), *parts) or 7)
+    for value in (1, 2, 1, 2):
+        image = np.full(64, value, np.uint8)
+        assert_same({"x": reader.open_array(await writer.put_blob(0, ALL, image))}, {"x": image})
+
+
+async def test_a_blob_stays_while_a_later_step_uses_it(node: Node, reader: StoreReader) -> None:
+    writer, other = node.writer(), node.writer("rollout.1-1")
+    ref = await writer.put_blob(0, ALL, IMAGE)
+    assert await other.put_blob(1, ALL, IMAGE) == ref
+    for each in (writer, other):
+        each.release(0, 0, 1)
+    await node.settled()
+    assert await writer.put_blob(2, ALL, IMAGE + 1) != ref
+    assert_same({"x": reader.open_array(ref)}, {"x": IMAGE})
+    assert await other.put_blob(1, ALL, IMAGE) == ref
+    for each in (writer, other):
+        each.release(0, 0, 2)
+    await node.settled()
+    assert (await other.put_blob(2, ALL, IMAGE + 2)).slab == ref.slab
+
+
+async def test_only_numbers_can_be_a_blob(writer: StoreWriter) -> None:
+    with pytest.raises(ContractError, match="a blob has dtype |O; it must be of numbers or bools"):
+        await writer.put_blob(0, ALL, np.array([object()]))
+
+
+# -- a full store -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_store_makes_a_writer_wait_just_until_something_is_freed(tmp_path: Path, reader: StoreReader) -> None:
+    async def fill() -> None:
+        node = await open_node(tmp_path, budget_bytes=1 << 15, patience_s=3600)
+        writer = node.writer()
+        refs = [await writer.put(step, ALL, [RECORD]) for step in range(8)]
+        waits = asyncio.ensure_future(writer.put(8, ALL, [RECORD]))
+        await asyncio.sleep(3000.5)
+        assert not waits.done()
+        assert len(node.slabs()) == 8
+        for ref in refs:
+            assert_same(reader.open(ref)[0], RECORD)
+        assert node.service.notes() == [
+            "the store is full (0.03125 MiB, launcher.config.store_gib): generators wait, "
+            f"and after 3600 s they write to {tmp_path / 'spill'}"
+        ]
+        writer.release(0, 0, 1)
+        assert (await waits).slab == refs[0].slab
+        assert asyncio.get_running_loop().time() == 3000.5
+        assert node.service.notes() == []
+
+    run_virtual(fill())
+
+
+async def test_what_finds_no_room_goes_to_disk_and_leaves_it_when_it_is_over(
+    tmp_path: Path, reader: StoreReader
+) -> None:
+    node = await open_node(tmp_path, budget_bytes=1 << 15, patience_s=0)
+    writer, spill = node.writer(), tmp_path / "spill"
+    refs = [await writer.put(step, ALL, [RECORD]) for step in range(12)]
+    assert {path.name for path in spill.iterdir()} == {ref.slab for ref in refs[8:]}
+    for ref in refs:
+        assert_same(reader.open(ref)[0], RECORD)
+    writer.release(0, 0, 12)
+    await node.settled()
+    assert list(spill.iterdir()) == []
+    assert node.slabs() == {ref.slab for ref in refs[:8]}
+    assert (await writer.put(12, ALL, [RECORD])).slab in node.slabs()
+    node.service.close()
+    assert not spill.exists()
+
+
+async def test_free_slabs_that_are_too_small_make_room_for_a_larger_one(tmp_path: Path, reader: StoreReader) -> None:
+    node = await open_node(tmp_path, budget_bytes=1 << 15, patience_s=3600)
+    writer = node.writer()
+    for step in range(8):
+        await writer.put(step, ALL, [RECORD])
+    writer.release(0, 0, 8)
+    await node.settled()
+    large = {"x": np.zeros(3000)}  # six pages
+    assert_same(reader.open(await writer.put(8, ALL, [large]))[0], large)
+    assert len(node.slabs()) == 3  # two of a page are left
+    assert sum(path.stat().st_size for path in node.directory.iterdir()) == 1 << 15
+
+
+# -- other nodes ------------------------------------------------------------------------------------------------------
+
+
+class Breaking:
+    """The way to another node's agent. Its connection breaks after every ``whole`` parts."""
+
+    def __init__(self, peer: Peer, whole: int, change: Callable[[bytes], bytes] = bytes) -> None:
+        self.name, self._peer, self._whole, self._change = peer.name, peer, whole, change
+        self.offsets: list[int] = []
+
+    async def stream(self, method: str, request: Any, item: Any, *, deadline_s: float) -> AsyncGenerator[Any, None]:
+        self.offsets.append(request.offset)
+        sent = 0
+        async for part in self._peer.stream(method, request, item, deadline_s=deadline_s):
+            if sent == self._whole:
+                raise WorkerDied("the connection broke")
+            yield self._change(part)
+            sent += 1
+
+
+@dataclass
+class Nodes:
+    """Two nodes: what the first has, the second may copy over ``way``."""
+
+    writer: StoreWriter
+    reader: StoreReader
+    far: Node
+    way: Breaking
+
+
+async def two_nodes(tmp_path: Path, whole: int = 2, change: Callable[[bytes], bytes] = bytes) -> Nodes:
+    near = await open_node(tmp_path / "near")
+    way = Breaking(near.network.view("agent.1").peer("agent.0"), whole, change)
+    spec = StoreSpec(node="agent.1", directory=str(tmp_path / "far"), spill=str(tmp_path / "spill"))
+    network, service = InlineNetwork(), Service("agent.1")
+    far = Node(tmp_path / "far", SlabService(spec, SECRET, lambda name: cast(Peer, way)), network)
+    far.service.register(service)
+    await network.view("agent.1").serve("agent.1", service)
+    agent = network.view("policy.0").peer("agent.1")
+    return Nodes(near.writer(), StoreReader(tmp_path / "far", "agent.1", SECRET, agent), far, way)
+
+
+def item(ref: Ref, **media: Ref) -> Header:
+    return Header(ordinal=0, sample=0, row=0, seed=0, columns=ref, media=media)
+
+
+LARGE: Columns = {"x": np.arange(700_000, dtype=np.float64)}  # more than five parts
+
+
+async def test_a_pull_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
+    nodes = await two_nodes(tmp_path)
+    ref, image = await nodes.writer.put(0, ALL, [LARGE]), await nodes.writer.put_blob(0, ALL, IMAGE)
+    ((columns, media),) = await nodes.reader.records([item(ref, image=image)])
+    assert_same(columns, LARGE)
+    assert_same(media, {"image": IMAGE})
+    assert sorted(nodes.way.offsets) == [0, 0, 2 * PART_BYTES, 4 * PART_BYTES]
+
+
+async def test_many_who_ask_are_given_one_copy(tmp_path: Path) -> None:
+    nodes = await two_nodes(tmp_path, whole=9)
+    ref = await nodes.writer.put(0, ALL, [LARGE])
+    for found in [*await asyncio.gather(*(nodes.reader.records([item(ref)]) for _ in range(4)))]:
+        assert_same(found[0][0], LARGE)
+    assert nodes.way.offsets == [0]
+    assert len(nodes.far.slabs()) == 1
+
+
+async def test_a_connection_that_brings_nothing_any_more_ends_the_pull(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slabs, "backoff_s", lambda attempt: 0.0)
+    nodes = await two_nodes(tmp_path, whole=0)
+    ref = await nodes.writer.put(0, ALL, [LARGE])
+    with pytest.raises(WorkerDied, match=f"agent.0: it sent 0 of {ref.nbytes} bytes and no more"):
+        await nodes.far.service.fetch(ref, Call(lambda: None))
+    assert nodes.far.slabs() == set()
+
+
+async def test_what_was_altered_on_its_way_is_refused(tmp_path: Path) -> None:
+    nodes = await two_nodes(tmp_path, 9, lambda part: part[:-1] + b"x")
+    with pytest.raises(DataError, match="node agent.0: what came from another node is not what the reference says"):
+        await nodes.reader.records([item(await nodes.writer.put(0, ALL, [LARGE]))])
+    assert nodes.far.slabs() == set()
+
+
+@pytest.mark.parametrize("change", [{"mac": bytes(16)}, {"nbytes": 8}, {"node": "agent.9"}])
+async def test_a_forged_reference_is_not_pulled(change: dict[str, Any], tmp_path: Path) -> None:
+    nodes = await two_nodes(tmp_path)
+    ref = msgspec.structs.replace(await nodes.writer.put(0, ALL, [LARGE]), **change)
+    with pytest.raises(DataError, match="wrong MAC"):
+        await nodes.reader.records([item(ref)])
+    assert nodes.way.offsets == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "offset", "message"),
+    [({"nbytes": 1 << 40}, 0, "outside its slab"), ({}, -1, "begins outside"), ({}, 1 << 40, "begins outside")],
+)
+async def test_a_node_reads_nothing_outside_a_reference_to_another(
+    changes: dict[str, Any], offset: int, message: str, node: Node, writer: StoreWriter
+) -> None:
+    ref = signed(await writer.put(0, ALL, RECORDS), **changes)
+    peer = node.network.view("agent.1").peer("agent.0")
+    with pytest.raises(DataError, match=message):
+        _ = [part async for part in peer.stream("read", ReadRequest(ref, offset), bytes)]
+
+
+async def test_copies_make_room_the_oldest_first_and_what_is_open_stays(tmp_path: Path) -> None:
+    nodes = await two_nodes(tmp_path, whole=99)
+    nodes.far.service._spec = msgspec.structs.replace(nodes.far.service._spec, budget_bytes=12 << 20)  # two copies
+    refs = [await nodes.writer.put(0, ALL, [{"x": LARGE["x"] + i}]) for i in range(3)]
+    opened = [(await nodes.reader.records([item(ref)]))[0][0] for ref in refs]
+    assert len(nodes.far.slabs()) == 2
+    for i, columns in enumerate(opened):
+        assert_same(columns, {"x": LARGE["x"] + i})
+    await nodes.reader.records([item(refs[0])])
+    assert nodes.way.offsets == [0] * 4
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,321 @@
+"""The store between real processes: what the death of one leaves, a store that is full, two nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import re
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gcore_core.factories import FactorySpec
+from gcore_core.processes import handshake
+from gcore_core.processes.agent import AgentSpec
+from gcore_core.processes.config import LocalConfig
+from gcore_core.processes.launchers import AGENT, LocalLauncher, Site
+from gcore_core.processes.messages import (
+    TRAIN,
+    GenerateRequest,
+    Hello,
+    Nothing,
+    ReleaseRequest,
+    SpawnRequest,
+    WorkerExit,
+    WorkerSpec,
+)
+from gcore_core.processes.rpc import RpcNetwork
+from gcore_core.processes.service import Call, Service
+from gcore_core.processes.slabs import StoreSpec
+from gcore_core.processes.spawning import spawn_process
+from gcore_core.processes.store import StoreReader, StoreWriter
+from gcore_core.records import Header, Lease
+
+# The tests are imported by file (--import-mode=importlib), so the module beside this one is as well.
+_spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
+assert _spec is not None and _spec.loader is not None
+runs = importlib.util.module_from_spec(_spec)
+sys.modules["local_runs"] = runs
+_spec.loader.exec_module(runs)
+
+MEMORY = Path("/dev/shm")
+PAGE_GIB = 4096 / 2**30
+PATIENCE_S = 60.0
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def tiny(directory: Path, **more: Any) -> dict[str, Any]:
+    """A store of one page, which two generators fill at once; what is over goes to disk after 0.1 s."""
+    return {"store_gib": PAGE_GIB, "spill_dir": str(directory), "spill_after_s": 0.1, **more}
+
+
+def test_a_run_with_a_store_of_one_page_is_slower_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    spill = tmp_path / "spill"
+    roles = {"rollout": {"use": "fake", "slots": 2}}
+    config = runs.job(cluster={"devices": 4}, roles=roles)
+    code, wanted = runs.finish(tmp_path / "wide", config)
+    assert code == 0, wanted.output
+    code, run = runs.finish(tmp_path / "tiny", {**config, "launcher": {"use": "core/local", "config": tiny(spill)}})
+    assert code == 0, run.output
+    assert run.batches() == wanted.batches()
+    assert run.weights() == wanted.weights()
+    notes = re.findall(
+        r"the store is full \(0\.00390625 MiB, launcher\.config\.store_gib\): generators wait", run.output
+    )
+    assert len(notes) == 1, run.output
+    assert "the store is full" not in wanted.output
+    assert list(spill.iterdir()) == []
+
+
+def test_pictures_reach_rewards_and_trainer_and_a_group_has_one(tmp_path: Path) -> None:
+    roles = {"rollout": {"use": "trouble/pictures"}, "policy": {"use": "trouble/sees"}}
+    code, run = runs.finish(tmp_path, runs.job(roles=roles, rewards={"letters": {"use": "trouble/looks"}}))
+    assert code == 0, run.output
+    seen = [line.split() for line in (tmp_path / "pictures.txt").read_text().splitlines()]
+    assert len(seen) == 2 * 3 * 6 * 4  # by scorer and trainer, in three steps, of six groups of four
+    places = {ordinal: {place for other, place in seen if other == ordinal} for ordinal, _ in seen}
+    assert len(places) == 18
+    assert max(map(len, places.values())) == 2  # one in each process
+
+
+def test_a_header_that_is_too_large_ends_the_run_which_says_how_large(tmp_path: Path) -> None:
+    code, run = runs.finish(tmp_path, runs.job(roles={**runs.JOB["roles"], "rollout": {"use": "trouble/verbose"}}))
+    assert code == 3, run.output
+    assert re.search(
+        r"^ordinal \d+, sample \d: the header of a record has \d+ bytes, the limit is 512$", run.output, re.M
+    )
+    assert "  it names 9 media: image 0, image 1, " in run.output
+
+
+PROCESSES = ["rollout.0", "rollout.1", "policy.0", "scorer.0", "controller.0", "controller.1", "agent.0", "supervisor"]
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_the_death_of_any_process_leaves_nothing_in_memory_or_on_disk(name: str, tmp_path: Path) -> None:
+    spill = tmp_path / "spill"
+    private = tempfile.mkdtemp(prefix="gc-", dir="/tmp")
+    config = runs.job(
+        run={"steps": 1_000_000},
+        cluster={"devices": 4},
+        roles={**runs.JOB["roles"], "rollout": {"use": "fake", "slots": 2}},
+        launcher={"config": tiny(spill, socket_dir=private, spill_after_s=0.0)},
+    )
+    try:
+        with runs.running(tmp_path, config) as run:
+            run.read_until(" 2/")
+            pids = {**run.pids(), "supervisor": run.process.pid}
+            watched = runs.Watched([pid for who, pid in pids.items() if who != "supervisor"])
+            (place,) = spill.iterdir()
+            store = MEMORY / place.name.removeprefix("spill-")
+            assert store.is_dir()
+            os.kill(pids[name], signal.SIGKILL)
+            run.wait()
+            assert watched.all_end_within(10)
+            assert list(MEMORY.glob(f"*{store.name}*")) == []
+            assert list(spill.iterdir()) == []
+            assert os.listdir(private) == []
+    finally:
+        os.rmdir(private)
+
+
+# -- a generator that dies --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Hellos:
+    """What a supervisor is to a worker."""
+
+    pids: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+
+    async def hello(self, request: Hello, call: Call) -> Nothing:
+        self.pids.put_nowait(request.pid)
+        return Nothing()
+
+    def service(self) -> Service:
+        service = Service("supervisor")
+        service.add("hello", Hello, self.hello)
+        return service
+
+
+def generator(site: Site, logs: Path) -> WorkerSpec:
+    context = {"devices": [], "seed": 0, "deterministic": False, "steps": 1, "updates_per_step": 1, "model": {}}
+    return WorkerSpec(
+        kind="generator",
+        role="rollout",
+        rank=0,
+        ranks=1,
+        address=site.addresses["rollout.0"],
+        peers=site.addresses,
+        factories={
+            "backend": FactorySpec(
+                "gcore_core.testing.fake:FakeGenerator", "gcore_core.testing.fake:FakeGeneratorConfig"
+            ),
+            "dataset/train": FactorySpec(
+                "gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig"
+            ),
+        },
+        secret=site.secret,
+        run_id="deaths",
+        settings={
+            "shards": 1,
+            "seed": 0,
+            "deterministic": True,
+            "store": str(site.store),
+            "node": AGENT,
+            "agent": AGENT,
+            "context": {**context, "rendezvous": "", "engine": {}, "directory": str(logs)},
+        },
+        versions=handshake.versions([]),
+        log=str(logs / "rollout.0.log"),
+    )
+
+
+async def drawn(site: Site, step: int) -> list[Header]:
+    request = GenerateRequest(step, 0, 0, TRAIN, [Lease(step, 0, 0, (0, 1))], release_before=step)
+    stream = site.network.peer("rollout.0").stream("generate", request, list[Header], deadline_s=PATIENCE_S)
+    return [header async for headers in stream for header in headers]
+
+
+async def test_what_a_killed_generator_finished_is_read_and_its_slab_goes_to_its_successor(tmp_path: Path) -> None:
+    hellos = Hellos()
+    async with LocalLauncher(LocalConfig()).site(["rollout.0"], hellos.service(), tmp_path) as site:
+        spec, reader = generator(site, tmp_path), StoreReader(site.store, AGENT, site.secret)
+        exits = site.agent.stream("exits", Nothing(), WorkerExit, deadline_s=PATIENCE_S)
+        await site.agent.call("spawn", SpawnRequest([spec]), Nothing)
+        pid = await hellos.pids.get()
+        before = await drawn(site, 0)
+        wanted = [columns["text"].tobytes() for columns, _ in await reader.records(before)]
+        os.kill(pid, signal.SIGKILL)
+        assert (await anext(exits)).pid == pid
+        await exits.aclose()
+        await site.agent.call("spawn", SpawnRequest([spec]), Nothing)
+        await hellos.pids.get()
+        again = await drawn(site, 0)
+        assert slabs(again).isdisjoint(slabs(before))
+        for headers in (before, again):
+            assert [columns["text"].tobytes() for columns, _ in await reader.records(headers)] == wanted
+        await site.agent.call("release", ReleaseRequest("controller", {0: (0, 1)}), Nothing)
+        assert slabs(await drawn(site, 1)) == slabs(before)
+
+
+def slabs(headers: list[Header]) -> set[str]:
+    return {header.columns.slab for header in headers if header.columns is not None}
+
+
+# -- two nodes --------------------------------------------------------------------------------------------------------
+
+
+class CutWire:
+    """A socket in front of another one. The first connection ends when ``after`` bytes have come back."""
+
+    def __init__(self, path: Path, target: Path, after: int) -> None:
+        self._path, self._target, self._left = path, target, after
+        self.connections, self.nbytes = 0, 0
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self._path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        first = self.connections == 1
+        back, forth = await asyncio.open_unix_connection(self._target)
+        ways = [
+            asyncio.ensure_future(self._forth(reader, forth)),
+            asyncio.ensure_future(self._back(back, writer, first)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        for end in (forth, writer):
+            end.transport.abort()
+
+    async def _forth(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            target.write(data)
+            await target.drain()
+
+    async def _back(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, cut: bool) -> None:
+        while data := await source.read(1 << 16):
+            self.nbytes, self._left = self.nbytes + len(data), self._left - len(data)
+            if cut and self._left < 0:
+                return
+            target.write(data)
+            await target.drain()
+
+    async def close(self) -> None:
+        self._server.close()
+
+
+@dataclass
+class TwoNodes:
+    network: RpcNetwork
+    wire: CutWire
+    writer: StoreWriter
+    reader: StoreReader
+    directories: list[Path]
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as place:
+        yield Path(place)
+
+
+@contextlib.asynccontextmanager
+async def two_nodes(short: Path, after: int) -> AsyncIterator[TwoNodes]:
+    """Two agents in processes of their own; the second reaches the first by a wire that is cut."""
+    secret = secrets.token_bytes(32)
+    addresses = {name: f"unix:{short / name}" for name in ("supervisor", "agent.0", "agent.1")}
+    network, wire = RpcNetwork(addresses, secret), CutWire(short / "wire", short / "agent.0", after)
+    await wire.open()
+    started, directories = [], [short / "memory.0", short / "memory.1"]
+    try:
+        for i, store in enumerate(directories):
+            name = f"agent.{i}"
+            spec = AgentSpec(
+                name=name,
+                address=addresses[name],
+                addresses={**addresses, "agent.0": f"unix:{short / 'wire'}"} if i else addresses,
+                secret=secret,
+                store=StoreSpec(node=name, directory=str(store), spill=str(short / f"spill.{i}")),
+                meeting=str(short / f"meeting.{i}"),
+            )
+            command = [sys.executable, "-m", "gcore_core.processes.agent"]
+            started.append(await spawn_process(command, spec, short / f"{name}.log"))
+        writer = StoreWriter(directories[0], "agent.0", secret, network.peer("agent.0"), "rollout.0")
+        reader = StoreReader(directories[1], "agent.1", secret, network.peer("agent.1"))
+        yield TwoNodes(network, wire, writer, reader, directories)
+    finally:
+        await network.close()
+        for process, lifeline in started:
+            os.close(lifeline)
+            await process.wait()
+        await wire.close()
+
+
+async def test_another_node_gets_all_of_it_although_its_connection_breaks(short: Path) -> None:
+    large = np.random.default_rng(0).integers(0, 256, 24 << 20, np.uint8)
+    async with two_nodes(short, after=20 << 20) as nodes:
+        ref = await nodes.writer.put(0, frozenset({0}), [{"x": large}])
+        header = Header(ordinal=0, sample=0, row=0, seed=0, columns=ref)
+        ((columns, _),) = await nodes.reader.records([header])
+        assert np.array_equal(columns["x"], large)
+        assert nodes.wire.connections == 2
+        assert nodes.wire.nbytes < 1.5 * large.nbytes  # it did not begin anew
+        again = await nodes.reader.records([header])
+        assert np.array_equal(again[0][0]["x"], large)
+        assert nodes.wire.nbytes < 1.5 * large.nbytes  # and has a copy from then on
+    assert not any(directory.exists() for directory in nodes.directories)
