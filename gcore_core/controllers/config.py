@@ -17,7 +17,7 @@ class SyncConfig:
         what the pair states for its dtypes and engines, 1e-3 where it states nothing.
     too_long: what happens to a prompt longer than the context: its group is dropped and counted, or the run stops.
     failure_limit: share of a step's groups that may be unusable (failed rewards, failed records) before the run stops.
-    push_bucket_bytes: memory that a weight push goes through, on the machine of the trainer; a larger tensor takes more.
+    push_bucket_bytes: memory that a weight push goes through, on the trainer's machine; a larger tensor takes more.
     """
 
     prompts: int = 32

@@ -121,7 +121,7 @@ class Supervisor:
             self._ready.set()
             self._observers.run_start(self._run)
         elif self._waiting:
-            self._display.phase(f"waiting for {', '.join(sorted(self._waiting))}")
+            self._display.phase(f"waiting for {_some(sorted(self._waiting))}")
         if request.name in self._controllers:
             await self._ready.wait()  # a controller begins when everybody is up
         return Nothing()
@@ -231,6 +231,11 @@ def _with_usage(report: StepReport, usage: UsageReply) -> StepReport:
     return report
 
 
+def _some(names: list[str], shown: int = 6) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def _code(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -273,6 +278,8 @@ def _terminated_as_interrupt() -> Iterator[dict[str, int]]:
 
     def interrupt(*_: Any) -> None:
         codes["code"] = 143
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)  # whoever handles an interrupt at this moment
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -145,6 +145,20 @@ def test_a_signal_ends_the_run_and_leaves_nothing(number: int, code: int, tmp_pa
     assert run.metrics()[-1]["step"] >= 2
 
 
+def test_a_run_in_the_background_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
+    """There a shell has interrupts ignored, and what it starts inherits that."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
+            run.read_until(" 1/")
+            os.kill(run.process.pid, signal.SIGINT)
+            run.read_until(" 200/")
+            os.kill(run.process.pid, signal.SIGTERM)
+            assert run.wait() == 143, run.output
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_signal_while_the_run_starts_ends_it_as_well(tmp_path: Path) -> None:
     with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
         run.read_until("starting 5 processes")

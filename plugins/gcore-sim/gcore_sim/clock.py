@@ -1,0 +1,55 @@
+"""Spending time: in a thread by sleeping, in an event loop by its clock, which may be a virtual one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Progress = Callable[[], None]
+_SLICE_S = 1.0  # progress is told this often, so that no deadline passes
+
+
+def _sleep(seconds: float, progress: Progress) -> None:
+    until_s = time.monotonic() + seconds
+    while (left_s := until_s - time.monotonic()) > _SLICE_S:
+        time.sleep(_SLICE_S)
+        progress()
+    time.sleep(max(left_s, 0.0))
+
+
+_spender: ContextVar[Callable[[float, Progress], None]] = ContextVar("spender", default=_sleep)
+
+
+def spend(seconds: float, progress: Progress = lambda: None) -> None:
+    """Lets ``seconds`` pass for whoever asked this backend; ``progress`` is called now and then meanwhile."""
+    if seconds > 0:
+        _spender.get()(seconds, progress)
+
+
+class LoopCompute:
+    """Runs a backend's calls in the event loop, one at a time. What they spend passes on the loop's clock before the
+    call is answered, so hundreds of backends need no thread each, and time may be virtual."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T:
+        async with self._turn:
+            owed: list[tuple[float, Progress]] = []
+            before = _spender.set(lambda seconds, progress: owed.append((seconds, progress)))
+            try:
+                result = work(*args)
+            finally:
+                _spender.reset(before)
+            await asyncio.sleep(0)
+            for seconds, progress in owed:
+                whole, rest = divmod(seconds, _SLICE_S)
+                for _ in range(int(whole)):
+                    await asyncio.sleep(_SLICE_S)
+                    progress()
+                await asyncio.sleep(rest)
+            return result

@@ -1,0 +1,73 @@
+"""The contracts that hold the emulated backends to what they claim; no time is spent in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gcore_core.testing import (
+    DatasetContract,
+    GeneratorContract,
+    LauncherContract,
+    ScorerContract,
+    TrainerContract,
+    TrainerWithGeneratorContract,
+)
+from gcore_core.testing.safetensors_files import Tensors
+from gcore_sim.policy import LETTERS, initial_table, tensors_of
+
+
+class TestGenerator(GeneratorContract):
+    provider = "sim"
+    config = {"time_scale": 0.0, "tick_s": 0.012}
+    tolerance = 0.0
+
+    @pytest.fixture
+    def weights(self) -> Tensors:
+        return list(tensors_of(initial_table()))
+
+    @pytest.fixture
+    def memory(self, generator: Any) -> Callable[[], int]:
+        """Emulated bytes of an emulated device."""
+        return lambda: generator.memory_bytes
+
+    @pytest.fixture
+    def end_tokens(self) -> frozenset[int]:
+        return frozenset({len(LETTERS) - 1})
+
+
+class TestTrainer(TrainerContract):
+    provider = "sim"
+    config = {"time_scale": 0.0, "learning_rate": 5.0}
+    micro_batches = {"micro_batch": 1}
+
+
+class TestTrainerWithGenerator(TrainerWithGeneratorContract):
+    provider = "sim"
+    config = {"time_scale": 0.0, "learning_rate": 5.0}
+    generator_config = {"time_scale": 0.0}
+    tolerance = 0.0
+
+
+class TestJudge(ScorerContract):
+    provider = "sim/judge"
+    config = {"time_scale": 0.0}
+
+
+class TestPrompts(DatasetContract):
+    provider = "sim/prompts"
+
+
+class TestSkewedPrompts(DatasetContract):
+    provider = "sim/prompts"
+    config = {"rows": 1000, "skew": {"shards": 8}}
+
+
+class TestCrowd(LauncherContract):
+    provider = "sim/crowd"
+
+
+class TestInline(LauncherContract):
+    provider = "sim/inline"

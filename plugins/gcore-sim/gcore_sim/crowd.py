@@ -1,0 +1,176 @@
+"""``sim/crowd``: a site on this machine whose emulated workers share a few host processes.
+
+Everything else is the core's: the agent with its slabs, the sockets, a process for each controller. ``sim/inline`` is
+the same with no processes at all, for a loop whose clock may be a virtual one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from gcore_core.processes.agent import process_usage
+from gcore_core.processes.inline import InlineView
+from gcore_core.processes.launchers import InlineLauncher, LocalLauncher, Site
+from gcore_core.processes.messages import SpawnRequest, UsageReply, WorkerExit, WorkerSpec
+from gcore_core.processes.service import Peer, Service
+from gcore_core.processes.spawning import spawn_process
+from gcore_sim.config import CrowdConfig
+from gcore_sim.host import HostSpec, is_emulated, serve
+
+T = TypeVar("T")
+_TAIL_BYTES = 8192
+
+
+class CrowdLauncher:
+    def __init__(self, config: CrowdConfig) -> None:
+        self._config = config
+
+    @contextlib.asynccontextmanager
+    async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        async with LocalLauncher(self._config).site(names, supervisor, logs) as site:
+            crowd = Hosts(site.agent, self._config.processes, logs)
+            try:
+                yield replace(site, agent=crowd)
+            finally:
+                await crowd.end()
+
+
+class InlineCrowdLauncher:
+    """The settings are those of the crowd, so that a job need not be changed; they have no meaning here."""
+
+    def __init__(self, config: CrowdConfig) -> None:
+        pass
+
+    @contextlib.asynccontextmanager
+    async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        async with InlineLauncher().site(names, supervisor, logs) as site:
+            crowd = Tasks(site.agent, cast(InlineView, site.network))
+            try:
+                yield replace(site, agent=crowd)
+            finally:
+                await crowd.end()
+
+
+class Crowd:
+    """The agent as the supervisor sees it. Some workers are started here, everything else is the agent's own."""
+
+    def __init__(self, agent: Peer) -> None:
+        self.name = agent.name
+        self._agent = agent
+        self._exits: asyncio.Queue[WorkerExit | Exception] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
+        if isinstance(request, SpawnRequest):
+            request = SpawnRequest(await self.start(request.workers))
+        answer = await self._agent.call(method, request, reply, deadline_s=deadline_s)
+        if isinstance(answer, UsageReply):
+            self.add_usage(answer)
+        return answer
+
+    async def stream(
+        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[T, None]:
+        """The exits that the agent streams, and those of workers that were started here."""
+        stream = self._agent.stream(method, request, item, deadline_s=deadline_s)
+        self._tasks.append(asyncio.ensure_future(self._relay(cast(AsyncGenerator[WorkerExit, None], stream))))
+        while True:
+            gone = await self._exits.get()
+            if isinstance(gone, Exception):
+                raise gone
+            yield cast(T, gone)
+
+    async def _relay(self, stream: AsyncGenerator[WorkerExit, None]) -> None:
+        try:
+            async with contextlib.aclosing(stream):
+                async for gone in stream:
+                    self._exits.put_nowait(gone)
+        except Exception as error:  # isolation point: it is raised where the exits are read
+            self._exits.put_nowait(error)
+
+    async def close(self) -> None:
+        await self._agent.close()
+
+    async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
+        """Starts some of the workers and returns those that are for the agent."""
+        raise NotImplementedError
+
+    def add_usage(self, usage: UsageReply) -> None:
+        pass
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Hosts(Crowd):
+    """Emulated workers are dealt to host processes, which end with the process that started them."""
+
+    def __init__(self, agent: Peer, processes: int, logs: Path) -> None:
+        super().__init__(agent)
+        self._most, self._logs = processes, logs
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._lifelines: list[int] = []
+
+    async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
+        own = [spec for spec in workers if is_emulated(spec) and _runs_here(spec)]
+        for number in range(min(self._most, len(own))):
+            spec = HostSpec(name=f"host.{number}", workers=own[number :: self._most])
+            log = self._logs / f"{spec.name}.log"
+            process, lifeline = await spawn_process([sys.executable, "-u", "-m", "gcore_sim.host"], spec, log)
+            self._processes[spec.name] = process
+            self._lifelines.append(lifeline)
+            self._tasks.append(asyncio.ensure_future(self._watch(spec.name, process, log)))
+        hosted = {spec.name for spec in own}
+        return [spec for spec in workers if spec.name not in hosted]
+
+    async def _watch(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        code = await process.wait()
+        tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
+        self._exits.put_nowait(WorkerExit(name, process.pid, code, False, tail))
+
+    def add_usage(self, usage: UsageReply) -> None:
+        for name, process in self._processes.items():
+            with contextlib.suppress(OSError):
+                usage.cpu_s[name], usage.memory_mib[name] = process_usage(process.pid)
+
+    async def end(self) -> None:
+        await super().end()
+        for lifeline in self._lifelines:
+            os.close(lifeline)
+        await asyncio.gather(*(process.wait() for process in self._processes.values()))
+
+
+class Tasks(Crowd):
+    """All workers, controllers too, are tasks of this loop. Unlike inside the core's own inline agent, a policy may
+    have many ranks, since emulated ones do not meet."""
+
+    def __init__(self, agent: Peer, network: InlineView) -> None:
+        super().__init__(agent)
+        self._network = network
+
+    async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
+        self._tasks += [asyncio.ensure_future(self._run(spec)) for spec in workers if _runs_here(spec)]
+        return [spec for spec in workers if not _runs_here(spec)]  # the agent refuses them, and says why
+
+    async def _run(self, spec: WorkerSpec) -> None:
+        code = 1
+        try:
+            await serve(spec, partial(InlineView, self._network._network, spec.name))
+            code = 0
+        finally:
+            self._exits.put_nowait(WorkerExit(spec.name, os.getpid(), code, False, ""))
+
+
+def _runs_here(spec: WorkerSpec) -> bool:
+    """Whether this interpreter is the one that its role asks for."""
+    return spec.python in ("", sys.executable)

@@ -1,0 +1,178 @@
+"""The emulated generator: real records through the real path, at the time a model of an engine says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import xxhash
+
+from gcore_core.errors import ContractError, WeightMismatch
+from gcore_core.protocols import Finished, SampleRequest, WorkerContext
+from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_sim.batching import ContinuousBatch, Key
+from gcore_sim.clock import spend
+from gcore_sim.config import GeneratorConfig
+from gcore_sim.policy import END, LETTERS, Table, codes_of, initial_table, table_of, tensors_of, weight_specs
+from gcore_sim.prompts import AnswerLengths, answer_lengths
+
+_BYTES_PER_GB = 10**9
+_SHIFTS = 1 << 16  # payloads that differ
+
+
+@dataclass
+class _Sample:
+    """past: (tokens at the end, weights version, table) of each version that sampled a part of it, but the present."""
+
+    request: SampleRequest
+    prompt: int
+    answer: int
+    status: str
+    past: list[tuple[int, int, Table]] = field(default_factory=list)
+
+
+class SimGenerator:
+    """An answer's length is drawn by its seed as its row says, its letters by its seed and the weights."""
+
+    def __init__(self, config: GeneratorConfig, context: WorkerContext) -> None:
+        self.version = 0
+        self._config, self._progress = config, context.progress
+        self._lengths = AnswerLengths(config.answer_median, config.answer_sigma, config.max_new_tokens)
+        self._batch = ContinuousBatch(config.profile, config.prefix_cache)
+        self._samples: dict[Key, _Sample] = {}
+        self._failed: list[Finished] = []
+        self._table = initial_table()
+        self._incoming: dict[str, bytes] = {}
+        self._awake = True
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        for request in requests:
+            prompt = _prompt_tokens(request)
+            if prompt > self._config.context_length:
+                versions = self.version, self.version
+                failed = Finished(request=request, status=FAILED, versions=versions, reason="prompt_too_long")
+                self._failed.append(failed)
+                continue
+            lengths = answer_lengths(request.prompt.fields, self._lengths)
+            drawn = max(1, round(lengths.median)) if request.greedy else lengths.draw(request.seed)
+            answer, status = (drawn, FINISHED) if drawn <= lengths.limit else (lengths.limit, TRUNCATED)
+            self._samples[request.ordinal, request.sample] = _Sample(request, prompt, answer, status)
+            self._batch.add((request.ordinal, request.sample), prompt, answer)
+
+    def step(self) -> list[Finished]:
+        """Goes on until the next answer ends, or for ``tick_s``."""
+        if not self._awake:
+            raise ContractError("a sleeping generator was asked to go on", where="sim")
+        failed, self._failed = self._failed, []
+        seconds, ended = self._batch.advance(self._config.tick_s)
+        self._spend(seconds)
+        return failed + [self._finished(key, None) for key in ended]
+
+    def abort(self, keys: Sequence[Key]) -> list[Finished]:
+        found = []
+        for key in keys:
+            if key in self._samples:
+                done = self._batch.done(key)
+                self._batch.remove(key)
+                found.append(self._finished(key, done))
+        return found
+
+    def _finished(self, key: Key, aborted_after: int | None) -> Finished:
+        sample = self._samples.pop(key)
+        status, answer = (sample.status, sample.answer) if aborted_after is None else (ABORTED, aborted_after)
+        parts = [*sample.past, (answer, self.version, self._table)]
+        if sample.request.greedy:
+            letters = [np.full(answer, table.logits[:END].argmax(), np.uint8) for _, _, table in parts]
+        else:
+            codes = codes_of(sample.request.seed, answer)
+            letters = [table.letter_of[codes] for _, _, table in parts]
+        actions, logp, begun = np.empty(answer, np.int32), np.empty(answer, np.float32), 0
+        for (end, _, table), drawn in zip(parts, letters, strict=True):
+            actions[begun:end] = drawn[begun:end]
+            if end == answer and status == FINISHED:
+                actions[-1] = END
+            logp[begun:end] = table.logp[actions[begun:end]]
+            begun = end
+        columns = {
+            "prompt_ids": (np.arange(sample.prompt, dtype=np.int32) + sample.request.prompt.row) % np.int32(END),
+            "action_ids": actions,
+            "logp": logp,
+            "action_mask": np.ones(answer, np.uint8),
+            "temperature": np.ones((), np.float32),
+            "text": LETTERS[actions],
+        }
+        media = {"payload": self._payload(sample.request)} if self._config.payload.nbytes else {}
+        versions = parts[0][1], self.version
+        return Finished(request=sample.request, status=status, versions=versions, columns=columns, media=media)
+
+    def _payload(self, request: SampleRequest) -> np.ndarray:
+        """A view of one memory for all, from another place for each record, so that nothing is copied here."""
+        payload = self._config.payload
+        name = f"{request.ordinal}" if payload.shared else f"{request.ordinal}/{request.sample}"
+        shift = xxhash.xxh3_64_intdigest(name.encode()) % _SHIFTS
+        return _noise(payload.nbytes + _SHIFTS)[shift : shift + payload.nbytes]
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        if plan.version < self.version:
+            what = f"version {plan.version} is older than {self.version}"
+            raise WeightMismatch(what, where=f"tensor {plan.tensors[0].name!r}" if plan.tensors else "")
+        if other := set(plan.tensors) ^ set(weight_specs()):
+            raise WeightMismatch("the push is of another model", where=f"tensor {min(s.name for s in other)!r}")
+        self._incoming.clear()
+
+    def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        total = sum(spec.nbytes for spec in weight_specs())
+        for spec, array in tensors:
+            self._incoming[spec.name] = array.tobytes()
+            self._spend(spec.nbytes / total * self._config.weights_gb * self._config.push_s_per_gb)
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        for key, sample in self._samples.items():
+            done = self._batch.done(key)
+            if done > (sample.past[-1][0] if sample.past else 0):
+                sample.past.append((done, self.version, self._table))
+        self._table = table_of(b"".join(self._incoming[spec.name] for spec in weight_specs()))
+        self.version = plan.version
+
+    def fingerprint(self) -> dict[str, int]:
+        return {spec.name: xxhash.xxh3_64_intdigest(part.data) for spec, part in tensors_of(self._table)}
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that the emulated engine holds."""
+        return int(self._config.weights_gb * _BYTES_PER_GB) if self._awake else 0
+
+    def sleep(self) -> None:
+        """Gives weights and cache back: what runs is prefilled again after the wake."""
+        self._awake = False
+        self._batch.forget_cache()
+        self._spend(self._config.sleep_s)
+
+    def wake(self) -> None:
+        self._awake = True
+        self._spend(self._config.wake_s)
+
+    def close(self) -> None:
+        pass
+
+    def _spend(self, seconds: float) -> None:
+        spend(seconds * self._config.time_scale, self._progress)
+
+
+def _prompt_tokens(request: SampleRequest) -> int:
+    told = request.prompt.fields.get("prompt_tokens")
+    return int(told) if told is not None else len((request.prompt.text or "").encode())
+
+
+@lru_cache(maxsize=2)
+def _noise(nbytes: int) -> np.ndarray:
+    """uint8[nbytes], read-only: a megabyte of random bytes again and again. One for all workers of a process."""
+    noise = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), nbytes)
+    noise.flags.writeable = False
+    return noise

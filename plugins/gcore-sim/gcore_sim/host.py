@@ -1,0 +1,99 @@
+"""Many emulated workers in one process: ``python -m gcore_sim.host``; started by the crowd's launcher only.
+
+Every worker is the core's own, with a service, a network and a socket to itself. Only the thread in which it would
+compute is missing: its backend spends time on the loop's clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from gcore_core.processes.messages import WorkerSpec
+from gcore_core.processes.rpc import RpcNetwork
+from gcore_core.processes.service import Network
+from gcore_core.processes.worker import Worker
+from gcore_sim.clock import LoopCompute
+
+log = logging.getLogger(__name__)
+
+
+class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host is told, through a file descriptor."""
+
+    name: str
+    workers: list[WorkerSpec]
+
+
+def is_emulated(spec: WorkerSpec) -> bool:
+    """Whether it is a replica or a rank that only spends time; others could hold up those that share its process.
+
+    Scorers are few, and each of them hears of every record, so they are better off alone.
+    """
+    return "backend" in spec.factories and spec.factories["backend"].factory.startswith("gcore_sim.")
+
+
+async def serve(spec: WorkerSpec, connect: Callable[[], Network]) -> None:
+    """Runs a worker as its own process would: until it ends, and anew when it gives itself up."""
+    # An engine's step ends with an answer; it must not be asked to go on before the time for that has passed.
+    spec = msgspec.structs.replace(spec, settings={**spec.settings, "batch_s": 0.0})
+    for _ in range(spec.restarts + 1):
+        if await _ended_by_itself(spec, connect()):
+            return
+        log.info("%s is started again", spec.name)
+
+
+async def _ended_by_itself(spec: WorkerSpec, network: Network) -> bool:
+    """False when the worker gave itself up. Raises what it raised."""
+    given_up = asyncio.Event()
+    running = asyncio.ensure_future(Worker(spec, network, LoopCompute(), lambda code: given_up.set()).run())
+    waiting = asyncio.ensure_future(given_up.wait())
+    try:
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            return False
+        running.result()
+        return True
+    finally:
+        running.cancel()
+        waiting.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+        await network.close()
+
+
+async def _main(spec: HostSpec, lifeline: int) -> None:
+    # Readable means ended: the launcher is gone, or has no more use for this host.
+    asyncio.get_running_loop().add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
+    await asyncio.gather(*(serve(worker, _network_of(worker)) for worker in spec.workers))
+
+
+def _network_of(spec: WorkerSpec) -> Callable[[], Network]:
+    return lambda: RpcNetwork({**spec.peers, spec.name: spec.address}, spec.secret)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="a host of emulated workers; started by the crowd's launcher only")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
+    parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with the launcher")
+    args = parser.parse_args()
+    with os.fdopen(args.fd, "rb") as file:
+        spec = msgspec.msgpack.decode(file.read(), type=HostSpec)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    code = 0
+    try:
+        asyncio.run(_main(spec, args.lifeline))
+    except Exception:  # isolation point: the worker that failed has told the supervisor
+        log.exception("%s ends", spec.name)
+        code = 1
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

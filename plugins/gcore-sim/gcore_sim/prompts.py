@@ -1,0 +1,83 @@
+"""``sim/prompts``: rows that say how long their prompt is, and how answers to it are distributed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gcore_core.order import row_of
+from gcore_core.records import Prompt
+from gcore_sim.config import KINDS, PromptsConfig, Skew
+
+_PROMPT_SIGMA = 0.5
+
+
+@dataclass(frozen=True)
+class AnswerLengths:
+    """Log-normal with this median, in tokens; what is longer than ``limit`` is truncated."""
+
+    median: float
+    sigma: float
+    limit: int
+
+    def draw(self, seed: int) -> int:
+        """At least one token; may be more than the limit."""
+        normal = np.random.Generator(np.random.Philox(key=seed)).standard_normal()
+        return max(1, math.ceil(self.median * math.exp(self.sigma * normal)))
+
+
+class SimPrompts:
+    """Fields of a row: prompt_tokens, answer_median, answer_sigma, answer_limit; tokens all but the sigma."""
+
+    def __init__(self, config: PromptsConfig) -> None:
+        self._config = config
+        self._longer = _rows_of_a_shard(config.rows, config.skew) if config.skew.shards else frozenset()
+
+    def __len__(self) -> int:
+        return self._config.rows
+
+    def __getitem__(self, row: int) -> Prompt:
+        config = self._config
+        if not 0 <= row < config.rows:
+            raise IndexError(f"row {row} of {config.rows}")
+        prompt, median, sigma, limit = KINDS[config.kind]
+        own, shared = np.random.Generator(np.random.Philox(key=[config.seed, row])).standard_normal(2).tolist()
+        tokens = prompt * math.exp(_PROMPT_SIGMA * own)
+        answer = median * math.exp(sigma * math.sqrt(config.correlation) * shared)
+        sigma *= math.sqrt(1 - config.correlation)
+        if config.prompt_tokens:
+            tokens = config.prompt_tokens[row % len(config.prompt_tokens)]
+        if config.answer_tokens:
+            answer, sigma = float(config.answer_tokens[row % len(config.answer_tokens)]), 0.0
+            limit = max(config.answer_tokens)
+        if row in self._longer:
+            tokens, answer = tokens * config.skew.factor, answer * config.skew.answer_factor
+        return Prompt(
+            row=row,
+            text=f"row {row}",
+            fields={
+                "prompt_tokens": max(1, round(tokens)),
+                "answer_median": answer,
+                "answer_sigma": sigma,
+                "answer_limit": limit,
+            },
+        )
+
+
+def answer_lengths(fields: Mapping[str, Any], default: AnswerLengths) -> AnswerLengths:
+    """What a row says; ``default`` for one that says nothing. The limit is the lower of both."""
+    if "answer_median" not in fields:
+        return default
+    limit = min(fields["answer_limit"], default.limit)
+    return AnswerLengths(fields["answer_median"], fields["answer_sigma"], limit)
+
+
+@lru_cache(maxsize=8)
+def _rows_of_a_shard(rows: int, skew: Skew) -> frozenset[int]:
+    """The rows whose ordinals in the first pass belong to the shard."""
+    return frozenset(row_of(ordinal, rows, skew.seed)[1] for ordinal in range(skew.shard, rows, skew.shards))

@@ -1,0 +1,111 @@
+"""The emulated trainer: opens the real records and spends what their lengths say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gcore_core.errors import NonFiniteLoss
+from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.records import TensorSpec
+from gcore_core.testing.safetensors_files import write_safetensors
+from gcore_sim.clock import spend
+from gcore_sim.config import TrainerConfig
+from gcore_sim.policy import LETTERS, initial_table, table_of, tensors_of, weight_specs
+
+
+class SimTrainer:
+    """Plain REINFORCE on the table of letters, with the gradient written out. Ranks do not meet.
+
+    Of a record it keeps how often each letter was chosen, which is all that the gradient needs.
+    """
+
+    def __init__(self, config: TrainerConfig, context: WorkerContext) -> None:
+        self.version = 0
+        self._config, self._progress = config, context.progress
+        self._table = initial_table()
+        self._counts = np.zeros((0, len(LETTERS)))  # float64[R, 27]: trained actions of each record
+        self._minibatch = np.zeros(0, np.int64)
+        self._seconds = np.zeros(0)  # of one epoch over each record
+        self._gaps = np.zeros(0)  # float64[R]: largest difference to the log-probs of the rollout
+
+    def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
+        columns = [record.columns for record in records]
+        lengths = [held["prompt_ids"].size + held["action_ids"].size for held in columns]
+        self._seconds = np.array([self._config.record_seconds(length) for length in lengths], np.float64)
+        self._minibatch = np.array([record.minibatch for record in records], np.int64)
+        counts = [np.bincount(held["action_ids"][held["action_mask"] != 0], minlength=len(LETTERS)) for held in columns]
+        self._counts = np.array(counts, np.float64).reshape(len(records), len(LETTERS))
+        logp = self._table.logp
+        gaps = [np.abs(logp[held["action_ids"]] - held["logp"]).max(initial=0.0) for held in columns]
+        self._gaps = np.array(gaps, np.float64)
+        self._spend(self._config.prepare_share * float(self._seconds.sum()))
+        return [dict.fromkeys(scalars, 0.0) for _ in records]
+
+    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        if not np.isfinite(advantages).all():
+            raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
+        logp = self._table.logp.astype(np.float64)
+        losses, norms = [], []
+        for _ in range(epochs):
+            for minibatch in range(minibatches):
+                loss, gradient = self._loss(advantages, np.flatnonzero(self._minibatch == minibatch))
+                losses.append(loss)
+                norms.append(float(np.linalg.norm(gradient)))
+                changed = (self._table.logits + self._config.learning_rate * gradient).astype(np.float32)
+                self._table = table_of(changed.tobytes())
+        self.version = step + 1
+        config = self._config
+        seconds = epochs * (float(self._seconds.sum()) + minibatches * config.update_s)
+        self._spend(seconds)
+        return {
+            "loss": float(np.mean(losses)),
+            "grad_norm": float(np.mean(norms)),
+            "learning_rate": config.learning_rate,
+            "entropy": float(-(np.exp(logp) * logp).sum()),
+            "kl": 0.0,
+            "clip_share": 0.0,
+            "logprob_gap_max": float(self._gaps.max(initial=0.0)),
+            "logprob_gap_mean": float(self._gaps.mean()) if self._gaps.size else 0.0,
+            "busy_s": seconds * config.time_scale,
+        }
+
+    def _loss(self, advantages: np.ndarray, chosen: np.ndarray) -> tuple[float, np.ndarray]:
+        """Sum over trained actions of -advantage * logp, over their number; and the gradient that lowers it."""
+        logp = self._table.logp.astype(np.float64)
+        size = self._config.micro_batch or max(len(chosen), 1)
+        loss, gradient = 0.0, np.zeros(len(LETTERS))
+        for start in range(0, len(chosen), size):
+            part = chosen[start : start + size]
+            weighted = advantages[part] @ self._counts[part]
+            loss -= float(weighted @ logp)
+            gradient += weighted - weighted.sum() * np.exp(logp)
+        actions = max(float(self._counts[chosen].sum()), 1.0)
+        return loss / actions, gradient / actions
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return weight_specs()
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        yield from tensors_of(self._table)
+
+    def save(self, directory: Path) -> None:
+        np.save(directory / "logits.npy", self._table.logits, allow_pickle=False)
+        (directory / "version.json").write_text(json.dumps(self.version))
+
+    def load(self, directory: Path) -> None:
+        self._table = table_of(np.load(directory / "logits.npy", allow_pickle=False).tobytes())
+        self.version = int(json.loads((directory / "version.json").read_text()))
+
+    def save_pretrained(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_safetensors(directory / "model.safetensors", tensors_of(self._table))
+
+    def close(self) -> None:
+        pass
+
+    def _spend(self, seconds: float) -> None:
+        spend(seconds * self._config.time_scale, self._progress)

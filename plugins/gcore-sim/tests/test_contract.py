@@ -1,0 +1,7 @@
+"""The plugin and everything it provides hold their public contracts."""
+
+from __future__ import annotations
+
+from gcore_core.testing.conformance import contracts_of
+
+globals().update(contracts_of("sim"))
