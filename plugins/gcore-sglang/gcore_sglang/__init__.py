@@ -1,0 +1,56 @@
+"""The plugin named ``sglang``: samples from a policy with SGLang's server, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gcore_core import hookimpl
+from gcore_core.providers import EnvironmentProvider, GeneratorProvider
+from gcore_sglang.config import SglangGeneratorConfig
+
+#: What the engine's environment must have; how to get it depends on the machine, so ``gcore_check`` tells it.
+ENGINE = "sglang>=0.5.23,<0.6"
+
+
+@hookimpl
+def gcore_generators() -> Iterable[GeneratorProvider]:
+    yield GeneratorProvider(
+        summary="SGLang: radix cache, a server of its own, weight pushes into the running engine",
+        factory="gcore_sglang.engine:SglangGenerator",
+        config=SglangGeneratorConfig,
+        capabilities=frozenset({"abort", "weights.push"}),
+    )
+
+
+@hookimpl
+def gcore_environments() -> Iterable[EnvironmentProvider]:
+    yield EnvironmentProvider(
+        name="cpu",
+        summary="SGLang for machines without CUDA",
+        engine="sglang",
+        requirements="gcore_sglang:cpu.txt",
+        no_deps=True,  # SGLang asks for a torch and for kernels that are built for CUDA
+    )
+    yield EnvironmentProvider(name="cuda", summary="SGLang for CUDA", engine="sglang", extras=("engine",))
+
+
+@hookimpl
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """The interpreter of every role that uses this plugin must have ``ENGINE``."""
+    from gcore_core.errors import ConfigError
+    from gcore_core.interpreters import open_environment
+
+    for name, role in plan["roles"].items():
+        if role["use"].partition("/")[0] != "sglang":
+            continue
+        try:
+            environment = open_environment(role["python"], where=f"roles.{name}.python")
+        except ConfigError:
+            continue  # the core tells it
+        for need, have in environment.unmet([ENGINE]):
+            yield (
+                f"roles.{name}.python: {environment.python} has {f'sglang {have}' if have else 'no SGLang'}, but this "
+                f"needs {need}; make an environment that has it: g-core env create sglang, and name it: "
+                "python: env:sglang."
+            )

@@ -1,0 +1,68 @@
+"""The role's ``engine:`` mapping: passed on to SGLang's ServerArgs as it is, after its names were checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from gcore_core.errors import ConfigError, did_you_mean
+
+#: Exit code of the child for arguments that SGLang does not have; the file in the private directory lists those it has.
+EXIT_REFUSED = 3
+KNOWN = "known_arguments.json"
+
+#: argument of SGLang -> where this plugin takes it from instead
+_SETTINGS = {
+    "context_length": "config.context_length",
+    "dtype": "config.dtype",
+    "max_running_requests": "config.max_batch",
+    "max_total_tokens": "config.kv_cache_tokens",
+    "model_path": "model.path",
+    "random_seed": "run.seed",
+    "tokenizer_path": "model.path",
+    "trust_remote_code": "config.trust_remote_code",
+}
+#: argument of SGLang -> why it cannot be chosen
+_FIXED = (
+    {
+        "host": "the server listens to its own worker only",
+        "incremental_streaming_output": "this plugin reads whole answers",
+        "load_format": "weights are read from safetensors, which cannot run code",
+        "sampling_defaults": "a record's log-probs are those of the settings under `config`",
+        "skip_tokenizer_init": "this plugin encodes and decodes by itself",
+        "weight_version": "it counts the weight pushes",
+    }
+    | dict.fromkeys(("api_key", "admin_api_key"), "the key is drawn anew at each start")
+    | dict.fromkeys(
+        ("attn_dp_size", "dp_size", "ep_size", "nnodes", "pp_size", "tp_size"),
+        "a worker runs SGLang on one device; `slots` gives more workers",
+    )
+    | dict.fromkeys(
+        ("encoder_only", "grpc_mode", "smg_grpc_mode", "tokenizer_worker_num", "use_ray"),
+        "this plugin speaks to SGLang's own HTTP server",
+    )
+)
+
+
+def check_set_here(engine: Mapping[str, Any], role: str) -> None:
+    """Raises ConfigError for a name that is set elsewhere or fixed."""
+    for name in engine:
+        where = f"roles.{role}.engine.{name}"
+        if name in _SETTINGS:
+            place = _SETTINGS[name]
+            key = place if place.startswith("run.") else f"roles.{role}.{place}"
+            raise ConfigError("this is not set here.", where=where, todo=f"Set {key}.", argument=name)
+        if name in _FIXED:
+            raise ConfigError("this cannot be chosen.", where=where, why=_FIXED[name], argument=name)
+
+
+def check_known(engine: Mapping[str, Any], known: Collection[str], role: str) -> None:
+    """Raises ConfigError for a name that is not among ``known``, SGLang's own."""
+    for name in engine:
+        if name not in known:
+            raise ConfigError(
+                f"SGLang has no server argument {name!r}{did_you_mean(name, sorted(known))}.",
+                where=f"roles.{role}.engine.{name}",
+                todo="They are the fields of sglang.srt.server_args.ServerArgs.",
+                argument=name,
+            )

@@ -1,0 +1,88 @@
+"""SGLang's server in a process of its own: ``python -m gcore_sglang.child``, started by ``gcore_sglang.server``.
+
+Standard input brings one line, the spec as JSON (so that the key stands neither among the arguments nor in the
+environment, which others may read), and then stays open. When it ends the worker is gone, and this process ends with
+all that it has started: it leads a process group of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gcore_sglang.arguments import EXIT_REFUSED, KNOWN
+
+#: Start of the names of what SGLang leaves in shared memory when it is killed.
+_LEFT_BEHIND = "/dev/shm/sglang_loads_"
+#: Python's process that removes the semaphores of those that are gone, and then ends by itself.
+_TRACKER = "multiprocessing.resource_tracker"
+_ON_CPU: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_overlap_schedule": True,
+    "max_total_tokens": 16_384,
+}
+
+# SGLang's own processes import this module again before anything else, so what is done here holds for them too.
+if not torch.cuda.is_available():
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    from gcore_sglang.cpu import stand_in
+
+    stand_in()
+
+
+def main() -> None:
+    spec = json.loads(sys.stdin.buffer.readline())
+    private = Path(spec["private"])
+    threading.Thread(target=_end_with_the_worker, args=(private,), daemon=True).start()
+
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    known = set(ServerArgs.__struct_fields__)
+    if not set(spec["arguments"]) <= known:
+        (private / KNOWN).write_text(json.dumps(sorted(known)), encoding="utf-8")
+        sys.exit(EXIT_REFUSED)
+    defaults = {} if torch.cuda.is_available() else _ON_CPU
+    run_server(ServerArgs(**{**defaults, **spec["arguments"]}))
+
+
+def _end_with_the_worker(private: Path) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    try:
+        _end_processes()
+        shutil.rmtree(private, ignore_errors=True)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)  # SGLang's processes end with this one, if they have not yet
+
+
+def _end_processes() -> None:
+    """Ends what this process has started, and removes what that leaves in shared memory."""
+    import psutil
+
+    processes = psutil.Process().children(recursive=True)
+    files: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            files.update(found.path for found in process.memory_maps())
+            if _TRACKER not in " ".join(process.cmdline()):
+                process.kill()
+    for file in filter(lambda path: path.startswith(_LEFT_BEHIND), files):
+        Path(file).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Stand-ins for two packages that SGLang imports and that exist as builds for CUDA only.
+
+SGLang has a mode for CPUs whose kernels come from a build of ``sgl_kernel`` that no package index has. Without those
+kernels it does the mathematics in torch, but imports their names all the same: ``sgl_kernel`` here has every name, and
+calling one says that it is missing. ``torchvision`` is imported for models that read images; its builds beside a torch
+without CUDA fail when they are imported, so on such machines it must not be installed.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+
+class _StandIn(ModuleType):
+    """A module in which every name is found; what is found raises when it is called."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self.__path__: list[str] = []  # a package: its modules may be imported too
+        self.__version__ = "0"
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def missing(*_: Any, **__: Any) -> NoReturn:
+            raise NotImplementedError(f"{self.__name__}.{name} is not there on a machine without CUDA")
+
+        return missing
+
+
+class _InterpolationMode(enum.Enum):
+    NEAREST = "nearest"
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+
+
+def stand_in() -> None:
+    """Puts the stand-ins where imports find them; to be called before SGLang is imported, in each of its processes."""
+    from transformers.utils import is_torchvision_available
+
+    is_torchvision_available()  # transformers remembers that it is not there, and leaves the stand-in alone
+    names = ["sgl_kernel"]
+    if not is_torchvision_available():
+        names += ["torchvision", "torchvision.io", "torchvision.transforms", "torchvision.transforms.functional"]
+    for name in names:
+        parent, _, own = name.rpartition(".")
+        module = sys.modules[name] = _StandIn(name)
+        if parent:
+            setattr(sys.modules[parent], own, module)
+    if "torchvision.transforms" in names:
+        sys.modules["torchvision.transforms"].InterpolationMode = _InterpolationMode  # type: ignore[attr-defined]

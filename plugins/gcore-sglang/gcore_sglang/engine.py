@@ -1,0 +1,318 @@
+"""The provider ``sglang`` of kind generator: SGLang's server, spoken to over HTTP.
+
+Every sample is a request of its own; samples of one prompt share it in the radix cache.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gcore_language.inbox import WeightInbox
+from gcore_language.model_files import ModelFiles, open_model_files
+from gcore_language.prompts import decode, encode_requests, end_tokens, load_tokenizer
+
+from gcore_core.errors import WorkerError
+from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
+from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_sglang.arguments import check_set_here
+from gcore_sglang.buckets import bucket_directory
+from gcore_sglang.client import Client, Event, Refused, Unreachable
+from gcore_sglang.config import SglangGeneratorConfig
+from gcore_sglang.server import Server
+
+log = logging.getLogger(__name__)
+
+_SEED_MASK = 2**63 - 1
+#: How long a step waits for something to happen, and how long before any sample has an action.
+_STEP_S, _FIRST_S = 0.01, 2.0
+_ABORT_S, _ABORT_AGAIN_S = 60.0, 0.1
+#: How long SGLang's process may take to be seen ended after a connection broke.
+_GRACE_S = 5.0
+#: Tokens of the context that SGLang keeps for itself, with room to spare, and those that its first sample needs.
+_KEPT_TOKENS, _FIRST_TOKENS = 8, 64
+#: Actions between two messages about a sample: its first is told, and its end.
+_STREAM_INTERVAL = 2**30
+
+
+@dataclass(slots=True)
+class _Running:
+    request: SampleRequest
+    prompt: np.ndarray  # int32[P]
+
+
+class SglangGenerator:
+    """See ``gcore_core.protocols.Generator`` and ``ReceivesWeights``."""
+
+    def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:
+        check_set_here(context.engine, context.role)
+        self._config, self._context = config, context
+        files = open_model_files(context)
+        self._tokenizer = load_tokenizer(
+            str(files.directory), files.embedded, threads=config.threads, trust_remote_code=config.trust_remote_code
+        )
+        self._ends = _end_tokens(files, self._tokenizer)
+        self._inbox = WeightInbox(context.role, files.shapes)
+        self._running: dict[str, _Running] = {}
+        self._begun: set[str] = set()  # those running that have an action
+        self._ended: list[Finished] = []  # to be given by the next step
+        self._count = 0
+        length = _context_length(config, files)
+        self._server = Server(
+            _arguments(config, context, files, length),
+            context,
+            threads=config.threads,
+            connections=2 * config.max_batch,
+        )
+        try:
+            self._client: Client = self._server.start(config.start_timeout_s)
+            told = json.loads(self._client.call("GET", "/server_info"))
+        except BaseException:
+            self._server.close()
+            raise
+        self._context_length = min(length or told["max_req_input_len"], told["max_req_input_len"])
+
+    @property
+    def version(self) -> int:
+        """Of the weights that SGLang holds."""
+        return self._inbox.version
+
+    # -- sampling -----------------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """See ``Generator.submit``."""
+        encoded = encode_requests(self._tokenizer, requests)
+        bodies = {}
+        for request in requests:
+            prompt = encoded[request.ordinal]
+            room = self._context_length - len(prompt)
+            if len(prompt) == 0 or room <= 0:
+                reason = "prompt_too_long" if len(prompt) else "prompt_empty"
+                self._ended.append(self._failed(request, reason))
+                continue
+            rid = f"{self._count:012}"  # SGLang aborts all whose id begins with the one that is named
+            self._count += 1
+            self._running[rid] = _Running(request, prompt)
+            bodies[rid] = {
+                "input_ids": prompt.tolist(),
+                "sampling_params": self._parameters(request, room),
+                "return_logprob": True,
+            }
+        if bodies:
+            self._client.sample(bodies)
+
+    def _parameters(self, request: SampleRequest, room: int) -> dict[str, Any]:
+        config = self._config
+        return {
+            "temperature": 0.0 if request.greedy else config.temperature,
+            "top_p": config.top_p,
+            "top_k": config.top_k or -1,
+            "sampling_seed": request.seed & _SEED_MASK,
+            "max_new_tokens": min(config.max_new_tokens, room),
+            "stop": config.stop or None,
+            "stop_token_ids": self._ends,
+            "stream_interval": _STREAM_INTERVAL,
+        }
+
+    def step(self) -> list[Finished]:
+        """See ``Generator.step``: waits a moment for samples that end."""
+        self._inbox.check_idle()
+        finished, self._ended = self._ended, []
+        if self._running:
+            wait_s = 0.0 if finished else _STEP_S if self._begun else _FIRST_S
+            events = self._client.wait(wait_s)
+            if not events:
+                self._server.check()
+            finished += self._finish(self._ends_of(events))
+        return finished
+
+    def _ends_of(self, events: Sequence[Event]) -> list[tuple[_Running, Event]]:
+        """The samples that ended. Raises WorkerDied, WorkerError when SGLang is gone."""
+        ended = []
+        for event in events:
+            if event.lost:
+                self._server.check(_GRACE_S)
+                raise WorkerError("SGLang broke off an answer.", where=f"roles.{self._context.role}", why=event.error)
+            if not event.ended:
+                self._begun.add(event.rid)
+                continue
+            self._begun.discard(event.rid)
+            ended.append((self._running.pop(event.rid), event))
+        return ended
+
+    def _finish(self, ended: Sequence[tuple[_Running, Event]], *, aborted: bool = False) -> list[Finished]:
+        texts = decode(self._tokenizer, [event.answer.get("output_ids", []) for _, event in ended])
+        found = []
+        for (running, event), text in zip(ended, texts, strict=True):
+            if aborted:
+                status, reason = ABORTED, ""
+            elif event.error:
+                log.warning("SGLang refuses a sample: %s", event.error)
+                status, reason = FAILED, "engine_refused"
+            else:
+                status, reason = _status(event.answer["meta_info"]["finish_reason"])
+            found.append(
+                self._failed(running.request, reason)
+                if status == FAILED
+                else self._record(running, event.answer, text, status, reason)
+            )
+        return found
+
+    def _failed(self, request: SampleRequest, reason: str) -> Finished:
+        return Finished(request=request, status=FAILED, versions=(self.version, self.version), reason=reason)
+
+    def _record(self, running: _Running, answer: Mapping[str, Any], text: str, status: str, reason: str) -> Finished:
+        spans = [span for span in answer.get("meta_info", {}).get("weight_versions", []) if span["end"] > span["start"]]
+        first, last = (int(spans[i]["version"]) if spans else self.version for i in (0, -1))
+        columns = self._columns(running, answer, text)
+        return Finished(request=running.request, status=status, versions=(first, last), columns=columns, reason=reason)
+
+    def _columns(self, running: _Running, answer: Mapping[str, Any], text: str) -> Columns:
+        ids = answer.get("output_ids", [])
+        told = answer.get("meta_info", {}).get("output_token_logprobs", [])[: len(ids)]
+        if [token for _, token, _ in told] != ids:
+            raise WorkerError(
+                "SGLang gave log-probs of other tokens than it sampled.", where=f"roles.{self._context.role}"
+            )
+        greedy = running.request.greedy or self._config.temperature == 0
+        return {
+            "prompt_ids": running.prompt,
+            "action_ids": np.array(ids, np.int32),
+            # of the logarithm of a softmax, which may round to more than 1
+            "logp": np.minimum(np.array([logp for logp, _, _ in told], np.float32), 0),
+            "action_mask": np.ones(len(ids), np.uint8),
+            "temperature": np.array(1.0 if greedy else self._config.temperature, np.float32),
+            "text": np.frombuffer(text.encode(), np.uint8),
+        }
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key is ignored."""
+        wanted = set(keys)
+        rids = {rid for rid, r in self._running.items() if (r.request.ordinal, r.request.sample) in wanted}
+        if not rids:
+            return []
+        self._client.withdraw(sorted(rids))
+        aborted: list[Finished] = []
+        until_s = time.monotonic() + _ABORT_S
+        while left := rids & self._running.keys():
+            if time.monotonic() > until_s:
+                raise WorkerError(
+                    f"SGLang did not abort {len(left)} samples in {_ABORT_S:.0f} s.",
+                    where=f"roles.{self._context.role}",
+                )
+            for rid in left:  # again, because SGLang ignores what has not reached it yet
+                self._call("/abort_request", {"rid": rid})
+            events = self._client.wait(_ABORT_AGAIN_S)
+            mine = [event for event in events if event.rid in rids]
+            others = [event for event in events if event.rid not in rids]
+            aborted += self._finish(self._ends_of(mine), aborted=True)
+            self._ended += self._finish(self._ends_of(others))
+        return aborted
+
+    def close(self) -> None:
+        self._running.clear()
+        self._client.close()
+        self._server.close()
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        """See ``ReceivesWeights.begin_weights``; the tensors are those of the model directory, dtypes may differ.
+
+        Samples that run go back to SGLang's queue and lose their cached keys and values.
+        """
+        self._inbox.begin(plan)
+        self._call("/pause_generation", {"mode": "retract"})
+
+    def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        """See ``ReceivesWeights.load_weights``: a file in shared memory, which SGLang reads."""
+        given = self._inbox.take(tensors)
+        if not given:
+            return
+        with bucket_directory(self._server.private, given) as directory:
+            body = {"model_path": str(directory), "load_format": "safetensors", "flush_cache": False}
+            try:
+                self._call("/update_weights_from_disk", body, timeout_s=self._config.push_timeout_s)
+            except Refused as error:
+                raise self._inbox.mismatch(
+                    f"SGLang does not take tensor {given[0][0].name} or one of the {len(given) - 1} after it.",
+                    why=str(error),
+                    tensor=given[0][0].name,
+                ) from error
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        """See ``ReceivesWeights.commit_weights``. Samples that run are read again under the new weights."""
+        self._inbox.complete()
+        self._forget_cache()
+        # SGLang would abort all samples for a new version if it was not told otherwise.
+        self._call("/update_weight_version", {"new_version": str(plan.version), "abort_all_requests": False})
+        self._inbox.commit(plan.version)
+        self._call("/continue_generation", {})
+
+    def _forget_cache(self) -> None:
+        """Drops all keys and values of the old weights."""
+        try:
+            self._call("/flush_cache")
+        except Refused as error:
+            raise self._inbox.mismatch(
+                "SGLang kept keys and values of the old weights.", why=str(error), todo="Push all tensors again."
+            ) from error
+
+    def _call(self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0) -> str:
+        try:
+            return self._client.call("POST", path, body, timeout_s=timeout_s)
+        except Unreachable as error:
+            self._server.check(_GRACE_S)
+            raise WorkerError("SGLang does not answer.", where=f"roles.{self._context.role}", why=str(error)) from error
+
+
+def _status(reason: Mapping[str, Any]) -> tuple[str, str]:
+    """SGLang's finish reason as a record's status and reason."""
+    kind = reason["type"]
+    if kind == "stop":
+        return FINISHED, "stop" if isinstance(reason.get("matched"), str) else ""
+    if kind == "length":
+        return TRUNCATED, "length"
+    return FAILED, f"engine_{kind}"
+
+
+def _end_tokens(files: ModelFiles, tokenizer: Any) -> list[int]:
+    file = files.directory / "generation_config.json"
+    generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return end_tokens((generation.get("eos_token_id"), files.config.get("eos_token_id"), tokenizer.eos_token_id))
+
+
+def _context_length(config: SglangGeneratorConfig, files: ModelFiles) -> int | None:
+    """Of the settings and the model, the smaller; None where neither says it."""
+    told = (config.context_length, files.config.get("max_position_embeddings"))
+    return min((length for length in told if length), default=None)
+
+
+def _arguments(
+    config: SglangGeneratorConfig, context: WorkerContext, files: ModelFiles, length: int | None
+) -> dict[str, Any]:
+    """What SGLang's ServerArgs get; the role's ``engine:`` comes last."""
+    found: dict[str, Any] = {
+        "model_path": str(files.directory),
+        "load_format": "safetensors",
+        "skip_tokenizer_init": not config.stop,  # stop strings are found by SGLang
+        "trust_remote_code": config.trust_remote_code,
+        "dtype": config.dtype,
+        "max_running_requests": config.max_batch,
+        "sampling_defaults": "openai",  # not what generation_config.json says
+        "weight_version": "0",
+        "log_level": "warning",
+        "sleep_on_idle": True,  # else a server without work keeps a core busy
+        # Replicas of a role must not draw the same samples: without deterministic inference SGLang has one generator.
+        "random_seed": (context.seed + 1_000_003 * context.rank) % 2**31,
+    }
+    if length is not None:
+        found["context_length"] = max(length + _KEPT_TOKENS, _FIRST_TOKENS)
+    if config.kv_cache_tokens is not None:
+        found["max_total_tokens"] = config.kv_cache_tokens
+    return found | dict(context.engine)

@@ -1,0 +1,248 @@
+"""Starts SGLang's server as a child, watches it, ends it.
+
+SGLang ends its parent's whole process tree when one of its processes fails, so it gets a session of its own, and ends
+with its worker in whatever way that ends (see ``gcore_sglang.child``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gcore_core.errors import AddressError, ConfigError, DataError, DeadlineExceeded, WorkerDied
+from gcore_core.protocols import WorkerContext
+from gcore_sglang.arguments import EXIT_REFUSED, KNOWN, check_known
+from gcore_sglang.client import Client, Refused, Unreachable
+
+HOST = "127.0.0.1"
+_TRIES = 3
+_POLL_S = 0.25
+_END_S = 10.0
+_TAIL_BYTES = 20_000
+_PORT_TAKEN = "address already in use"
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Server:
+    """A running server. ``private``: a directory of this user alone, in shared memory where there is one.
+
+    arguments: of SGLang's ServerArgs, without those that this class sets; a ``port`` among them is taken as it is.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], context: WorkerContext, *, threads: int, connections: int) -> None:
+        self.private = _private_directory()
+        self.log = _log_file(context)
+        self._context = context
+        self._arguments = dict(arguments)
+        self._environment = _environment(context, self.private, threads)
+        self._connections = connections
+        self._process: subprocess.Popen[bytes] | None = None
+        self._held: socket.socket | None = None
+
+    def start(self, timeout_s: float) -> Client:
+        """Returns when the server has drawn its first sample. Raises ConfigError, DataError, AddressError and others.
+
+        A port that is taken in the meantime is replaced by another one, if it was not asked for by number.
+        """
+        until_s = time.monotonic() + timeout_s
+        tries = 1 if "port" in self._arguments else _TRIES
+        while True:
+            tries -= 1
+            key = secrets.token_urlsafe(32)
+            port = self._launch(key)
+            client = Client(f"http://{HOST}:{port}", key, connections=self._connections)
+            try:
+                self._wait_until_up(client, port, until_s)
+                return client
+            except BaseException as error:
+                client.close()
+                if not isinstance(error, AddressError) or not tries:
+                    raise
+                self._end()
+
+    def check(self, grace_s: float = 0.0) -> None:
+        """Raises WorkerDied when SGLang has ended; waits for that at most ``grace_s``."""
+        if self._process is None:
+            return
+        try:
+            code = self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            return
+        raise WorkerDied(
+            f"SGLang ended with exit code {code}.",
+            where=f"roles.{self._context.role}",
+            why=self._last_words(),
+            todo=f"Its log: {self.log}",
+        )
+
+    def close(self) -> None:
+        """Ends SGLang and all processes that it has started, and removes its files."""
+        self._end()
+        shutil.rmtree(self.private, ignore_errors=True)
+
+    def _launch(self, key: str) -> int:
+        """Starts the child; returns the port that it is going to listen to."""
+        self._held = _hold_port(self._arguments.get("port"), self._context.role)
+        port: int = self._held.getsockname()[1]
+        arguments = {**self._arguments, "host": HOST, "port": port, "api_key": key}
+        self.private.mkdir(mode=0o700, exist_ok=True)
+        with open(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gcore_sglang.child"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                start_new_session=True,
+            )
+        self._tell({"private": str(self.private), "arguments": arguments})
+        return port
+
+    def _tell(self, spec: Mapping[str, Any]) -> None:
+        """Writes the spec to the child's standard input, which stays open."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended: told by whoever waits for it
+                self._process.stdin.write(json.dumps(spec).encode() + b"\n")
+                self._process.stdin.flush()
+
+    def _wait_until_up(self, client: Client, port: int, until_s: float) -> None:
+        while not client.is_healthy():
+            code = None if self._process is None else self._process.poll()
+            if code is not None:
+                raise self._why_it_ended(code, port)
+            if _PORT_TAKEN in self._tail():
+                raise self._port_taken(port)  # SGLang goes on trying to reach itself
+            if time.monotonic() > until_s:
+                raise DeadlineExceeded(
+                    "SGLang did not come up in time.",
+                    where=f"roles.{self._context.role}",
+                    why=self._last_words(),
+                    todo=f"Raise roles.{self._context.role}.config.start_timeout_s. Its log: {self.log}",
+                )
+            self._context.progress()
+            time.sleep(_POLL_S)
+        try:
+            client.call("GET", "/model_info")  # with the key: is it ours?
+        except (Refused, Unreachable) as error:
+            raise AddressError(
+                f"another server answers on port {port}.", where=f"roles.{self._context.role}", why=str(error)
+            ) from error
+
+    def _why_it_ended(self, code: int, port: int) -> Exception:
+        role = self._context.role
+        if code == EXIT_REFUSED:
+            known = json.loads((self.private / KNOWN).read_text(encoding="utf-8"))
+            check_known(self._context.engine, known, role)
+        if _PORT_TAKEN in self._tail():
+            return self._port_taken(port)
+        return DataError(
+            "SGLang does not start with this model.",
+            where=str(self._arguments["model_path"]),
+            why=self._last_words() or f"It ended with exit code {code}.",
+            todo=f"The log has the whole story: {self.log}",
+        )
+
+    def _port_taken(self, port: int) -> AddressError:
+        return AddressError(f"port {port} is taken.", where=f"roles.{self._context.role}.engine.port")
+
+    def _end(self) -> None:
+        if self._held is not None:
+            self._held.close()
+        process, self._process = self._process, None
+        if process is None or process.stdin is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()  # it ends by that
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        if not self._is_gone(process.pid):  # what is left of it: SGLang ended by itself, or hangs
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _is_gone(self, group: int) -> bool:
+        """Waits a while for the last process of a group to end."""
+        until_s = time.monotonic() + _END_S
+        while time.monotonic() < until_s:
+            try:
+                os.killpg(group, 0)
+            except ProcessLookupError:
+                return True
+            time.sleep(0.01)
+        return False
+
+    def _tail(self) -> str:
+        with open(self.log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+
+    def _last_words(self) -> str:
+        """The last error in the log, or its last lines."""
+        lines = [line.strip()[:300] for line in self._tail().splitlines() if line.strip()]
+        errors = [line for line in lines if re.match(r"(\[.*\] )?([\w.]+\.)?\w*(Error|Exception)\b", line)]
+        return errors[-1] if errors else "\n".join(lines[-2:])
+
+
+def _private_directory() -> Path:
+    shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="gcore-sglang-", dir=shared))
+
+
+def _log_file(context: WorkerContext) -> Path:
+    directory = Path(context.directory)
+    logs = directory / "logs"
+    return (logs if logs.is_dir() else directory) / f"{context.role}-{context.rank}-sglang.log"
+
+
+def _environment(context: WorkerContext, private: Path, threads: int) -> dict[str, str]:
+    found = {
+        **os.environ,
+        "TMPDIR": str(private),  # SGLang's sockets lie there: nobody else may open them
+        # Its processes meet through a file; the default is a store that listens on every network interface.
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{private}/rendezvous",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        # SGLang keeps some tokens of the context for itself: it is told a longer one, prompts are checked here.
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs after the temperature
+        "TQDM_DISABLE": "1",
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST])),
+        "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), HOST])),
+    }
+    if threads:
+        found["OMP_NUM_THREADS"] = str(threads)
+    if context.devices:
+        visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        index = context.devices[0]
+        found["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index)
+    return found
+
+
+def _hold_port(wanted: int | None, role: str) -> socket.socket:
+    """A port of this machine, bound so that nobody else is given it, but not listened to, so that SGLang can."""
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((HOST, wanted or 0))
+    except (OSError, OverflowError) as error:
+        held.close()
+        raise ConfigError(
+            f"port {wanted} cannot be taken.",
+            where=f"roles.{role}.engine.port",
+            why=str(error),
+            todo="Leave it out: a free one is found at each start.",
+        ) from error
+    return held

@@ -1,0 +1,58 @@
+"""Servers are started once for all tests of a file: each takes half a minute to come up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gcore_core.protocols import WorkerContext
+
+if TYPE_CHECKING:
+    from gcore_sglang.engine import SglangGenerator
+
+#: Settings that go with each sample, so that a server need not be started anew for them.
+_OF_A_SAMPLE = ("max_new_tokens", "temperature", "top_p", "top_k")
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two models that differ in their weights only."""
+    from gcore_language.tiny import save_model
+
+    found = {}
+    for seed, name in enumerate(("llama", "llama-other")):
+        found[name] = tmp_path_factory.mktemp(name)
+        save_model(found[name], "llama", seed=seed)
+    return found
+
+
+@pytest.fixture(scope="module")
+def opened(
+    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., SglangGenerator]]:
+    """Makes a generator with these settings, on a server that it may share with the tests before."""
+    from gcore_sglang.config import SglangGeneratorConfig
+    from gcore_sglang.engine import SglangGenerator
+
+    made: dict[str, SglangGenerator] = {}
+
+    def make(**settings: Any) -> SglangGenerator:
+        of_a_sample = {name: settings.pop(name) for name in _OF_A_SAMPLE if name in settings}
+        key = repr(sorted(settings.items()))
+        if key not in made:
+            config = SglangGeneratorConfig(max_batch=64, **settings)
+            directory = str(tmp_path_factory.mktemp("logs"))
+            context = WorkerContext(role="rollout", model={"path": str(directories["llama"])}, directory=directory)
+            made[key] = SglangGenerator(config, context)
+        generator = made[key]
+        fresh = SglangGeneratorConfig(**{"max_new_tokens": 12, "max_batch": 64, **settings, **of_a_sample})
+        generator._config = dataclasses.replace(fresh)
+        return generator
+
+    yield make
+    for generator in made.values():
+        generator.close()

@@ -1,0 +1,169 @@
+"""The HTTP client, against servers that fail in the ways a network does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from aiohttp import web
+from gcore_sglang.client import Client, Event, Refused, Unreachable
+
+KEY = "secret"
+Handler = Callable[[web.Request], Any]
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[[Handler], Client]]:
+    """Serves one handler under every path; gives a client of it, with two connections for samples."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runners, clients = [], []
+
+    async def start(handler: Handler) -> int:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port: int = runner.addresses[0][1]
+        return port
+
+    def serve(handler: Handler) -> Client:
+        port = asyncio.run_coroutine_threadsafe(start(handler), loop).result()
+        clients.append(Client(f"http://127.0.0.1:{port}", KEY, connections=2))
+        return clients[-1]
+
+    yield serve
+    for client in clients:
+        client.close()
+    for runner in runners:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def events(client: Client, count: int) -> list[Event]:
+    found: list[Event] = []
+    while len(found) < count:
+        new = client.wait(10)
+        assert new, "nothing came for 10 s"
+        found += new
+    return found
+
+
+def answer(rid: str, ids: list[int], *, ended: bool) -> bytes:
+    reason = {"type": "length"} if ended else None
+    told = {"output_ids": ids, "meta_info": {"id": rid, "finish_reason": reason}}
+    return b"data: " + json.dumps(told).encode() + b"\n\n"
+
+
+def test_an_answer_comes_in_parts_and_ends_once(serving: Any) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        body = await request.json()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(answer(body["rid"], [5], ended=False))
+        await response.write(answer(body["rid"], list(range(100_000)), ended=True) + b"data: [DONE]\n\n")
+        return response
+
+    client = serving(handler)
+    client.sample({name: {"input_ids": [1]} for name in "abcde"})
+    found = events(client, 10)
+    assert sorted((e.rid, e.ended) for e in found) == sorted((rid, ended) for rid in "abcde" for ended in (False, True))
+    assert {len(e.answer["output_ids"]) for e in found if e.ended} == {100_000}
+    assert not any(e.lost or e.error for e in found)
+
+
+def test_what_was_not_sent_can_be_withdrawn(serving: Any) -> None:
+    release = threading.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(answer(body["rid"], [5], ended=False))
+        await asyncio.to_thread(release.wait)
+        await response.write(answer(body["rid"], [5, 6], ended=True))
+        return response
+
+    client = serving(handler)
+    client.sample({name: {} for name in "abcd"})
+    events(client, 2)  # two have connections and begin, two wait
+    client.withdraw(["b", "c", "d", "unknown"])
+    withdrawn = events(client, 2)
+    assert [(e.rid, dict(e.answer), e.ended, e.lost) for e in withdrawn] == [
+        ("c", {}, True, False),
+        ("d", {}, True, False),
+    ]
+    release.set()
+    assert sorted((e.rid, e.ended) for e in events(client, 2)) == [("a", True), ("b", True)]
+
+
+def test_a_connection_that_breaks_is_told_as_lost(serving: Any) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(answer(body["rid"], [5], ended=False))
+        if body["rid"] == "cut":
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    client = serving(handler)
+    for rid in ("cut", "without an end"):
+        client.sample({rid: {}})
+        *_, last = events(client, 2)
+        assert (last.rid, last.lost, last.ended) == (rid, True, True)
+
+
+def test_a_refusal_says_what_the_server_said(serving: Any) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=400, text="too long")
+
+    client = serving(handler)
+    client.sample({"a": {}})
+    (event,) = events(client, 1)
+    assert (event.error, event.lost) == ("too long", False)
+    with pytest.raises(Refused, match="/flush_cache gives 400: too long"):
+        client.call("POST", "/flush_cache")
+    assert not client.is_healthy()
+
+
+def test_a_server_that_is_not_there_is_told(serving: Any) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # nobody listens
+        client = Client(f"http://127.0.0.1:{held.getsockname()[1]}", KEY, connections=1)
+        assert not client.is_healthy()
+        with pytest.raises(Unreachable, match="/model_info"):
+            client.call("GET", "/model_info")
+        client.sample({"a": {}})
+        (event,) = events(client, 1)
+        assert event.lost
+        client.close()
+
+
+def test_a_server_that_does_not_answer_is_told(serving: Any) -> None:
+    release = threading.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        await asyncio.to_thread(release.wait)
+        return web.Response()
+
+    client = serving(handler)
+    with pytest.raises(Unreachable, match="/flush_cache"):
+        client.call("POST", "/flush_cache", timeout_s=0.2)
+    release.set()

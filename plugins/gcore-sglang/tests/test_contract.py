@@ -1,0 +1,50 @@
+"""The public contracts hold: what ``g-core conformance sglang`` runs, and beside it a trainer on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gcore_sglang import conformance
+
+from gcore_core.testing import PluginContract, TrainerWithGeneratorContract
+from gcore_core.testing.contracts.weights import push, read_model
+
+
+class TestPlugin(PluginContract):
+    provider = "sglang"
+
+
+@pytest.mark.engine
+class TestLlamaGenerator(conformance.TestLlamaGenerator):
+    pass
+
+
+@pytest.mark.engine
+class TestQwen2Generator(conformance.TestQwen2Generator):
+    pass
+
+
+@pytest.mark.engine
+class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
+    """On a model with tied embeddings, whose tensor two layers of SGLang share; all tests with one server."""
+
+    provider = "torch"
+    # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+    config = {"learning_rate": 1e-3, "eps": 1e-2}
+    family = "qwen2"
+    model = conformance.OnTinyModel.model
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, model: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+        directory = str(tmp_path_factory.mktemp("logs"))
+        yield from conformance.started(conformance.TestQwen2Generator.config, model, directory)
+
+    @pytest.fixture
+    def generator(self, engine: Any, model: dict[str, Any]) -> Iterator[Any]:
+        """As it was when it started."""
+        engine._inbox.version = 0
+        push(engine, read_model(model), 0)
+        yield engine

@@ -1,0 +1,320 @@
+"""The real engine against transformers' forward pass, in float32. All tests of this file share two servers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gcore_core.errors import WeightMismatch
+from gcore_core.protocols import Finished, SampleRequest
+from gcore_core.records import Prompt, TensorSpec, WeightPlan
+from gcore_core.testing.contracts.weights import load, push
+from gcore_core.testing.safetensors_files import Tensors, read_safetensors
+
+pytestmark = pytest.mark.engine
+
+END = 2
+LONG = "1+" * 35 + "1="
+PROMPTS = ("1+2=", "7", "12+34=", LONG)
+
+
+def requests_of(prompts: Sequence[str] = PROMPTS, samples: int = 6, greedy: bool = False) -> list[SampleRequest]:
+    return [
+        SampleRequest(ordinal=i, sample=j, seed=2**63 + 1000 * i + j, prompt=Prompt(row=i, text=text), greedy=greedy)
+        for i, text in enumerate(prompts)
+        for j in range(samples)
+    ]
+
+
+def drain(generator: Any, count: int) -> list[Finished]:
+    found: list[Finished] = []
+    for _ in range(10_000):
+        if len(found) == count:
+            return found
+        found += generator.step()
+    raise AssertionError(f"{count - len(found)} samples did not end")
+
+
+def run(generator: Any, requests: list[SampleRequest]) -> list[Finished]:
+    generator.submit(requests)
+    return drain(generator, len(requests))
+
+
+def tensors_of(directory: Path) -> Tensors:
+    return read_safetensors(directory / "model.safetensors")
+
+
+def gaps(records: Sequence[Finished], directory: Path, actions: slice = slice(None)) -> np.ndarray:
+    """|log-prob of the record - of transformers' forward pass|, for all (or some) actions of the records."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    found = []
+    for record in records:
+        columns = record.columns
+        prompt, ids = (torch.from_numpy(columns[key].astype(np.int64)) for key in ("prompt_ids", "action_ids"))
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
+        logp = (logits / float(columns["temperature"])).log_softmax(-1).gather(1, ids[:, None])[:, 0].numpy()
+        found.append(np.abs(logp - columns["logp"])[actions])
+    return np.concatenate(found)
+
+
+def assert_agree(found: np.ndarray) -> None:
+    """The band of float32: 99% under 1e-4, all under 5e-4. Measured on a CPU: 1e-6."""
+    assert found.size
+    assert np.quantile(found, 0.99) < 1e-4
+    assert found.max() < 5e-4
+
+
+def test_the_engine_is_the_real_library(opened: Any) -> None:
+    version = importlib.metadata.version("sglang")
+    assert version.startswith("0.5.")
+    files = {Path(str(file.locate())).resolve() for file in importlib.metadata.files("sglang") or []}
+    found = importlib.util.find_spec("sglang")
+    assert found is not None and found.origin is not None
+    assert Path(found.origin).resolve() in files
+    assert json.loads(opened()._client.call("GET", "/server_info"))["version"] == version
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.6}, {"temperature": 1.5, "top_p": 0.7, "top_k": 8}, {"temperature": 0.0}]
+)
+def test_logp_is_that_of_the_full_softmax_at_the_temperature(
+    settings: dict[str, Any], opened: Any, directories: dict[str, Path]
+) -> None:
+    records = run(opened(**settings), requests_of())
+    assert {float(r.columns["temperature"]) for r in records} == {np.float32(settings.get("temperature", 1.0) or 1.0)}
+    assert_agree(gaps(records, directories["llama"]))
+
+
+def test_greedy_samples_beside_others_have_log_probs_at_temperature_1(
+    opened: Any, directories: dict[str, Path]
+) -> None:
+    generator = opened(temperature=0.7)
+    generator.submit(requests_of(samples=2, greedy=True))
+    generator.submit([*requests_of(("3+4=", "9"))])
+    records = drain(generator, 20)
+    greedy = [record for record in records if record.request.greedy]
+    assert {float(record.columns["temperature"]) for record in greedy} == {1.0}
+    assert_agree(gaps(records, directories["llama"]))
+
+
+def test_an_end_token_is_an_action_and_finishes(opened: Any) -> None:
+    records = run(opened(), requests_of(samples=12))
+    ended = [r for r in records if r.status == "finished"]
+    cut = [r for r in records if r.status == "truncated"]
+    assert ended and cut  # else the test shows nothing
+    for record in ended:
+        assert record.reason == ""
+        assert record.columns["action_ids"][-1] == END
+        assert END not in record.columns["action_ids"][:-1]
+    for record in cut:
+        assert record.reason == "length"
+        assert record.columns["action_ids"].size == 12
+        assert END not in record.columns["action_ids"]
+
+
+def test_a_stop_string_ends_a_sample_and_stays_in_its_text(opened: Any, directories: dict[str, Path]) -> None:
+    records = run(opened(stop=["12", "+"], context_length=24), requests_of(PROMPTS[:3], samples=12))
+    texts = [r.columns["text"].tobytes().decode() for r in records]
+    assert {r.reason for r in records} >= {"stop", ""}
+    for record, text in zip(records, texts, strict=True):
+        assert (record.reason == "stop") == text.endswith(("12", "+"))
+        assert "+" not in text[:-1]
+    assert_agree(gaps(records, directories["llama"]))
+
+
+def test_a_prompt_that_fills_the_context_fails_alone(opened: Any) -> None:
+    generator = opened(stop=["12", "+"], context_length=24)
+    prompts = ("1" * 23, "1" * 20, "1" * 22, "1" * 5000)  # and one token before each
+    records = sorted(run(generator, requests_of(prompts, 1)), key=lambda record: record.request.ordinal)
+    full, short, tight, far = records
+    for failed in (full, far):
+        assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", "prompt_too_long", {})
+    assert short.columns["action_ids"].size <= 3
+    assert tight.columns["action_ids"].size == 1
+
+
+def test_samples_of_a_prompt_share_it_in_the_cache(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = opened()
+    prompt = "9" + LONG
+    run(generator, requests_of((prompt,), 1))
+    seen, wait = [], generator._client.wait
+
+    def spy(timeout_s: float) -> Any:
+        events = wait(timeout_s)
+        seen.extend(event.answer["meta_info"]["cached_tokens"] for event in events if event.ended)
+        return events
+
+    monkeypatch.setattr(generator._client, "wait", spy)
+    run(generator, requests_of((prompt,), 3))
+    assert seen == [len(prompt)] * 3  # all but the last of its tokens, one of which comes before the text
+
+
+def test_what_sglang_refuses_fails_alone(opened: Any) -> None:
+    generator = opened()
+    requests = requests_of(("1+2=", "7"), 1)
+    parameters = generator._parameters
+    bad = {"temperature": -1.0}
+    generator._parameters = lambda request, room: parameters(request, room) | (bad if request.ordinal else {})
+    try:
+        records = sorted(run(generator, requests), key=lambda record: record.request.ordinal)
+    finally:
+        del generator._parameters
+    assert [(record.status, record.reason) for record in records][1] == ("failed", "engine_refused")
+    assert records[0].status in ("finished", "truncated")
+
+
+def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened(max_new_tokens=20)
+    requests = requests_of((LONG,), 80)  # more than run at once
+    generator.submit(requests)
+    ended = [*generator.step(), *generator.step()]
+    keys = {(0, sample) for sample in range(80)} - {(0, r.request.sample) for r in ended}
+    aborted = generator.abort([*sorted(keys), (99, 0)])
+    assert {(r.request.ordinal, r.request.sample) for r in aborted} == keys
+    assert {r.status for r in aborted} == {"aborted"}
+    sizes = {r.columns["action_ids"].size for r in aborted}
+    assert 0 in sizes and max(sizes) > 0
+    assert_agree(gaps([r for r in aborted if r.columns["action_ids"].size], directories["llama"]))
+    assert generator.step() == []
+    assert generator.abort(sorted(keys)) == []
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_after_each_push_log_probs_are_those_of_the_new_weights(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened()
+    for source in ("llama-other", "llama", "llama-other", "llama"):
+        push(generator, tensors_of(directories[source]), generator.version + 1)
+        records = run(generator, requests_of())
+        assert {record.versions for record in records} == {(generator.version, generator.version)}
+        assert_agree(gaps(records, directories[source]))
+    assert not (generator._server.private / "bucket").exists()
+
+
+def test_without_the_flush_in_a_push_log_probs_would_be_those_of_mixed_weights(
+    opened: Any, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = opened()
+    requests = requests_of((LONG,))
+    run(generator, requests)  # fills the cache
+    with monkeypatch.context() as patched:
+        patched.setattr(type(generator), "_forget_cache", lambda self: None)
+        push(generator, tensors_of(directories["llama-other"]), generator.version + 1)
+        assert gaps(run(generator, requests), directories["llama-other"]).max() > 0.1
+    push(generator, tensors_of(directories["llama-other"]), generator.version + 1)
+    assert_agree(gaps(run(generator, requests), directories["llama-other"]))
+    push(generator, tensors_of(directories["llama"]), generator.version + 1)
+
+
+def test_a_cache_that_sglang_does_not_flush_stops_the_run(opened: Any, directories: dict[str, Path]) -> None:
+    """It refuses while samples run: here they were let go on in the middle of the push."""
+    generator = opened(max_new_tokens=20)
+    version, tensors = generator.version, tensors_of(directories["llama"])
+    plan = WeightPlan(version + 1, [spec for spec, _ in tensors])
+    requests = requests_of((LONG,), 60)
+    generator.begin_weights(plan)
+    load(generator, tensors)
+    generator.submit(requests)
+    generator._call("/continue_generation", {})
+    for event in generator._client.wait(5):  # one has begun
+        generator._client._events.put(event)
+    with pytest.raises(WeightMismatch, match=r"(?s)SGLang kept keys and values of the old weights.*Push all tensors"):
+        generator.commit_weights(plan)
+    assert generator.version == version
+    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
+        generator.step()
+    push(generator, tensors, version + 1)
+    generator.abort([(0, sample) for sample in range(60)])
+    assert generator.step() == []
+
+
+def test_samples_running_during_a_push_go_on_under_the_new_weights(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened(max_new_tokens=64)
+    requests = requests_of(PROMPTS[:3], 12)
+    old = generator.version
+    generator.submit(requests)
+    before = generator.step()  # something has begun
+    push(generator, tensors_of(directories["llama-other"]), old + 1)
+    after = drain(generator, len(requests) - len(before))
+    both = [record for record in after if record.versions == (old, old + 1)]
+    assert both, "no sample ran through the push"
+    assert {record.versions for record in after} <= {(old, old), (old, old + 1), (old + 1, old + 1)}
+    assert_agree(gaps(both, directories["llama"], slice(0, 1)))
+    assert_agree(gaps(both, directories["llama-other"], slice(-1, None)))
+    push(generator, tensors_of(directories["llama"]), old + 2)
+
+
+def test_a_push_that_broke_off_can_be_made_again(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened()
+    new, version = tensors_of(directories["llama-other"]), generator.version + 1
+    plan = WeightPlan(version, [spec for spec, _ in new])
+    generator.begin_weights(plan)
+    load(generator, new[: len(new) // 2])
+    with pytest.raises(WeightMismatch, match=f"tensor {min(spec.name for spec, _ in new[len(new) // 2 :])} has not co"):
+        generator.commit_weights(plan)
+    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
+        generator.step()
+    assert generator.version == version - 1
+    push(generator, new, version)
+    assert_agree(gaps(run(generator, requests_of()), directories["llama-other"]))
+    push(generator, tensors_of(directories["llama"]), version + 1)
+
+
+def test_a_push_of_another_model_is_refused_by_name(opened: Any, directories: dict[str, Path]) -> None:
+    generator = opened()
+    tensors = tensors_of(directories["llama"])
+    specs, version = [spec for spec, _ in tensors], generator.version + 5
+    first = specs[0]
+    wide = TensorSpec(first.name, first.dtype, (7, *first.shape[1:]), first.nbytes)
+    with pytest.raises(WeightMismatch, match=f"lacks tensor {first.name}"):
+        generator.begin_weights(WeightPlan(version, specs[1:]))
+    with pytest.raises(WeightMismatch, match=r"another\.scale, which the model does not have"):
+        generator.begin_weights(WeightPlan(version, [*specs, TensorSpec("another.scale", "F32", (1,), 4)]))
+    with pytest.raises(WeightMismatch, match=rf"{first.name} has shape \(7, .*\) in the plan and"):
+        generator.begin_weights(WeightPlan(version, [wide, *specs[1:]]))
+    with pytest.raises(WeightMismatch, match="tensors came before their plan"):
+        generator.load_weights(tensors)
+    generator.begin_weights(WeightPlan(version, specs))
+    with pytest.raises(WeightMismatch, match=f"tensor {first.name} is not as planned"):
+        generator.load_weights([(first, tensors[0][1][:-4])])
+    push(generator, tensors, version)
+    with pytest.raises(WeightMismatch, match=f"version {version - 1} is older than {version}"):
+        generator.begin_weights(WeightPlan(version - 1, specs))
+    assert_agree(gaps(run(generator, requests_of()), directories["llama"]))
+
+
+# -- who may speak to it ----------------------------------------------------------------------------------------------
+
+
+def test_nobody_else_may_drive_the_server(opened: Any) -> None:
+    import aiohttp
+    from gcore_sglang.client import Client, Refused
+
+    server, ours = opened()._server, opened()._client
+    assert server.private.stat().st_mode & 0o777 == 0o700
+    assert server.log.stat().st_mode & 0o777 == 0o600
+    key = ours._headers[aiohttp.hdrs.AUTHORIZATION].split()[-1]
+    assert len(key) >= 32
+    process = Path("/proc") / str(server._process.pid)
+    for told in ("cmdline", "environ"):
+        assert key.encode() not in (process / told).read_bytes()
+    assert key not in server.log.read_text()
+    stranger = Client(ours._url, "guessed", connections=1)
+    try:
+        for path in ("/generate", "/update_weights_from_disk", "/pause_generation", "/server_info"):
+            with pytest.raises(Refused, match=f"{path} gives 401"):
+                stranger.call("GET" if path == "/server_info" else "POST", path, {})
+    finally:
+        stranger.close()

@@ -1,0 +1,105 @@
+"""What needs no engine: settings, names of server arguments, files of a push, the check before a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gcore_sglang
+import numpy as np
+import pytest
+from gcore_sglang.arguments import check_known, check_set_here
+from gcore_sglang.buckets import bucket_directory
+from gcore_sglang.config import SglangGeneratorConfig
+
+from gcore_core.errors import ConfigError, WorkerError
+from gcore_core.records import TensorSpec
+from gcore_core.testing.safetensors_files import Tensors, read_safetensors
+
+KNOWN = ["attention_backend", "chunked_prefill_size", "mem_fraction_static", "port"]
+TENSORS: Tensors = [
+    (TensorSpec("a.weight", "F32", (2, 3), 24), np.arange(24, dtype=np.uint8)),
+    (TensorSpec("b.bias", "BF16", (5,), 10), np.arange(10, dtype=np.uint8)),
+]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"kv_cache_tokens": 0}, "kv_cache_tokens: must be positive, is 0"),
+        ({"start_timeout_s": 0.0}, r"start_timeout_s: must be positive, is 0\.0"),
+        ({"push_timeout_s": -1.0}, r"push_timeout_s: must be positive, is -1\.0"),
+        ({"top_p": 2.0}, r"top_p: must be in 0\.\.1"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SglangGeneratorConfig(**setting)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dtype", r"(?s)engine\.dtype: this is not set here.*Set roles\.rollout\.config\.dtype"),
+        ("model_path", r"Set roles\.rollout\.model\.path"),
+        ("random_seed", r"Set run\.seed"),
+        ("tp_size", r"(?s)this cannot be chosen.*on one device"),
+        ("api_key", r"(?s)this cannot be chosen.*drawn anew"),
+        ("host", r"(?s)this cannot be chosen.*its own worker only"),
+    ],
+)
+def test_an_engine_argument_that_cannot_be_set_is_refused(name: str, message: str) -> None:
+    check_set_here({"port": 1, "mem_fraction_static": 0.5}, "rollout")
+    with pytest.raises(ConfigError, match=message):
+        check_set_here({"port": 1, name: 1}, "rollout")
+
+
+def test_an_engine_argument_that_sglang_does_not_have_is_refused() -> None:
+    check_known({"port": 1}, KNOWN, "rollout")
+    with pytest.raises(ConfigError, match=r"engine\.mem_fraction: SGLang has no server argument.*did you mean 'mem_fr"):
+        check_known({"port": 1, "mem_fraction": 0.5}, KNOWN, "rollout")
+
+
+def test_a_bucket_is_a_file_for_this_user_that_is_gone_afterwards(tmp_path: Path) -> None:
+    with bucket_directory(tmp_path, TENSORS) as directory:
+        assert directory.stat().st_mode & 0o777 == 0o700
+        (file,) = directory.iterdir()
+        found = read_safetensors(file)
+        assert [spec for spec, _ in found] == [spec for spec, _ in TENSORS]
+        for (_, one), (_, other) in zip(found, TENSORS, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bucket_is_gone_when_it_was_not_taken(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no"), bucket_directory(tmp_path, TENSORS):
+        raise RuntimeError("no")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bucket_without_room_says_how_large_it_is(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"(?s)a bucket of 34 bytes cannot be written.*shared memory"):
+        with bucket_directory(tmp_path / "missing", TENSORS):
+            pass
+
+
+def environment(root: Path, distribution: str, version: str) -> str:
+    """An interpreter, by its files, that has one distribution."""
+    (root / "bin").mkdir(parents=True)
+    python = root / "bin" / "python"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    info = root / "lib" / "python3.11" / "site-packages" / f"{distribution}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    return str(python)
+
+
+def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path) -> None:
+    versions = {"right": ("sglang", "0.5.23"), "old": ("sglang", "0.4.9"), "none": ("numpy", "2.0")}
+    pythons = {name: environment(tmp_path / name, *versions[name]) for name in versions}
+    roles = {name: {"use": "sglang", "python": python} for name, python in pythons.items()}
+    roles["policy"] = {"use": "torch", "python": pythons["none"]}
+    old, none = gcore_sglang.gcore_check({"roles": roles})
+    assert old.startswith(f"roles.old.python: {pythons['old']} has sglang 0.4.9, but this needs sglang>=0.5.23,<0.6;")
+    assert none.startswith(f"roles.none.python: {pythons['none']} has no SGLang, but this needs sglang")
