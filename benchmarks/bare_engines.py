@@ -15,6 +15,12 @@ from typing import Any
 
 Sample = Callable[[int], int]  # round -> tokens sampled
 
+if os.environ.get("BARE_ENGINE") == "sglang":  # SGLang's own processes import this module again before anything else
+    from gcore_sglang.cpu import stand_in
+
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    stand_in()
+
 
 def vllm(told: dict[str, Any]) -> Sample:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "TORCHDYNAMO_DISABLE": "1"}
@@ -80,7 +86,7 @@ def torch(told: dict[str, Any]) -> Sample:
 
 
 def sglang(told: dict[str, Any]) -> Sample:
-    """SGLang's Engine in this process; the stand-ins it needs on a CPU are on the path already."""
+    """SGLang's Engine in this process, with the stand-ins and settings that it needs on a CPU."""
     import sglang as engine
 
     made = engine.Engine(
@@ -88,8 +94,9 @@ def sglang(told: dict[str, Any]) -> Sample:
         device="cpu",
         dtype="float32",
         attention_backend="torch_native",
+        sampling_backend="pytorch",
         disable_overlap_schedule=True,
-        max_total_tokens=8192,
+        max_total_tokens=16_384,
         log_level="error",
     )
 

@@ -28,13 +28,13 @@ from report import Claim, add_options, publish
 
 from gcore_core.processes.jobs import worker_specs
 from gcore_core.processes.launchers import LocalLauncher
-from gcore_core.processes.messages import TRAIN, Failed, GenerateRequest, Hello, Nothing, SpawnRequest
-from gcore_core.processes.service import Call, Peer, Service
+from gcore_core.processes.messages import TRAIN, GenerateRequest, Hello, Nothing, SpawnRequest
+from gcore_core.processes.service import Call, Peer, RemoteFailure, Service
 from gcore_core.processes.supervisor import prepare
 from gcore_core.records import Header, Lease
 
-#: engine -> (prompts, actions of each, bar of ours over bare): SGLang makes some 60 tokens a second on a CPU
-SIZES = {"torch": (64, 64, 1.2), "vllm": (64, 64, 0.95), "sglang": (8, 16, None)}
+#: engine -> (prompts, actions of each, bar of ours over bare)
+SIZES = {"torch": (64, 64, 1.2), "vllm": (64, 64, 0.95), "sglang": (64, 64, 0.95)}
 CLAIMS = {
     "torch": "torch_tokens_per_second_over_transformers",
     "vllm": "vllm_tokens_per_second_over_bare",
@@ -76,9 +76,7 @@ class Bare:
     def __init__(self, engine: str, model: Path) -> None:
         count, actions, _ = SIZES[engine]
         python = sys.executable if engine == "torch" else interpreter(engine)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if engine == "sglang":
-            environment |= sglang_environment(python)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "BARE_ENGINE": engine}
         self._process = subprocess.Popen(
             [python, str(Path(__file__).with_name("bare_engines.py")), engine],
             stdin=subprocess.PIPE,
@@ -107,13 +105,6 @@ class Bare:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def sglang_environment(python: str) -> dict[str, str]:
-    """What gcore-sglang sets before it starts SGLang on a CPU."""
-    code = "import json; from gcore_sglang.server import child_environment; print(json.dumps(child_environment()))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 @asynccontextmanager
@@ -149,14 +140,14 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
         up.set()
         return Nothing()
 
-    async def failed(request: Failed, call: Call) -> Nothing:
-        failures.append(request.error)
+    async def failed(request: RemoteFailure, call: Call) -> Nothing:
+        failures.append(request)
         up.set()
         return Nothing()
 
     service = Service("supervisor")
     service.add("hello", Hello, hello)
-    service.add("failed", Failed, failed)
+    service.add("failed", RemoteFailure, failed)
     async with LocalLauncher().site(job.names(), service, job.directory / "logs") as site:
         spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
         await site.agent.call("spawn", SpawnRequest([spec]), Nothing)
@@ -203,7 +194,7 @@ async def measure(engine: str, rounds: int, model: Path, folder: Path) -> tuple[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the plugin and RPC add to a generator.")
-    parser.add_argument("--engines", nargs="+", choices=list(SIZES), default=["torch", "vllm"])
+    parser.add_argument("--engines", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=7)
     add_options(parser)
     args = parser.parse_args()
