@@ -239,14 +239,12 @@ def worker_spec(
         role=role,
         rank=0,
         ranks=1,
-        address=addresses[name],
         peers=addresses,
         factories={
             "backend": FactorySpec(f"weight_push:{backend}", "weight_push:ModelConfig", plain),
             "dataset/evaluation": dataset,
         },
         secret=secret,
-        run_id="weight_push",
         settings={
             "shards": 1,
             "rank": 0,

@@ -62,25 +62,13 @@ def gcore_datasets() -> Iterable[p.DatasetProvider]:
 
 @hookimpl
 def gcore_rewards() -> Iterable[p.RewardProvider]:
-    from gcore_core.data_config import FunctionRewardConfig, VerifierConfig
+    from gcore_core.data_config import FunctionRewardConfig
 
     yield p.RewardProvider(
         name="function",
         summary="a function in a Python file of yours",
         factory="gcore_core.rewards:FunctionScorer",
         config=FunctionRewardConfig,
-    )
-    yield p.RewardProvider(
-        name="exact-match",
-        summary="1 where the answer equals the row's, else 0",
-        factory="gcore_core.rewards:ExactMatch",
-        config=VerifierConfig,
-    )
-    yield p.RewardProvider(
-        name="numeric",
-        summary="1 where the answer is the same number as the row's, else 0",
-        factory="gcore_core.rewards:Numeric",
-        config=VerifierConfig,
     )
 
 

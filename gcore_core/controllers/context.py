@@ -12,7 +12,7 @@ from gcore_core.controllers.tracing import Trace
 from gcore_core.factories import FactorySpec, build
 from gcore_core.processes.agreements import Agreements
 from gcore_core.processes.insist import insist
-from gcore_core.processes.service import Network, Peer
+from gcore_core.processes.service import Network, Peer, Traffic
 from gcore_core.protocols import Advantage, Balancer, Filter
 
 
@@ -46,6 +46,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
 @dataclass(frozen=True, kw_only=True)
 class ControllerContext:
     facts: JobFacts
+    traffic: Traffic
     trace: Trace
     agree: Agreements
     supervisor: Peer
@@ -69,6 +70,7 @@ def make_context(
     supervisor = network.peer("supervisor")
     return ControllerContext(
         facts=facts,
+        traffic=network.traffic,
         trace=Trace(facts.trace, facts.shard),
         agree=Agreements(supervisor, facts.shard, facts.shards, insist),
         supervisor=supervisor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Sums
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import Nothing, StepEnd
+from gcore_core.processes.service import Traffic
 from gcore_core.records import TRUNCATED, Header, StepReport
 
 
@@ -27,6 +29,7 @@ class ShardReport(msgspec.Struct, array_like=True):
 class Reporting:
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
+        self._before = Traffic()
 
     def summary(
         self,
@@ -38,17 +41,20 @@ class Reporting:
         """This shard's sums over the records it trained on."""
         records = [header for group in groups for header in group]
         weights, n = self._context.facts.weights, float(len(records))
+        before, self._before = self._before, replace(self._context.traffic)
         sums: Sums = {
             "length": (float(sum(h.n_actions for h in records)), n),
             "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),
             "reward": (sum(weights[name] * v for h in records for name, v in h.rewards.items()), n),
+            "controller/bytes_per_record": (float(self._before.nbytes - before.nbytes), n),
         }
         for name in weights:
             values = [h.rewards[name] for h in records if name in h.rewards]
             sums[f"reward/{name}"] = sum(values), float(len(values))
         told = {f"groups/{name}": float(value) for name, value in counts.items()}
         told |= Counter(f"groups/{verdict}" for verdict, _ in verdicts.values())
-        return ShardReport(sums, told | {"actions": sums["length"][0]}, *_of(evaluated))
+        told |= {"actions": sums["length"][0], "controller/messages": float(self._before.messages - before.messages)}
+        return ShardReport(sums, told, *_of(evaluated))
 
     async def begin(self, version: int, evaluated: Evaluated | None) -> None:
         """The report of the state before the first step: an evaluation, if one was due."""

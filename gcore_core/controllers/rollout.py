@@ -17,9 +17,9 @@ from gcore_core.controllers.training import group_scalars
 from gcore_core.errors import DataError, DeadlineExceeded, TrainingError, WorkerDied
 from gcore_core.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
 from gcore_core.processes.insist import TRIES, backoff_s, insist
-from gcore_core.processes.messages import TRAIN, GenerateRequest, ScoreReply, ScoreRequest
+from gcore_core.processes.messages import TRAIN, GenerateRequest, ScoreRequest
 from gcore_core.processes.service import Peer
-from gcore_core.records import FAILED, OK, Header, Lease
+from gcore_core.records import FAILED, OK, Header, Lease, RecordScore
 
 GENERATE_DEADLINE_S = 600.0
 SCORE_DEADLINE_S = 600.0
@@ -118,8 +118,8 @@ class Rollout:
 
     async def _score(self, ledger: Ledger, purpose: str, headers: list[Header]) -> None:
         async def ask(peer: Peer) -> None:
-            reply = await insist(peer, "score", ScoreRequest(purpose, headers), ScoreReply, SCORE_DEADLINE_S)
-            for score in reply.scores:
+            request = ScoreRequest(purpose, headers)
+            for score in await insist(peer, "score", request, list[RecordScore], SCORE_DEADLINE_S):
                 ledger.scored(score, self._names)
 
         await _all(ask(peer) for peer, _ in self._context.scorers)
@@ -131,20 +131,17 @@ class Rollout:
         failures: list[list[Header]] = []
         complete = ledger.complete()
         for group in complete:
-            ordinal = group[0].ordinal
             if reason := self._unusable(group):
+                verdict = QUARANTINED
                 failures.append(group)
+            else:
+                keep, reason = self._context.filter.keep(group_scalars(group, self._context.facts.weights))
+                verdict = TRAINED if keep else FILTERED
+                kept += [group] if keep else []
+            if verdict != TRAINED:
                 counts[f"dropped/{reason}"] += 1
-                ledger.settle(ordinal, QUARANTINED, reason)
-                self._context.trace.settled(group, QUARANTINED, reason)
-                continue
-            keep, reason = self._context.filter.keep(group_scalars(group, self._context.facts.weights))
-            if not keep:
-                counts[f"dropped/{reason}"] += 1
-            verdict = TRAINED if keep else FILTERED
-            ledger.settle(ordinal, verdict, reason)
+            ledger.settle(group[0].ordinal, verdict, reason)
             self._context.trace.settled(group, verdict, reason)
-            kept += [group] if keep else []
         return _Settled(kept, failures, len(complete))
 
     def _unusable(self, group: list[Header]) -> str:

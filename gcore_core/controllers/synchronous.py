@@ -42,13 +42,12 @@ class SynchronousController:
         await self._publishing.publish(facts.start_step)
         await self._reporting.begin(facts.start_step, await self._evaluation.at(facts.start_step))
         for step in range(facts.start_step, facts.steps):
-            if await self.step(step):
-                break
+            await self.step(step)
         await self._publishing.save()
         self._context.trace.flush()
 
-    async def step(self, step: int) -> bool:
-        """One pass of the four stages and one push. True when the run is asked to stop."""
+    async def step(self, step: int) -> None:
+        """One pass of the four stages and one push."""
         watch = Stopwatch(self._context.trace, step)
         groups, counts = await self._rollout.groups(self._ledger, step)
         watch.lap("rollout")
@@ -56,16 +55,15 @@ class SynchronousController:
         scalars = await self._training.prepare(step, groups, plan)
         advantages = await self._training.advantages(groups, scalars)
         watch.lap("prepare")
-        trained = await self._training.train(step, advantages)
+        trained = await self._training.train(step, advantages, plan)
         watch.lap("train")
-        stop = await self._publishing.publish(step + 1)
+        await self._publishing.publish(step + 1)
         watch.lap("push")
         verdicts = self._ledger.commit()
         evaluated = await self._evaluation.at(step + 1)
         watch.lap("evaluation")
         mine = self._reporting.summary(groups, counts, verdicts, evaluated)
         await self._reporting.end(step + 1, mine, trained | watch.metrics(), self._ledger.state())
-        return stop
 
 
 class Stopwatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -14,13 +14,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.errors import ContractError, TrainingError, WeightMismatch
 from gcore_core.order import step_seed
 from gcore_core.processes.insist import T, insist
-from gcore_core.processes.messages import (
-    PrepareReply,
-    PrepareRequest,
-    TrainItem,
-    TrainReply,
-    TrainRequest,
-)
+from gcore_core.processes.messages import PrepareRequest, TrainItem, TrainReply, TrainRequest
 from gcore_core.processes.service import Peer
 from gcore_core.protocols import Balancer, GroupScalars, LearnsCosts, Work
 from gcore_core.records import Assignment, Facts, Header, Ref
@@ -44,7 +38,6 @@ class Training:
 
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
         self._context, self._config = context, config
-        self._ranks_of: Plan = {}
         self._drawn: Drawn | None = None  # the lead's
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
@@ -65,29 +58,23 @@ class Training:
             plan = self._drawn.plan
             parts = [msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part]) for part in by_shard]
         mine = msgspec.msgpack.decode(await agree.deal("plan", parts), type=list[Assignment])
-        self._ranks_of = {(a.ordinal, a.sample): a for a in mine}
-        return self._ranks_of
+        return {(a.ordinal, a.sample): a for a in mine}
 
     async def prepare(self, step: int, groups: list[list[Header]], plan: Plan) -> dict[Key, list[float]]:
         """Sends every rank the references of its records; gets back the scalars that the advantage requires."""
         names = sorted(self._context.advantage.requires)
-        ranks = self._context.ranks
-        items: list[list[TrainItem]] = [[] for _ in ranks]
+        items: list[list[TrainItem]] = [[] for _ in self._context.ranks]
         for header in (header for group in groups for header in group):
             place = plan[header.key]
             ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
             items[place.rank].append(TrainItem(*header.key, place.minibatch, ref, header.slot, header.media))
         shard = self._context.facts.shard
-        replies = await asyncio.gather(
-            *(
-                _ask(rank, "prepare", PrepareRequest(step, shard, part, names), PrepareReply)
-                for rank, part in zip(ranks, items, strict=True)
-            )
-        )
+        requests = [PrepareRequest(step, shard, part, names) for part in items]
+        replies = await self._ask("prepare", requests, list[list[float]])
         return {
             (item.ordinal, item.sample): row
-            for part, reply in zip(items, replies, strict=True)
-            for item, row in zip(part, reply.scalars, strict=True)
+            for part, rows in zip(items, replies, strict=True)
+            for item, row in zip(part, rows, strict=True)
         }
 
     async def advantages(self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]) -> dict[Key, float]:
@@ -106,27 +93,29 @@ class Training:
         }
 
     def _scalars(self, group: list[Header], names: list[str], scalars: Mapping[Key, list[float]]) -> GroupScalars:
-        weights = self._context.facts.weights
-        bare = group_scalars(group, weights)
+        bare = group_scalars(group, self._context.facts.weights)
         rows = np.array([scalars[header.key] for header in group], np.float64).reshape(len(group), len(names))
         return replace(bare, scalars={name: rows[:, i] for i, name in enumerate(names)})
 
-    async def train(self, step: int, advantages: Mapping[Key, float]) -> dict[str, float]:
+    async def train(self, step: int, advantages: Mapping[Key, float], plan: Plan) -> dict[str, float]:
         """All updates of the step, on all ranks; metrics as the ranks agreed on them."""
-        shard = self._context.facts.shard
+        shard, config = self._context.facts.shard, self._config
         parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
         for (ordinal, sample), value in advantages.items():
-            parts[self._ranks_of[ordinal, sample].rank].append((ordinal, sample, value))
-        config = self._config
-        replies = await asyncio.gather(
-            *(
-                _ask(rank, "train", TrainRequest(step, shard, part, config.minibatches, config.epochs), TrainReply)
-                for rank, part in zip(self._context.ranks, parts, strict=True)
-            )
-        )
+            parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
+        requests = [TrainRequest(step, shard, part, config.minibatches, config.epochs) for part in parts]
+        replies = await self._ask("train", requests, TrainReply)
         metrics = replies[0].metrics
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
         return metrics | self._balance_metrics(np.array([reply.busy_s for reply in replies], np.float64))
+
+    async def _ask(self, method: str, requests: Sequence[object], reply: type[T]) -> list[T]:
+        """One request for each data-parallel rank. All workers of a rank get the same and know the same answer."""
+
+        async def ask(rank: list[Peer], request: object) -> T:
+            return (await asyncio.gather(*(insist(peer, method, request, reply, TRAIN_DEADLINE_S) for peer in rank)))[0]
+
+        return await asyncio.gather(*map(ask, self._context.ranks, requests))
 
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
         """How even the ranks' work was meant to be and was; shows it to a balancer that learns. Only the lead can."""
@@ -142,11 +131,6 @@ class Training:
             r2 = balancer.observe(drawn.loads, busy_s)
             found |= {} if r2 is None else {"balance_r2": r2}
         return found
-
-
-async def _ask(rank: list[Peer], method: str, request: object, reply: type[T]) -> T:
-    """All workers of a data-parallel rank get the same request and know the same answer."""
-    return (await asyncio.gather(*(insist(peer, method, request, reply, TRAIN_DEADLINE_S) for peer in rank)))[0]
 
 
 def group_scalars(group: list[Header], weights: Mapping[str, float]) -> GroupScalars:

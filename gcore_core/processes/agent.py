@@ -5,7 +5,6 @@ It ends, with all its workers, when told to or when the pipe from its launcher e
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -31,7 +30,7 @@ from gcore_core.processes.messages import (
 )
 from gcore_core.processes.service import Call, Network, Service
 from gcore_core.processes.slabs import SlabService, StoreSpec
-from gcore_core.processes.spawning import spawn_process
+from gcore_core.processes.spawning import read_spec, spawn_process
 
 log = logging.getLogger(__name__)
 GRACE_S = 5.0
@@ -42,7 +41,6 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher tells an agent, through a file descriptor."""
 
     name: str
-    address: str
     addresses: dict[str, str]
     secret: bytes
     store: StoreSpec
@@ -76,9 +74,8 @@ class Agent:
 
     async def _start(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
         command = [spec.python or sys.executable, "-u", "-m", "gcore_core.processes.worker"]
-        environment = {**_environment(spec), **spec.environment}
         try:
-            process, self._lifelines[spec.name] = await spawn_process(command, spec, spec.log, environment)
+            process, self._lifelines[spec.name] = await spawn_process(command, spec, spec.log, _environment(spec))
         except OSError as error:
             raise WorkerError(
                 f"{command[0]} cannot be started: {error.strerror}.",
@@ -180,14 +177,9 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="a node agent; started by a launcher only")
-    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
-    parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with the launcher")
-    args = parser.parse_args()
-    with os.fdopen(args.fd, "rb") as file:
-        spec = msgspec.msgpack.decode(file.read(), type=AgentSpec)
+    spec, lifeline = read_spec("a node agent; started by a launcher only", AgentSpec)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
-    asyncio.run(_main(spec, args.lifeline))
+    asyncio.run(_main(spec, lifeline))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,7 @@ import numpy as np
 
 from gcore_core.errors import ContractError
 from gcore_core.processes.gathering import Gathering
-from gcore_core.processes.messages import (
-    CollectReply,
-    CollectRequest,
-    DealReply,
-    DealRequest,
-    SumReply,
-    SumRequest,
-)
+from gcore_core.processes.messages import CollectRequest, DealRequest, SumRequest
 from gcore_core.processes.service import Call, Peer, Service
 
 DEADLINE_S = 3600.0
@@ -44,30 +37,33 @@ class AgreementService:
         if request.epoch != self.epoch:
             raise ContractError(f"epoch {request.epoch} is over, this is {self.epoch}", where=f"shard {request.shard}")
 
-    async def sum(self, request: SumRequest, call: Call) -> SumReply:
+    async def sum(self, request: SumRequest, call: Call) -> list[float]:
         async def act(parts: list[list[float]]) -> list[float]:
             return [float(value) for value in np.sum(np.array(parts, np.float64), axis=0)]  # in shard order
 
         self._admit(request)
-        return SumReply(await self._gathering.join(("sum", request.key), request.shard, request.values, act))
+        total: list[float] = await self._gathering.join(("sum", request.key), request.shard, request.values, act)
+        return total
 
-    async def collect(self, request: CollectRequest, call: Call) -> CollectReply:
+    async def collect(self, request: CollectRequest, call: Call) -> list[bytes]:
+        """The payloads in shard order for the lead, none for the others."""
+
         async def act(parts: list[bytes]) -> list[bytes]:
             return parts
 
         self._admit(request)
         if len(request.payload) * self._shards > _PAYLOAD_LIMIT_BYTES:
             raise ContractError(f"{len(request.payload)} bytes are too many to agree on", where=request.key)
-        parts = await self._gathering.join(("collect", request.key), request.shard, request.payload, act)
-        return CollectReply(parts if request.shard == 0 else [])
+        parts: list[bytes] = await self._gathering.join(("collect", request.key), request.shard, request.payload, act)
+        return parts if request.shard == 0 else []
 
-    async def deal(self, request: DealRequest, call: Call) -> DealReply:
+    async def deal(self, request: DealRequest, call: Call) -> bytes:
         async def act(parts: list[list[bytes]]) -> list[bytes]:
             return parts[0]
 
         self._admit(request)
-        parts = await self._gathering.join(("deal", request.key), request.shard, request.parts, act)
-        return DealReply(parts[request.shard])
+        parts: list[bytes] = await self._gathering.join(("deal", request.key), request.shard, request.parts, act)
+        return parts[request.shard]
 
 
 class Agreements:
@@ -85,20 +81,17 @@ class Agreements:
         """float64[K] summed over shards, in shard order, so that all get the same bits."""
         flat = [float(value) for value in np.asarray(values, np.float64).ravel()]
         request = SumRequest(self._key(name), self.shard, self._epoch, flat)
-        reply = await self._insist(self._peer, "agree.sum", request, SumReply, DEADLINE_S)
-        return np.array(reply.values, np.float64)
+        return np.array(await self._insist(self._peer, "agree.sum", request, list[float], DEADLINE_S), np.float64)
 
     async def collect(self, name: str, payload: bytes) -> list[bytes]:
         """Every shard's payload for the lead, an empty list for the others."""
         request = CollectRequest(self._key(name), self.shard, self._epoch, payload)
-        reply = await self._insist(self._peer, "agree.collect", request, CollectReply, DEADLINE_S)
-        return list(reply.payloads)
+        return list(await self._insist(self._peer, "agree.collect", request, list[bytes], DEADLINE_S))
 
     async def deal(self, name: str, parts: list[bytes]) -> bytes:
         """The lead's part for this shard; only the lead gives ``parts``, one per shard."""
         request = DealRequest(self._key(name), self.shard, self._epoch, parts)
-        reply = await self._insist(self._peer, "agree.deal", request, DealReply, DEADLINE_S)
-        return bytes(reply.part)
+        return bytes(await self._insist(self._peer, "agree.deal", request, bytes, DEADLINE_S))
 
     async def barrier(self, name: str) -> None:
         await self.sum(name, np.zeros(0))

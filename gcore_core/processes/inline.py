@@ -56,9 +56,6 @@ class InlineView:
         self._network.services.pop(self._name, None)
 
 
-_LOST = object()
-
-
 class InlinePeer:
     def __init__(self, network: InlineNetwork, source: str, name: str, traffic: Traffic) -> None:
         self.name, self._traffic = name, traffic

@@ -19,14 +19,7 @@ from gcore_core.processes.agent import AgentSpec, process_usage
 from gcore_core.processes.compute import DirectCompute
 from gcore_core.processes.config import LocalConfig
 from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import (
-    Nothing,
-    SpawnRequest,
-    StopRequest,
-    UsageReply,
-    WorkerExit,
-    WorkerSpec,
-)
+from gcore_core.processes.messages import Nothing, SpawnRequest, StopRequest, UsageReply, WorkerExit, WorkerSpec
 from gcore_core.processes.service import Call, Network, Peer, Service
 from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.spawning import spawn_process
@@ -70,14 +63,7 @@ class LocalLauncher:
             secret = secrets.token_bytes(32)
             store = _store(self._config, directory, logs.parent)
             network = RpcNetwork(addresses, secret)
-            spec = AgentSpec(
-                name=AGENT,
-                address=addresses[AGENT],
-                addresses=addresses,
-                secret=secret,
-                store=store,
-                meeting=str(directory),
-            )
+            spec = AgentSpec(name=AGENT, addresses=addresses, secret=secret, store=store, meeting=str(directory))
             agent, lifeline = None, -1
             try:
                 await network.serve(supervisor.name, supervisor)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.factories import FactorySpec
-from gcore_core.records import Header, Lease, RecordScore, Ref, StepReport, TensorSpec
+from gcore_core.records import Header, Lease, Ref, StepReport, TensorSpec
 
 RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
 TRAIN, GREEDY, SAMPLED = "train", "greedy", "sampled"  # why records are drawn; the last two are evaluation
@@ -49,10 +49,6 @@ class ScoreRequest(Message):
     headers: list[Header]
 
 
-class ScoreReply(Message):
-    scores: list[RecordScore]
-
-
 # -- preparation and training -----------------------------------------------------------------------------------------
 
 
@@ -70,10 +66,6 @@ class PrepareRequest(Message):
     shard: int
     items: list[TrainItem]
     scalars: list[str]
-
-
-class PrepareReply(Message):
-    scalars: list[list[float]]  # one row per item, in the order of the names asked for
 
 
 class TrainRequest(Message):
@@ -155,10 +147,6 @@ class SumRequest(Message):
     values: list[float]
 
 
-class SumReply(Message):
-    values: list[float]
-
-
 class CollectRequest(Message):
     key: str
     shard: int
@@ -166,19 +154,11 @@ class CollectRequest(Message):
     payload: bytes
 
 
-class CollectReply(Message):
-    payloads: list[bytes]  # in shard order for the lead, empty for the others
-
-
 class DealRequest(Message):
     key: str
     shard: int
     epoch: int
     parts: list[bytes]  # one per shard from the lead, empty from the others
-
-
-class DealReply(Message):
-    part: bytes
 
 
 # -- supervision ------------------------------------------------------------------------------------------------------
@@ -196,23 +176,20 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a worker process is told; it comes through a file descriptor, never through argv or the environment.
 
     kind: "trainer", "generator", "scorer" or "controller". factories: name -> what to build ("backend", "objective",
-    "reward/exact", "dataset/train", ...). peers: name -> address of everybody this worker may talk to.
+    "reward/exact", "dataset/train", ...). peers: name -> address of everybody, this worker included.
     """
 
     kind: str
     role: str
     rank: int
     ranks: int
-    address: str
     peers: dict[str, str]
     factories: dict[str, FactorySpec]
     secret: bytes
-    run_id: str
     settings: dict[str, Any]
     versions: Versions  # the supervisor's, of everything that this worker builds
     python: str = ""
     log: str = ""
-    environment: dict[str, str] = {}
     restarts: int = 0  # how often the agent may start it again after it ended
 
     @property
@@ -226,13 +203,6 @@ class Hello(Message):
     versions: Versions
 
 
-class Failed(Message):
-    """A worker's own word about why it ends."""
-
-    name: str
-    error: dict[str, Any]
-
-
 class StepEnd(Message):
     report: StepReport
     ledger: dict[str, Any]
@@ -240,10 +210,6 @@ class StepEnd(Message):
 
 class Published(Message):
     version: int
-
-
-class PublishedReply(Message):
-    stop: bool  # the run was asked to end after this step
 
 
 class SpawnRequest(Message):

@@ -149,7 +149,6 @@ async def pull_weights(
     if missing := plan.tensors[len(digests) :]:
         raise WeightMismatch(f"the push ended without tensor {missing[0].name!r}", where=f"version {version}")
     await compute(receiver.commit_weights, plan)
-    verified = isinstance(receiver, Fingerprints)
     if isinstance(receiver, Fingerprints):
         held = await compute(receiver.fingerprint)
         if wrong := [name for name, digest in digests.items() if held.get(name) != digest]:
@@ -158,7 +157,7 @@ async def pull_weights(
                 where=f"version {version}",
                 why=f"{len(wrong)} of {len(digests)} tensors differ",
             )
-    return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), verified)
+    return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), isinstance(receiver, Fingerprints))
 
 
 def _load(receiver: ReceivesWeights, memory: np.ndarray, bucket: Bucket) -> None:

@@ -1,15 +1,21 @@
-"""Starts a process of the run: its spec comes through an unlinked file, its end with whoever started it by a pipe."""
+"""Starts a process of the run: its spec comes through an unlinked file, its end with whoever started it by a pipe.
+
+``spawn_process`` is for who starts one, ``read_spec`` for the process itself.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 
 async def spawn_process(
@@ -40,3 +46,13 @@ async def spawn_process(
         finally:
             os.close(reading)
     return process, lifeline
+
+
+def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
+    """(what this process was told, its end of the lifeline: readable when it is to end)."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
+    parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with who started this process")
+    args = parser.parse_args()
+    with os.fdopen(args.fd, "rb") as file:
+        return msgspec.msgpack.decode(file.read(), type=spec), args.lifeline

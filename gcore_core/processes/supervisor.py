@@ -28,20 +28,10 @@ from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.jobs import Job, place, worker_specs
 from gcore_core.processes.launchers import AGENT, Launcher, Site
-from gcore_core.processes.messages import (
-    Failed,
-    Hello,
-    Nothing,
-    Published,
-    PublishedReply,
-    SpawnRequest,
-    StepEnd,
-    UsageReply,
-    WorkerExit,
-)
+from gcore_core.processes.messages import Hello, Nothing, Published, SpawnRequest, StepEnd, UsageReply, WorkerExit
 from gcore_core.processes.service import Call, RemoteFailure, Service, from_wire
 from gcore_core.processes.store import StoreReader
-from gcore_core.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary
 from gcore_core.run.display import Display, open_display
@@ -72,12 +62,12 @@ class Supervisor:
         self._evaluated = build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
         self._started_s = time.monotonic()
         self._once = Gathering(1)  # a controller asks again when the answer was lost
-        self.usage = UsageReply({}, {})
+        self._cpu_s = 0.0  # of all processes, when the last step ended
 
     def _service(self) -> Service:
         service = Service("supervisor")
         service.add("hello", Hello, self.hello)
-        service.add("failed", Failed, self.failed)
+        service.add("failed", RemoteFailure, self.failed)
         service.add("step_end", StepEnd, self.step_end)
         service.add("published", Published, self.published)
         AgreementService(self._job.shards).register(service)
@@ -107,7 +97,7 @@ class Supervisor:
             self._metrics.close()
             try:
                 wall_s = time.monotonic() - self._started_s
-                summary.write(self._run, wall_s=wall_s, cpu_s=sum(self.usage.cpu_s.values()))
+                summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
             except GcoreError as unwritten:  # must not hide how the run ended
                 self._display.note(str(unwritten))
 
@@ -126,35 +116,36 @@ class Supervisor:
             await self._ready.wait()  # a controller begins when everybody is up
         return Nothing()
 
-    async def failed(self, request: Failed, call: Call) -> Nothing:
-        self._errors.append(from_wire(RemoteFailure(**request.error)))
+    async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
+        self._errors.append(from_wire(request))
         return Nothing()
 
-    async def published(self, request: Published, call: Call) -> PublishedReply:
-        async def act(_: list[None]) -> PublishedReply:
+    async def published(self, request: Published, call: Call) -> Nothing:
+        async def act(_: list[None]) -> None:
             self._observers.weights_published(self._run, request.version)
-            return PublishedReply(stop=False)
 
-        reply: PublishedReply = await self._once.join(("published", request.version), 0, None, act)
-        return reply
+        await self._once.join(("published", request.version), 0, None, act)
+        return Nothing()
 
     async def step_end(self, request: StepEnd, call: Call) -> Nothing:
-        async def act(_: list[None]) -> Nothing:
+        async def act(_: list[None]) -> None:
             await self._step_ended(request)
-            return Nothing()
 
-        reply: Nothing = await self._once.join(("step", request.report.step), 0, None, act)
-        return reply
+        await self._once.join(("step", request.report.step), 0, None, act)
+        return Nothing()
 
     async def _step_ended(self, request: StepEnd) -> None:
         """Everything a step leaves behind: metrics with what each process used, samples, the position in the data."""
         assert self._site is not None
-        self.usage = await self._site.agent.call("usage", Nothing(), UsageReply)
-        for note in self.usage.notes:
+        report, usage = request.report, await self._site.agent.call("usage", Nothing(), UsageReply)
+        for note in usage.notes:
             self._display.note(note)
-        used = {**self.usage.cpu_s, "supervisor": time.process_time()} if not self._site.inline else self.usage.cpu_s
-        self.usage = UsageReply(used, self.usage.memory_mib)
-        report = _with_usage(request.report, self.usage)
+        if not self._site.inline:
+            usage.cpu_s["supervisor"] = time.process_time()
+        self._cpu_s = sum(usage.cpu_s.values())
+        report.metrics["cpu_seconds"] = self._cpu_s
+        report.metrics |= {f"cpu_seconds/{name}": value for name, value in usage.cpu_s.items()}
+        report.metrics |= {f"memory_mib/{name}": value for name, value in usage.memory_mib.items()}
         self._metrics.append(report)
         if report.samples and self._evaluated is not None:
             reader = StoreReader(self._site.store, AGENT, self._site.secret)
@@ -198,7 +189,7 @@ class Supervisor:
         causes = [error for error in self._errors if not isinstance(error, WorkerDied)]
         if causes:
             return causes[0]
-        log_file = self._job.directory / "logs" / f"{gone.name}.log"
+        log_file = run_directory.log_path(self._job.directory, gone.name)
         last = [line for line in gone.tail.splitlines() if line.strip()][-1:]
         return WorkerDied(
             reason if not self._waiting else f"{reason} while the run was starting",
@@ -222,13 +213,6 @@ class Supervisor:
         log.error("plugin %s failed in %s", plugin, hook, exc_info=error)
         log_file = run_directory.log_path(self._job.directory, "supervisor")
         self._display.note(str(observer_failure(plugin, hook, error, f"its traceback: {log_file}")))
-
-
-def _with_usage(report: StepReport, usage: UsageReply) -> StepReport:
-    report.metrics["cpu_seconds"] = sum(usage.cpu_s.values())
-    report.metrics |= {f"cpu_seconds/{name}": value for name, value in usage.cpu_s.items()}
-    report.metrics |= {f"memory_mib/{name}": value for name, value in usage.memory_mib.items()}
-    return report
 
 
 def _some(names: list[str], shown: int = 6) -> str:

@@ -6,7 +6,6 @@ the worker too.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
@@ -15,19 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from gcore_core.factories import build
 from gcore_core.processes import handshake
 from gcore_core.processes.compute import Compute, ThreadCompute
 from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import (
-    Failed,
-    Hello,
-    Nothing,
-    WorkerSpec,
-)
+from gcore_core.processes.messages import Hello, Nothing, WorkerSpec
 from gcore_core.processes.service import Network, Peer, Service, to_wire
+from gcore_core.processes.spawning import read_spec
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import Dataset, WorkerContext
 
@@ -63,10 +56,7 @@ class Worker:
             raise
         except Exception as error:  # isolation point: the supervisor reports it
             log.exception("%s ends", spec.name)
-            told = msgspec.to_builtins(to_wire(error, spec.name))
-            await self._network.peer("supervisor").call(
-                "failed", Failed(spec.name, dict(zip(_FAILURE_FIELDS, told, strict=True))), Nothing, deadline_s=10
-            )
+            await self._network.peer("supervisor").call("failed", to_wire(error, spec.name), Nothing, deadline_s=10)
             raise
         finally:
             for close in self._closing:
@@ -93,7 +83,7 @@ class Worker:
         spec = self._spec
         backend = build(spec.factories["backend"], self._context({}))
         self._closing.append(backend.close)
-        store = StoreWriter(*self._place(), self._agent(), f"{spec.name}-{os.getpid()}")
+        store = StoreWriter(*self._place(), f"{spec.name}-{os.getpid()}")
         shell = GeneratorShell(backend, self._datasets(), store, self._compute, self._network, spec.settings)
         shell.register(service)
 
@@ -105,7 +95,7 @@ class Worker:
             NamedScorer(name=name, scorer=build(self._spec.factories[f"reward/{name}"], self._context({})), timeout_s=t)
             for name, t in timeouts.items()
         ]
-        reader = StoreReader(*self._place(), self._agent())
+        reader = StoreReader(*self._place())
         ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave).register(service)
 
     def _trainer(self, service: Service) -> None:
@@ -116,7 +106,7 @@ class Worker:
         backend = build(spec.factories["backend"], self._context(parts))
         self._closing.append(backend.close)
         path = Path(spec.settings["store"]) / f"{spec.name}-push"
-        reader = StoreReader(*self._place(), self._agent())
+        reader = StoreReader(*self._place())
         TrainerShell(backend, reader, self._compute, path, spec.settings).register(service)
 
     def _context(self, parts: dict[str, Any]) -> WorkerContext:
@@ -142,25 +132,20 @@ class Worker:
         factories = self._spec.factories
         return {name[8:]: build(factories[name]) for name in factories if name.startswith("dataset/")}
 
-    def _place(self) -> tuple[Path, str, bytes]:
-        """The store of this node: its directory, the node's name, the secret."""
-        return Path(self._spec.settings["store"]), self._spec.settings["node"], self._spec.secret
-
-    def _agent(self) -> Peer:
-        return self._network.peer(self._spec.settings["agent"])
+    def _place(self) -> tuple[Path, str, bytes, Peer]:
+        """The store of this node: its directory, the node's name, the secret, the agent."""
+        settings = self._spec.settings
+        return Path(settings["store"]), settings["node"], self._spec.secret, self._network.peer(settings["agent"])
 
     def _leave(self, code: int) -> None:
         """Ends the process once what was answered has been sent."""
         asyncio.get_running_loop().call_later(0.2, self._give_up, code)
 
 
-_FAILURE_FIELDS = ("kind", "what", "where", "why", "todo", "facts")
-
-
 async def _main(spec: WorkerSpec, lifeline: int) -> None:
     from gcore_core.processes.rpc import RpcNetwork
 
-    network = RpcNetwork({**spec.peers, spec.name: spec.address}, spec.secret)
+    network = RpcNetwork(spec.peers, spec.secret)
     # Readable means ended: the node agent is gone. The group is this worker's own, with all that it started.
     asyncio.get_running_loop().add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
     try:
@@ -170,16 +155,11 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="a worker of a run; started by the node agent only")
-    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
-    parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with the node agent")
-    args = parser.parse_args()
-    with os.fdopen(args.fd, "rb") as file:
-        spec = msgspec.msgpack.decode(file.read(), type=WorkerSpec)
+    spec, lifeline = read_spec("a worker of a run; started by the node agent only", WorkerSpec)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
     code = 0
     try:
-        asyncio.run(_main(spec, args.lifeline))
+        asyncio.run(_main(spec, lifeline))
     except Exception:  # isolation point: it was reported and logged
         code = 1
     logging.shutdown()

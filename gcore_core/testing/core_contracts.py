@@ -45,21 +45,6 @@ class TestFunction(ScorerContract):
         return scored_record(99, "", {})
 
 
-class _Verifier(ScorerContract):
-    @pytest.fixture
-    def unscorable(self) -> ScoredRecord:
-        """Its row has no answer."""
-        return scored_record(99, "3", {})
-
-
-class TestExactMatch(_Verifier):
-    provider = "core/exact-match"
-
-
-class TestNumeric(_Verifier):
-    provider = "core/numeric"
-
-
 class TestInOrder(BalancerContract):
     provider = "core/in-order"
     known_gaps = {

@@ -21,7 +21,7 @@ from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.factories import FactorySpec
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.inline import InlineNetwork, Weather
-from gcore_core.processes.messages import Nothing, Published, PublishedReply, StepEnd
+from gcore_core.processes.messages import Nothing, Published, StepEnd
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.generator import GeneratorShell
 from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
@@ -190,8 +190,8 @@ async def _serve_supervisor(network: InlineNetwork, job: SimulatedJob, outcome: 
         outcome.ledger = request.ledger
         return Nothing()
 
-    async def published(request: Published, call: Call) -> PublishedReply:
-        return PublishedReply(stop=False)
+    async def published(request: Published, call: Call) -> Nothing:
+        return Nothing()
 
     service = Service("supervisor")
     service.add("step_end", StepEnd, step_end)

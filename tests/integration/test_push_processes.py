@@ -89,13 +89,11 @@ class Site:
             role=role,
             rank=int(rank),
             ranks=1,
-            address=self.addresses[name],
             peers=self.addresses,
             factories={
                 "backend": FactorySpec(backend, f"gcore_core.testing.fake:Fake{kind.capitalize()}Config"),
             },
             secret=self.secret,
-            run_id="pushes",
             settings={
                 "shards": 1,
                 "rank": 0,

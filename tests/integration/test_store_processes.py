@@ -156,7 +156,6 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
         role="rollout",
         rank=0,
         ranks=1,
-        address=site.addresses["rollout.0"],
         peers=site.addresses,
         factories={
             "backend": FactorySpec(
@@ -167,7 +166,6 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
             ),
         },
         secret=site.secret,
-        run_id="deaths",
         settings={
             "shards": 1,
             "seed": 0,
@@ -287,7 +285,6 @@ async def two_nodes(short: Path, after: int) -> AsyncIterator[TwoNodes]:
             name = f"agent.{i}"
             spec = AgentSpec(
                 name=name,
-                address=addresses[name],
                 addresses={**addresses, "agent.0": f"unix:{short / 'wire'}"} if i else addresses,
                 secret=secret,
                 store=StoreSpec(node=name, directory=str(store), spill=str(short / f"spill.{i}")),

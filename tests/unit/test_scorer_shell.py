@@ -13,13 +13,13 @@ import pytest
 
 from gcore_core.processes.compute import ThreadCompute
 from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import RESTART_EXIT_CODE, ScoreReply, ScoreRequest
+from gcore_core.processes.messages import RESTART_EXIT_CODE, ScoreRequest
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import Score, ScoredRecord
-from gcore_core.records import Header
+from gcore_core.records import Header, RecordScore
 from gcore_core.testing.fake import FakeDataConfig, FakeDataset
 
 SECRET = b"s" * 32
@@ -54,7 +54,7 @@ class Bench:
         reader = StoreReader(self.directory, "node0", SECRET)
         return ScorerShell(scorers, {"train": dataset}, reader, ThreadCompute(), self.given_up.append)
 
-    async def ask(self, shell: ScorerShell) -> ScoreReply:
+    async def ask(self, shell: ScorerShell) -> list[RecordScore]:
         return await shell.score(ScoreRequest("train", self.headers), Call(lambda: None))
 
 
@@ -82,7 +82,7 @@ async def test_a_reward_sees_the_row_and_the_text(bench: Bench) -> None:
 
 async def test_every_reward_of_the_worker_adds_its_value(bench: Bench) -> None:
     reply = await bench.ask(bench.shell(one=ones, two=lambda records: [Score(value=2.0)] * 2))
-    assert [(score.values, score.statuses) for score in reply.scores] == [
+    assert [(score.values, score.statuses) for score in reply] == [
         ({"one": 1.0, "two": 2.0}, {"one": "ok", "two": "ok"})
     ] * 2
 
@@ -107,7 +107,7 @@ async def test_a_bad_reward_is_a_status_and_harms_no_other(
     answer: Callable[[Sequence[ScoredRecord]], list[Score]], reason: str, bench: Bench
 ) -> None:
     reply = await bench.ask(bench.shell(bad=answer, good=ones))
-    for score in reply.scores:
+    for score in reply:
         assert score.values == {"good": 1.0}
         assert score.statuses == {"bad": "failed", "good": "ok"}
         assert reason in score.reason
@@ -123,9 +123,9 @@ async def test_a_reward_that_hangs_times_out_and_the_process_is_given_up(bench: 
 
     reply = await bench.ask(bench.shell(timeout_s=0.1, slow=hang))
     release.set()
-    assert [score.statuses for score in reply.scores] == [{"slow": "timeout"}] * 2
-    assert [score.values for score in reply.scores] == [{}] * 2
-    assert reply.scores[0].reason == "rewards.slow: no answer within 0.1 s"
+    assert [score.statuses for score in reply] == [{"slow": "timeout"}] * 2
+    assert [score.values for score in reply] == [{}] * 2
+    assert reply[0].reason == "rewards.slow: no answer within 0.1 s"
     assert bench.given_up == [RESTART_EXIT_CODE]
 
 
@@ -138,5 +138,5 @@ async def test_waiting_for_its_turn_does_not_count_against_a_reward(bench: Bench
 
     shell = bench.shell(timeout_s=0.5, slow=slow)
     replies = await asyncio.gather(*(bench.ask(shell) for _ in range(10)))
-    assert {score.statuses["slow"] for reply in replies for score in reply.scores} == {"ok"}
+    assert {score.statuses["slow"] for reply in replies for score in reply} == {"ok"}
     assert bench.given_up == []

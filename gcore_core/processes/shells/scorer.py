@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gcore_core.processes.columns import Columns
 from gcore_core.processes.compute import Compute
-from gcore_core.processes.messages import RESTART_EXIT_CODE, TRAIN, ScoreReply, ScoreRequest, short_reason
+from gcore_core.processes.messages import RESTART_EXIT_CODE, TRAIN, ScoreRequest, short_reason
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.store import StoreReader
 from gcore_core.protocols import Dataset, Score, ScoredRecord, Scorer
@@ -48,7 +48,7 @@ class ScorerShell:
     def register(self, service: Service) -> None:
         service.add("score", ScoreRequest, self.score)
 
-    async def score(self, request: ScoreRequest, call: Call) -> ScoreReply:
+    async def score(self, request: ScoreRequest, call: Call) -> list[RecordScore]:
         dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
         held = await self._store.records(request.headers)
         records = [_record(*found, dataset) for found in zip(request.headers, held, strict=True)]
@@ -58,7 +58,7 @@ class ScorerShell:
             call.progress()
             for i, (score, answer) in enumerate(zip(scores, found, strict=True)):
                 scores[i] = _with(score, named.name, answer)
-        return ScoreReply(scores)
+        return scores
 
     async def _ask(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
         try:

@@ -18,7 +18,6 @@ from gcore_core.processes.messages import (
     Nothing,
     OpenPush,
     PlanRequest,
-    PrepareReply,
     PrepareRequest,
     SaveWeights,
     TrainReply,
@@ -52,7 +51,9 @@ class TrainerShell:
         service.add("bucket", BucketRequest, self.bucket)
         service.add("save_pretrained", SaveWeights, self.save_pretrained)
 
-    async def prepare(self, request: PrepareRequest, call: Call) -> PrepareReply:
+    async def prepare(self, request: PrepareRequest, call: Call) -> list[list[float]]:
+        """One row per item, in the order of the names asked for."""
+
         async def act(parts: list[PrepareRequest]) -> dict[tuple[int, int], list[float]]:
             items = [item for part in parts for item in part.items]
             held = zip(items, await self._store.records(items), strict=True)
@@ -63,7 +64,7 @@ class TrainerShell:
             return await self._compute(self._prepare, parts[0], records)
 
         found = await self._gathering.join(("prepare", request.step), request.shard, request, act)
-        return PrepareReply([found[item.ordinal, item.sample] for item in request.items])
+        return [found[item.ordinal, item.sample] for item in request.items]
 
     def _prepare(self, request: PrepareRequest, records: list[TrainRecord]) -> dict[tuple[int, int], list[float]]:
         self._keys = [(record.ordinal, record.sample) for record in records]

@@ -6,18 +6,19 @@ compute is missing: its backend spends time on the loop's clock.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from gcore_core.processes.messages import WorkerSpec
 from gcore_core.processes.rpc import RpcNetwork
 from gcore_core.processes.service import Network
+from gcore_core.processes.spawning import read_spec
 from gcore_core.processes.worker import Worker
 from gcore_sim.clock import LoopCompute
 
@@ -70,24 +71,15 @@ async def _ended_by_itself(spec: WorkerSpec, network: Network) -> bool:
 async def _main(spec: HostSpec, lifeline: int) -> None:
     # Readable means ended: the launcher is gone, or has no more use for this host.
     asyncio.get_running_loop().add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
-    await asyncio.gather(*(serve(worker, _network_of(worker)) for worker in spec.workers))
-
-
-def _network_of(spec: WorkerSpec) -> Callable[[], Network]:
-    return lambda: RpcNetwork({**spec.peers, spec.name: spec.address}, spec.secret)
+    await asyncio.gather(*(serve(worker, partial(RpcNetwork, worker.peers, worker.secret)) for worker in spec.workers))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="a host of emulated workers; started by the crowd's launcher only")
-    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
-    parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with the launcher")
-    args = parser.parse_args()
-    with os.fdopen(args.fd, "rb") as file:
-        spec = msgspec.msgpack.decode(file.read(), type=HostSpec)
+    spec, lifeline = read_spec("a host of emulated workers; started by the crowd's launcher only", HostSpec)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
     code = 0
     try:
-        asyncio.run(_main(spec, args.lifeline))
+        asyncio.run(_main(spec, lifeline))
     except Exception:  # isolation point: the worker that failed has told the supervisor
         log.exception("%s ends", spec.name)
         code = 1

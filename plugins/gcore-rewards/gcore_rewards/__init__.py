@@ -1,0 +1,25 @@
+"""The plugin ``rewards``: verifiers, which compare a completion with its row's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_core import hookimpl
+from gcore_core import providers as p
+from gcore_rewards.config import VerifierConfig
+
+
+@hookimpl
+def gcore_rewards() -> Iterable[p.RewardProvider]:
+    yield p.RewardProvider(
+        name="exact-match",
+        summary="1 where the answer equals the row's, else 0",
+        factory="gcore_rewards.verifiers:ExactMatch",
+        config=VerifierConfig,
+    )
+    yield p.RewardProvider(
+        name="numeric",
+        summary="1 where the answer is the same number as the row's, else 0",
+        factory="gcore_rewards.verifiers:Numeric",
+        config=VerifierConfig,
+    )
