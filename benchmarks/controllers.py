@@ -1,0 +1,393 @@
+"""What controllers carry, keep and cost: bytes, memory and processor time, as payload and their number grow.
+
+    python benchmarks/controllers.py [--json] [--check] [--controllers 1 4 16 64] [--rounds 2] [--verl-python PYTHON]
+
+Everything of ours is ``g-core run`` with real processes, sockets, controllers, store and pushes; generators, trainers
+and judges are gcore-sim's, which take the protocol's path and spend no time (``time_scale: 0``). The first step of a
+run, which connects and warms memory, is left out; medians of the others, over rounds that take turns.
+
+bytes_per_record_<payload>: encoded bytes that all controllers sent and received in a step, over its records, each with
+a payload of its own. memory_<a>_over_<b>: peak resident memory of the largest controller, likewise.
+
+time_<size>_inline_single_over_ours: a step that makes 256 records with <size> bytes of payload in all, shows them to a
+reward and trains on them, by one controller that the payload goes through, over ours. That controller is written here,
+over the same RPC, as well as such a design can be: parts of 1 MiB, which measured best, go to the reward while others
+come in. It does nothing but move bytes; ours is the whole step, with every reference checked and hashed.
+verl_time_<size>_over_ours is the same with verl's single controller (verl_controller.py), by its default serialisation;
+verl_numpy_... by its other one. Without a Python that has verl the claims about it are absent, and so is a size whose
+step needs more memory than is left.
+
+controller_us_per_record_c<N>: user and system microseconds of all N controllers, over records: 8,192 a step, 256
+emulated devices (64 ranks, 192 replicas) in a few processes. header_ms_p99_c<N>: 99th percentile of the time from a
+lease leaving a controller to its records' headers arriving there; generation takes none. controller_messages_c<N>: gRPC
+messages of all controllers in a step.
+
+skewed_shard_time_over_even: seconds of a step, on virtual time, with one shard of 8 whose prompts are four times as
+long, over those with every prompt longer, by as much in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import handover
+import numpy as np
+from report import Claim, add_options, publish
+
+from gcore_core.controllers.tracing import Record, read_trace
+from gcore_core.processes.rpc import RpcNetwork
+from gcore_core.processes.service import Call, Service
+from gcore_core.run.directory import read_metrics
+
+PAYLOADS = {"50kB": 50_000, "3MB": 3_000_000, "100MB": 100_000_000}
+SIZES = {"0.1GB": 100_000_000, "0.5GB": 500_000_000, "1GB": 1_000_000_000, "2GB": 2_000_000_000}
+RECORDS = 256  # of a step, whatever its size is
+STEPS = 4
+GROUP, PROMPTS = 16, 512
+SKEWED, FACTOR = 8, 4
+DISTRIBUTIONS = ["gcore-core", "gcore-sim", "grpcio", "msgspec", "numpy", "xxhash"]
+Metrics = list[dict[str, float]]  # of each step, from the state before the first one on
+
+
+def note(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}  {text}", file=sys.stderr, flush=True)
+
+
+# -- ours -------------------------------------------------------------------------------------------------------------
+
+
+def job(shards: int, prompts: int, group: int, *, ranks: int = 4, replicas: int = 4, hosts: int = 4) -> dict[str, Any]:
+    """A job of emulated backends that spend no time; prompts and answers of 16 tokens."""
+    return {
+        "run": {"name": "controllers", "steps": STEPS},
+        "launcher": {"use": "sim/crowd", "config": {"processes": hosts}},
+        "cluster": {"devices": ranks + replicas},
+        "controller": {"shards": shards, "config": {"prompts": prompts}},
+        "data": {"use": "sim/prompts", "config": {"prompt_tokens": [16], "answer_tokens": [16]}},
+        "advantage": {"use": "algorithms/grpo", "config": {"group_size": group}},
+        "objective": {"use": "sim"},
+        "roles": {
+            "policy": {"use": "sim", "slots": ranks, "config": {"time_scale": 0.0}},
+            "rollout": {"use": "sim", "slots": replicas, "config": {"time_scale": 0.0}},
+        },
+        "rewards": {"judged": {"use": "sim/judge", "timeout_s": 600, "config": {"time_scale": 0.0}}},
+    }
+
+
+@contextlib.contextmanager
+def ran(plan: dict[str, Any], *command: str) -> Iterator[Path]:
+    """The directory of a run of ``plan`` by ``g-core run``, or by another command of g-core."""
+    with tempfile.TemporaryDirectory(prefix="controllers-") as folder:
+        file, directory = Path(folder) / "job.yaml", Path(folder) / "run"
+        file.write_text(json.dumps(plan))
+        done = subprocess.run(
+            [sys.executable, "-m", "gcore_core", *(command or ("run",)), str(file), f"run.dir={directory}"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        if done.returncode:
+            raise SystemExit(f"a run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+        yield directory
+
+
+def metrics_of(directory: Path) -> Metrics:
+    return [row["metrics"] for row in read_metrics(directory)]
+
+
+def medians(metrics: Metrics, name: str) -> float:
+    """Over all steps but the first."""
+    return statistics.median(step[name] for step in metrics[2:])
+
+
+def memory_mib(metrics: Metrics) -> float:
+    return max(value for name, value in metrics[-1].items() if name.startswith("memory_mib/controller."))
+
+
+def with_payload(shards: int, prompts: int, group: int, nbytes: int) -> Metrics:
+    plan = job(shards, prompts, group)
+    plan["roles"]["rollout"]["config"]["payload"] = {"nbytes": nbytes}
+    with ran(plan) as directory:
+        return metrics_of(directory)
+
+
+def payloads(rounds: int) -> list[Claim]:
+    """24 records a step, by two controllers, whatever their payload is."""
+    nbytes, memory = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for _, (name, size) in itertools.product(range(rounds), PAYLOADS.items()):
+        note(f"payload of {name}")
+        metrics = with_payload(2, 6, 4, size)
+        nbytes[name].append(medians(metrics, "controller/bytes_per_record"))
+        memory[name].append(memory_mib(metrics))
+    mib = {name: statistics.median(found) for name, found in memory.items()}
+    return [
+        *(Claim(f"bytes_per_record_{p}", statistics.median(nbytes[p]), "bytes", 1000, "<=") for p in PAYLOADS),
+        Claim("memory_100MB_over_50kB", mib["100MB"] / mib["50kB"], "ratio", 1.05, "<="),
+        *(Claim(f"controller_memory_{p}", mib[p], "MiB, peak resident") for p in PAYLOADS),
+    ]
+
+
+# -- one controller that the payload goes through ---------------------------------------------------------------------
+
+PART_BYTES = 1 << 20
+SENDING = 4  # parts on their way to a worker
+
+
+def inline_worker(addresses: dict[str, str], secret: bytes, name: str) -> None:
+    """A producer of payload, and whoever is given it."""
+
+    async def make(nbytes: int, call: Call) -> AsyncIterator[bytes]:
+        part = bytes(PART_BYTES)
+        for start in range(0, nbytes, PART_BYTES):
+            yield part[: nbytes - start]
+
+    async def take(part: bytes, call: Call) -> int:
+        return len(part)
+
+    async def main() -> None:
+        service = Service(name)
+        service.add("make", int, make)
+        service.add("take", bytes, take)
+        network = RpcNetwork(addresses, secret)
+        await network.serve(name, service)
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+def inline_controller(addresses: dict[str, str], secret: bytes, nbytes: int, told: Any) -> None:
+    """Tells (median seconds of a step, peak resident MiB)."""
+
+    async def step(network: RpcNetwork) -> float:
+        began_s, sending, taken = time.perf_counter(), asyncio.Semaphore(SENDING), 0
+
+        async def give(name: str, part: bytes) -> int:
+            async with sending:
+                return await network.peer(name).call("take", part, int)
+
+        batch: list[bytes] = []
+        async with asyncio.TaskGroup() as group:
+            scored = []
+            async with contextlib.aclosing(network.peer("producer").stream("make", nbytes, bytes)) as parts:
+                async for part in parts:
+                    batch.append(part)
+                    scored.append(group.create_task(give("reward", part)))
+        taken += sum(task.result() for task in scored)
+        taken += sum(await asyncio.gather(*(give("trainer", part) for part in batch)))
+        if taken != 2 * nbytes:
+            raise SystemExit(f"{taken} bytes were taken, not {2 * nbytes}")
+        return time.perf_counter() - began_s
+
+    async def main() -> float:
+        network = RpcNetwork(addresses, secret)
+        seconds = [await step(network) for _ in range(STEPS)][1:]
+        await network.close()
+        return statistics.median(seconds)
+
+    step_s = asyncio.run(main())
+    told.send((step_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+
+
+def inline_single(nbytes: int) -> tuple[float, float]:
+    """(seconds of a step, peak resident MiB of the controller)."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="inline-") as folder:
+        names, secret = ("producer", "reward", "trainer"), os.urandom(32)
+        addresses = {name: f"unix:{folder}/{name}" for name in names}
+        processes = [context.Process(target=inline_worker, args=(addresses, secret, name)) for name in names]
+        here, there = context.Pipe()
+        processes.append(context.Process(target=inline_controller, args=(addresses, secret, nbytes, there)))
+        try:
+            for process in processes:
+                process.start()
+            there.close()
+            step_s, peak_mib = here.recv()
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    return step_s, peak_mib
+
+
+# -- verl -------------------------------------------------------------------------------------------------------------
+
+
+def verl(python: Path, nbytes: int, serialisation: str) -> dict[str, float] | None:
+    """What verl_controller.py tells; None where a step would need more memory than there is."""
+    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    if 10 * nbytes + 4e9 > int(free.split()[1]) * 1024:  # measured: 6 x in the driver, the rest in workers and store
+        return None
+    own = {"VERL_DATAPROTO_SERIALIZATION_METHOD": serialisation} if serialisation else {}
+    with tempfile.TemporaryFile() as errors:
+        done = subprocess.run(
+            [str(python), str(Path(__file__).with_name("verl_controller.py")), str(nbytes), str(RECORDS), "2"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, **own},
+            timeout=600,
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
+        if done.returncode or not lines:
+            errors.seek(0)
+            raise SystemExit(f"verl ended with {done.returncode}:\n{errors.read()[-2000:].decode()}")
+    return dict(json.loads(lines[-1]))
+
+
+VERL = {"verl": "", "verl_numpy": "numpy"}
+
+
+def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
+    """The same step by ours, by one controller with payload inline, and by verl; one after the other for each size."""
+    seconds, memory = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    calls: list[float] = []
+    for turn, (name, size) in itertools.product(range(rounds), SIZES.items()):
+        note(f"a step of {name}")
+        metrics = with_payload(2, RECORDS // 4, 4, size // RECORDS)
+        found = {"ours": (medians(metrics, "seconds/step"), memory_mib(metrics)), "inline": inline_single(size)}
+        for rival, serialisation in VERL.items() if verl_python and turn == 0 else ():
+            if (told := verl(verl_python, size, serialisation)) is not None:
+                found[rival] = told["step_s"], told["memory_mib"]
+                calls.append(told["ray_call_s"])
+        for who, (step_s, peak_mib) in found.items():
+            seconds[f"{who}/{name}"].append(step_s)
+            memory[f"{who}/{name}"].append(peak_mib)
+        note(", ".join(f"{who} {step_s:.2f} s {peak_mib:.0f} MiB" for who, (step_s, peak_mib) in found.items()))
+    step_s = {name: statistics.median(values) for name, values in seconds.items()}
+    peak_mib = {name: statistics.median(values) for name, values in memory.items()}
+    told_claims = []
+    for name in SIZES:
+        labels = {"inline": f"time_{name}_inline_single_over_ours"} | {w: f"{w}_time_{name}_over_ours" for w in VERL}
+        for who, label in labels.items():
+            if f"{who}/{name}" in step_s:
+                bar = 10.0 if name == "1GB" else None
+                told_claims.append(Claim(label, step_s[f"{who}/{name}"] / step_s[f"ours/{name}"], "ratio", bar))
+    growth = peak_mib["ours/2GB"] / peak_mib["ours/0.1GB"]
+    return [
+        *told_claims,
+        Claim("memory_2GB_over_0.1GB", growth, "ratio", 1.05, "<="),
+        *(Claim(f"step_s_{name.replace('/', '_')}", value, "s") for name, value in step_s.items()),
+        *(Claim(f"peak_mib_{name.replace('/', '_')}", value, "MiB, peak resident") for name, value in peak_mib.items()),
+        *([Claim("ray_actor_call_ms_median", statistics.median(calls) * 1000, "ms")] if calls else []),
+    ]
+
+
+# -- how many controllers ---------------------------------------------------------------------------------------------
+
+
+def cpu_s(metrics: dict[str, float]) -> float:
+    return sum(value for name, value in metrics.items() if name.startswith("cpu_seconds/controller."))
+
+
+def numbers(controllers: list[int], rounds: int) -> list[Claim]:
+    """The largest number runs in the first round only."""
+    spent, late = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    messages, seconds = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    records = GROUP * PROMPTS
+    for turn, shards in itertools.product(range(rounds), controllers):
+        if turn and shards > 16:
+            continue
+        note(f"{shards} controllers")
+        with ran(job(shards, PROMPTS, GROUP, ranks=64, replicas=192)) as directory:
+            metrics = metrics_of(directory)
+            trace = [line for line in read_trace(directory) if isinstance(line, Record) and line.step]
+        spent[shards] += [(cpu_s(b) - cpu_s(a)) / records * 1e6 for a, b in itertools.pairwise(metrics[1:])]
+        late[shards].append(float(np.percentile([r.finished_s - r.sent_s for r in trace], 99)))
+        messages[shards].append(medians(metrics, "controller/messages"))
+        seconds[shards].append(medians(metrics, "seconds/step"))
+        note(f"{shards} controllers: {', '.join(f'{value:.0f}' for value in spent[shards])} us a record")
+    cost = {shards: statistics.median(values) for shards, values in spent.items()}
+    least = min(controllers)
+    return [
+        *(Claim(f"controller_us_per_record_c{n}", cost[n], "microseconds", 150, "<=") for n in controllers),
+        *(
+            Claim(f"controller_us_per_record_c{n}_over_c{least}", cost[n] / cost[least], "ratio", 1.2, "<=")
+            for n in controllers[1:]
+        ),
+        *_each("controller_messages", messages, "messages a step"),
+        *_each("header_ms_p99", late, "ms", 1000),
+        *_each("step_s", seconds, "s"),
+    ]
+
+
+def _each(name: str, found: dict[int, list[float]], unit: str, scale: float = 1) -> list[Claim]:
+    return [Claim(f"{name}_c{n}", scale * statistics.median(values), unit) for n, values in found.items()]
+
+
+# -- a shard with more to do ------------------------------------------------------------------------------------------
+
+
+def emulated_s(change: Callable[[dict[str, Any]], None]) -> float:
+    """Seconds of a step of the emulated cluster: 8 shards, 32 ranks, 64 replicas, answers of about 2,500 tokens."""
+    plan = job(SKEWED, 128, GROUP, ranks=32, replicas=64)
+    plan["balance"] = {"use": "balance/cost"}
+    plan["data"]["config"] = {"kind": "rl16k", "prompt_tokens": [512]}
+    plan["rewards"]["judged"]["config"] = {"replicas": 32}
+    for role in plan["roles"].values():
+        role["config"] = {}
+    change(plan["data"]["config"])
+    with ran(plan, "sim", "run") as directory:
+        return medians(metrics_of(directory), "seconds/step")
+
+
+def skew() -> list[Claim]:
+    note("a shard with longer prompts")
+    as_long = (SKEWED - 1 + FACTOR) / SKEWED  # what every prompt is made, so that there is as much in all
+
+    def skewed(data: dict[str, Any]) -> None:
+        data["skew"] = {"shards": SKEWED, "factor": float(FACTOR)}
+
+    def even(data: dict[str, Any]) -> None:
+        data["prompt_tokens"] = [round(512 * as_long)]
+
+    return [Claim("skewed_shard_time_over_even", emulated_s(skewed) / emulated_s(even), "ratio", 1.1, "<=")]
+
+
+# -- all --------------------------------------------------------------------------------------------------------------
+
+
+def small_things() -> list[Claim]:
+    note("hand-over")
+    found = asyncio.run(handover.measure(15))
+    return [
+        Claim("handover_over_memcpy_64MB", found["memcpy"] / found["hand_over"], "ratio", 0.6),
+        Claim("rpc_small_call_ms_median", found["call"] * 1000, "ms", 0.7, "<="),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--controllers", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--verl-python", type=Path, help="an interpreter that has verl")
+    parser.add_argument("--parts", nargs="+", default=["payloads", "sizes", "small", "numbers", "skew"])
+    add_options(parser)
+    args = parser.parse_args()
+    parts: dict[str, Callable[[], list[Claim]]] = {
+        "payloads": lambda: payloads(args.rounds),
+        "sizes": lambda: sizes(args.verl_python, args.rounds),
+        "small": small_things,
+        "numbers": lambda: numbers(args.controllers, args.rounds),
+        "skew": skew,
+    }
+    claims = [claim for name in args.parts for claim in parts[name]()]
+    return publish("controllers", claims, args, DISTRIBUTIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
