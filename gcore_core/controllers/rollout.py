@@ -89,7 +89,8 @@ class Rollout:
         else:
             lanes = [replica for _ in range(LANES) for replica in replicas]
             shared = shares(leases, len(lanes))
-            await _all(serve(replica, shared) for replica in lanes)
+            first = facts.shard * len(lanes) // facts.shards  # so that shards of few groups do not meet at one replica
+            await _all(serve(replica, shared) for replica in lanes[first:] + lanes[:first])
 
     async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest) -> None:
         ordinals = {lease.ordinal for lease in request.leases}
