@@ -51,7 +51,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now_s
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
         self._loop = loop
