@@ -112,3 +112,5 @@ def shard(records: int, rank: int, ranks: int) -> list[int]:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(0)  # as a worker ends: a library's thread that is still running must not make a failure of it
