@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gcore_algorithms.config import CispoConfig, GspoConfig, PpoClipConfig
+from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
+from gcore_deepspeed.config import DeepSpeedTrainerConfig
+from gcore_deepspeed.trainer import DeepSpeedTrainer
+
 from conftest import (
     SETTINGS,
     SHARED_OUT,
@@ -23,11 +28,6 @@ from conftest import (
     train,
     weights_of,
 )
-from gcore_algorithms.config import CispoConfig, GspoConfig, PpoClipConfig
-from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
-from gcore_deepspeed.config import DeepSpeedTrainerConfig
-from gcore_deepspeed.trainer import DeepSpeedTrainer
-
 from gcore_core.errors import NonFiniteLoss
 
 OBJECTIVES: dict[str, Callable[[], Any]] = {

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import make_context, make_objective, make_records
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.trainer import MegatronTrainer
+
+from conftest import make_context, make_objective, make_records
 
 
 def run(spec: dict[str, Any], rank: int) -> None:

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from conftest import Clip, make_advantages, make_context, make_records
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer
+
+from conftest import Clip, make_advantages, make_context, make_records
 
 
 def run(rank: int, ranks: int, model: Path, work: Path, resume: Path) -> None:
