@@ -250,10 +250,15 @@ def test_what_cannot_be_made_is_refused_before_anything_is_written(
 
     write_record(root, "made")
     monkeypatch.chdir(toy.directory)
-    before = sorted(toy.directory.rglob("*"))
+    before = written(toy.directory)
     assert cli.main(["env", *words]) in (2, 3)
     assert re.search(message, capsys.readouterr().err)
-    assert sorted(toy.directory.rglob("*")) == before and [path.name for path in root.iterdir()] == ["made"]
+    assert written(toy.directory) == before and [path.name for path in root.iterdir()] == ["made"]
+
+
+def written(directory: Path) -> list[Path]:
+    """What lies there, but for the bytecode that an import leaves."""
+    return sorted(path for path in directory.rglob("*") if "__pycache__" not in path.parts)
 
 
 def test_the_list_tells_each_state(toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
