@@ -43,7 +43,12 @@ def vllm(told: dict[str, Any]) -> Sample:
     def sample(turn: int) -> int:
         parameters = [
             SamplingParams(
-                temperature=1.0, max_tokens=told["actions"], logprobs=0, seed=1000 * turn + i, detokenize=False
+                temperature=1.0,
+                max_tokens=told["actions"],
+                logprobs=0,
+                flat_logprobs=True,  # numbers, not an object for each token
+                seed=1000 * turn + i,
+                detokenize=False,
             )
             for i in range(len(told["prompts"]))
         ]

@@ -42,30 +42,6 @@ CLAIMS = {
 }
 
 
-def make_model(directory: Path) -> None:
-    """Random Llama of 4 layers whose large vocabulary makes the end token rare, with a tokenizer of characters."""
-    import torch
-    from gcore_language.tiny import save_tokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    words = 22
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=2048,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    save_tokenizer(directory, extra=2048 - words)
-
-
 def prompts(count: int) -> list[str]:
     return [f"{i % 10}+{i * 7 % 10}+{i * 3 % 10}=" * 4 for i in range(count)]
 
@@ -169,7 +145,7 @@ async def round_of(peer: Peer, engine: str, step: int) -> float:
     """Tokens per second of one batch, from the request to the last header."""
     count, actions, _ = SIZES[engine]
     leases = [Lease(step * count + i, i, 0, (0,)) for i in range(count)]
-    request = GenerateRequest(step, 0, 0, TRAIN, leases, release_before=step)
+    request = GenerateRequest(step, 0, 0, TRAIN, leases)
     tokens, records, began_s = 0, 0, time.perf_counter()
     async for headers in peer.stream("generate", request, list[Header], deadline_s=600.0):
         records += len(headers)
@@ -199,10 +175,12 @@ def main() -> int:
     add_options(parser)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    from gcore_language.tiny import save_untrained
+
     claims = []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        make_model(model)
+        save_untrained(model)
         for engine in args.engines:
             own = Path(folder) / engine
             own.mkdir()

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from report import Claim, add_options, publish
+
+from gcore_core.testing.runs import RunResult, run_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "quickstart.yaml"
@@ -53,18 +54,6 @@ ALL = [
 ]
 #: Largest gap of one action, and share of actions more than 1e-4 apart.
 BAND, SHARE = 5e-4, 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Of a pair's run, over the steps after the first push: gaps of log-probs, and the first and last exact reward."""
-
-    pair: str
-    seconds: float
-    gaps: list[float] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    libraries: dict[str, str] = field(default_factory=dict)
 
 
 def interpreter(name: str) -> str:
@@ -122,29 +111,12 @@ def overrides(generator: str, trainer: str) -> list[str]:
     ]
 
 
-def run_pair(pair: str, folder: Path) -> Outcome:
-    """Raises RuntimeError with the end of the run's output when it fails."""
+def run_pair(pair: str, folder: Path) -> tuple[RunResult, float]:
+    """What the pair's run says, and its seconds. Raises RuntimeError with the end of its output when it fails."""
     generator, _, trainer = pair.partition(":")
-    engines = [name for name in (generator, trainer.partition("-")[0]) if name != "torch"]
-    libraries = {name: library(name) for name in engines}
-    directory = folder / pair.replace(":", "-")
-    command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), f"run.dir={directory}"]
     began_s = time.perf_counter()
-    done = subprocess.run(
-        [*command, *overrides(generator, trainer)], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{pair} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    trained = [row["metrics"] for row in rows if row["step"] > 0]
-    return Outcome(
-        pair=pair,
-        seconds=time.perf_counter() - began_s,
-        gaps=[metrics["logprob_gap_max"] for metrics in trained],
-        shares=[metrics["logprob_gap_share"] for metrics in trained],
-        versions=[row["version"] for row in rows],
-        libraries=libraries,
-    )
+    found = run_recipe(RECIPE, folder / pair.replace(":", "-"), overrides(generator, trainer), LIMIT_S)
+    return found, time.perf_counter() - began_s
 
 
 def main() -> int:
@@ -158,14 +130,16 @@ def main() -> int:
     claims = []
     with tempfile.TemporaryDirectory() as folder:
         for pair in args.pairs:
-            found = run_pair(pair, Path(folder))
-            print(f"{pair}: {found.seconds:.0f} s, gaps {found.gaps}", *found.libraries.values(), file=sys.stderr)
+            generator, _, trainer = pair.partition(":")
+            libraries = [library(name) for name in (generator, trainer.partition("-")[0]) if name != "torch"]
+            found, seconds = run_pair(pair, Path(folder))
+            print(f"{pair}: {seconds:.0f} s, gaps {found.gaps}", *libraries, file=sys.stderr)
             if found.versions != list(range(STEPS + 1)) or len(found.gaps) != STEPS:
                 raise RuntimeError(f"{pair}: versions {found.versions}")
             claims += [
                 Claim(f"{pair} logprob_gap_max", max(found.gaps), "nats", BAND, "<="),
                 Claim(f"{pair} logprob_gap_share", max(found.shares), "of actions > 1e-4", SHARE, "<="),
-                Claim(f"{pair} seconds", found.seconds, "s, start included"),
+                Claim(f"{pair} seconds", seconds, "s, start included"),
             ]
     return publish("engine_pairs", claims, args, ["gcore-core", "torch", "transformers"])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import xxhash
 
 from gcore_core import hookimpl
 from gcore_core import providers as p
-from gcore_core.errors import NonFiniteLoss, WeightMismatch
+from gcore_core.errors import ContractError, NonFiniteLoss, WeightMismatch
 from gcore_core.protocols import (
     Columns,
     Finished,
@@ -100,6 +100,8 @@ class FakeGenerator:
         self._running.update({(r.ordinal, r.sample): (r, []) for r in requests})
 
     def step(self) -> list[Finished]:
+        if not self._logits.size:
+            raise ContractError("a sleeping generator was asked to go on", where="fake", todo="wake it first")
         ended, table = [], log_softmax(self._logits)
         for key, (request, letters) in list(self._running.items()):
             letters.append(self._draw(request, len(letters)))
@@ -142,10 +144,12 @@ class FakeGenerator:
         return self._logits.nbytes
 
     def sleep(self) -> None:
-        self._asleep, self._logits = self._logits.tobytes(), np.zeros(0, np.float32)
+        if self._logits.size:
+            self._asleep, self._logits = self._logits.tobytes(), np.zeros(0, np.float32)
 
     def wake(self) -> None:
-        self._logits = np.frombuffer(self._asleep, np.float32)
+        if not self._logits.size:
+            self._logits = np.frombuffer(self._asleep, np.float32)
 
     def begin_weights(self, plan: WeightPlan) -> None:
         if plan.version < self.version:
@@ -177,17 +181,11 @@ class FakeTrainer:
         self._config = config
         self._logits = initial_logits(0)
         self._records: list[TrainRecord] = []
+        self._begun: tuple[Path, np.ndarray, int] | None = None
 
     def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
-        self._records = [
-            TrainRecord(
-                ordinal=r.ordinal,
-                sample=r.sample,
-                minibatch=r.minibatch,
-                columns={name: np.array(column) for name, column in r.columns.items()},
-            )
-            for r in records
-        ]
+        copies = [{name: np.array(column) for name, column in record.columns.items()} for record in records]
+        self._records = [replace(record, columns=own) for record, own in zip(records, copies, strict=True)]
         return [dict.fromkeys(scalars, 0.0) for _ in records]
 
     def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
@@ -245,12 +243,21 @@ class FakeTrainer:
         yield from tensors_of(self._logits)
 
     def save(self, directory: Path) -> None:
-        np.save(directory / "logits.npy", self._logits, allow_pickle=False)
-        (directory / "version.json").write_text(json.dumps(self.version))
+        self.begin_save(directory)
+        self.finish_save()
+
+    def begin_save(self, directory: Path) -> None:
+        self._begun = (directory / "state.npz", self._logits, self.version)  # an update makes a new table
+
+    def finish_save(self) -> None:
+        if self._begun is not None:
+            file, logits, version = self._begun
+            np.savez(file, logits=logits, version=version)
+        self._begun = None
 
     def load(self, directory: Path) -> None:
-        self._logits = np.load(directory / "logits.npy", allow_pickle=False)
-        self.version = int(json.loads((directory / "version.json").read_text()))
+        held = np.load(directory / "state.npz", allow_pickle=False)
+        self._logits, self.version = held["logits"], int(held["version"])
 
     def save_pretrained(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -356,6 +363,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         summary="REINFORCE on a table of logits",
         factory="gcore_core.testing.fake:FakeTrainer",
         config=FakeTrainerConfig,
+        capabilities=frozenset({"save.background"}),
     )
 
 

@@ -92,7 +92,8 @@ class Outcomes:
             self.rows.append(row)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        if report.skipped and NOT_CLAIMED in dict(report.user_properties):
+        # a module that is skipped as a whole has no properties
+        if report.skipped and NOT_CLAIMED in dict(getattr(report, "user_properties", ())):
             return "not claimed", "n", "NOT CLAIMED"
         return None
 

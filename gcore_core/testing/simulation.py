@@ -22,6 +22,7 @@ from gcore_core.factories import FactorySpec
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.inline import InlineNetwork, Weather
 from gcore_core.processes.messages import Nothing, Published, StepEnd
+from gcore_core.processes.relay import Relay
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.generator import GeneratorShell
 from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
@@ -227,12 +228,13 @@ async def _serve_workers(network: InlineNetwork, job: SimulatedJob, store: Path,
     for i, rank in enumerate([trainer, *others]):
         reader, compute = StoreReader(store, "node0", SECRET), TimedCompute(300 + i)
         policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", {**settings, "rank": i})
-        await _serve(network, f"policy.{i}", policy)
+        await _serve(network, f"policy.{i}", policy, Relay(network.view(f"policy.{i}"), job.shards))
 
 
-async def _serve(network: InlineNetwork, name: str, shell: Any) -> None:
+async def _serve(network: InlineNetwork, name: str, *shells: Any) -> None:
     service = Service(name)
-    shell.register(service)
+    for shell in shells:
+        shell.register(service)
     await network.view(name).serve(name, service)
 
 
@@ -251,7 +253,7 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         "deterministic": job.deterministic,
         "ranks": [[f"policy.{i}"] for i in range(job.ranks)],
         "scorers": {f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)},
-        "weights": {f"letters{i}": 1.0 for i in range(job.scorers)},
+        "rewards": {f"letters{i}": {} for i in range(job.scorers)},
         "evaluate_prompts": job.evaluate_prompts,
     }
     factories = {

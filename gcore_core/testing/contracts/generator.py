@@ -18,6 +18,7 @@ from gcore_core.protocols import (
 from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.generator_engine import EngineTests
+from gcore_core.testing.contracts.sleep import SleepTests
 
 Key = tuple[int, int]
 _COLUMNS = {
@@ -30,7 +31,7 @@ _COLUMNS = {
 }
 
 
-class GeneratorContract(EngineTests, Contract):
+class GeneratorContract(EngineTests, SleepTests, Contract):
     """Override ``provider``, or the fixture ``generator`` and ``capabilities``.
 
     ``tolerance``: of log-probs, in nats. ``samples``: per prompt. ``steps_limit``: of ``step`` until a batch must have

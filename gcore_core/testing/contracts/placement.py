@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from gcore_core.errors import PlacementError
-from gcore_core.placement.devices import Device, Partition, Window
+from gcore_core.placement.devices import Device, Need, Partition, Window
+from gcore_core.placement.journal import decided
 from gcore_core.testing.contracts.base import Contract
 
 
@@ -33,17 +36,34 @@ class PlacementPolicyContract(Contract):
         return windows[request.param]
 
     def test_every_role_has_its_slots(self, policy: Any, window: Window) -> None:
-        plan = policy.revise(None, window)
+        plan = policy.revise(None, window).partition
         assert {role: len(cells) for role, cells in plan.cells.items()} == dict(window.slots)
 
     def test_no_slot_is_given_twice(self, policy: Any, window: Window) -> None:
         """Devices are the window's, and a role has no device more than once."""
-        plan = policy.revise(None, window)
+        plan = policy.revise(None, window).partition
         for role, cells in plan.cells.items():
             devices = [device for cell in cells for device in cell.devices]
             assert all(cell.devices for cell in cells), f"a slot of {role} has no device"
             assert set(devices) <= set(window.devices), f"{role} has a device that is not there"
             assert len(set(devices)) == len(devices), f"two slots of {role} have one device"
+
+    def test_generators_that_share_cells_leave_each_other_some(self, policy: Any) -> None:
+        """Both may occupy all devices: who is awake where must fit, and each has an engine where it is awake."""
+        needs = {"rollout": Need(kind="generator", follows="policy", least=2), "judge": Need(kind="generator")}
+        window = replace(window_of(8, rollout=8, judge=8), needs=needs)
+        decision = policy.revise(None, window)
+        awake = {role: [d for cell in cells for d in cell.devices] for role, cells in decision.partition.cells.items()}
+        assert len(awake["rollout"]) >= 2 and awake["judge"], "a role is without the replicas that it must keep"
+        assert all(len(set(devices)) == len(devices) for devices in awake.values()), "a device is given twice"
+        engines = (decision.engines or decision.partition).cells
+        for role, cells in decision.partition.cells.items():
+            assert set(cells) <= set(engines[role]), f"{role} is awake where it has no engine"
+            assert sum(len(cell.devices) for cell in engines[role]) == window.slots[role]
+
+    def test_what_it_says_can_be_written_down(self, policy: Any, window: Window) -> None:
+        line = decided(1, policy.revise(None, window))
+        assert msgspec.json.decode(msgspec.json.encode(line), type=type(line)) == line
 
     def test_the_same_arguments_give_the_same_plan(self, policy: Any, window: Window) -> None:
         first = policy.revise(None, window)
@@ -52,7 +72,7 @@ class PlacementPolicyContract(Contract):
 
     def test_arguments_stay_as_they_are(self, policy: Any, window: Window) -> None:
         before = copy.deepcopy(window)
-        plan = policy.revise(None, window)
+        plan = policy.revise(None, window).partition
         kept = Partition(dict(plan.cells))
         policy.revise(plan, window)
         assert window == before, "the window was changed"
@@ -60,8 +80,8 @@ class PlacementPolicyContract(Contract):
 
     def test_a_plan_that_fits_stays(self, policy: Any, window: Window) -> None:
         """Moving a role costs its weights; nothing has happened that would be worth that."""
-        plan = policy.revise(None, window)
-        assert policy.revise(plan, window) == plan
+        plan = policy.revise(None, window).partition
+        assert policy.revise(plan, window).partition == plan
 
     def test_what_does_not_fit_is_refused_by_name(self, policy: Any) -> None:
         with pytest.raises(PlacementError) as raised:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gcore_core.errors import NonFiniteLoss
-from gcore_core.protocols import Trainer, TrainRecord, WorkerContext
+from gcore_core.protocols import SavesInBackground, Trainer, TrainRecord, WorkerContext
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, largest_change
 from gcore_core.testing.safetensors_files import read_safetensors
@@ -216,6 +216,30 @@ class TrainerContract(Contract):
         assert (trainer.version, digests(exported(trainer))) == (1, saved)
         assert [train(trainer, records, advantages, step=step)["loss"] for step in (1, 2)] == expected
         assert digests(exported(trainer)) == after
+
+    @claims("save.background")
+    def test_a_save_in_the_background_is_of_the_moment_it_began(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path
+    ) -> None:
+        """Twice, since a second save may reuse what the first one left; training goes on meanwhile."""
+        for step in (0, 2):
+            train(trainer, records, advantages, step=step)
+            saved = digests(exported(trainer))
+            directory = tmp_path / f"state{step}"
+            directory.mkdir()
+            trainer.begin_save(directory)
+            expected = train(trainer, records, advantages, step=step + 1)["loss"]
+            after = digests(exported(trainer))
+            trainer.finish_save()
+            assert digests(exported(trainer)) == after, "finishing a save moved the weights"
+            trainer.load(directory)
+            assert (trainer.version, digests(exported(trainer))) == (step + 1, saved)
+            assert train(trainer, records, advantages, step=step + 1)["loss"] == expected
+            assert digests(exported(trainer)) == after
+
+    def test_saving_in_the_background_is_claimed_where_it_is_there(self, trainer: Any) -> None:
+        claimed = "save.background" in self.claimed()
+        assert isinstance(trainer, SavesInBackground) == claimed, f"save.background claimed: {claimed}"
 
     def test_saved_weights_are_the_exported_ones(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path

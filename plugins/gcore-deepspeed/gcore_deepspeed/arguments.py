@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gcore_core.errors import ConfigError, did_you_mean
+from gcore_language.engine_arguments import EngineArguments
+
+from gcore_core.errors import ConfigError
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 
 #: Sections and settings of DeepSpeed's configuration that are passed on.
@@ -74,6 +76,14 @@ _FIXED = {
 }
 
 
+_ARGUMENTS = EngineArguments(
+    settings=_SETTINGS,
+    fixed=_FIXED,
+    unknown="DeepSpeed takes no setting",
+    listed="They are the fields of deepspeed.runtime.zero.config.DeepSpeedZeroConfig.",
+)
+
+
 def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: str) -> None:
     """Raises ConfigError for a name that DeepSpeed does not know, or that is set elsewhere or fixed.
 
@@ -82,23 +92,9 @@ def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: s
     zero = engine.get("zero_optimization", {})
     if not isinstance(zero, Mapping):
         raise ConfigError("must be a mapping.", where=f"roles.{role}.engine.zero_optimization")
-    sections: list[tuple[str, Mapping[str, Any], Collection[str]]] = [
-        ("", engine, _PASSED),
-        ("zero_optimization.", zero, known_zero),
-    ]
-    for section, name, known in [(section, name, known) for section, names, known in sections for name in names]:
-        where = f"roles.{role}.engine.{section}{name}"
-        if (place := _SETTINGS.get(section + name)) is not None:
-            raise ConfigError("this is not set here.", where=where, todo=f"Set roles.{role}.{place}.", argument=name)
-        if (why := _FIXED.get(section + name)) is not None:
-            raise ConfigError("this cannot be chosen.", where=where, why=why, argument=name)
-        if name not in known:
-            raise ConfigError(
-                f"no setting {name!r} can be passed to DeepSpeed{did_you_mean(name, sorted(known))}.",
-                where=where,
-                todo=f"These can: {', '.join(sorted(known))}." if len(known) < 20 else "See DeepSpeedZeroConfig.",
-                argument=name,
-            )
+    for section, names, known in (("", engine, _PASSED), ("zero_optimization.", zero, known_zero)):
+        _ARGUMENTS.check_set_here(names, role, section)
+        _ARGUMENTS.check_known(names, known, role, section)
 
 
 def deepspeed_config(config: DeepSpeedTrainerConfig, engine: Mapping[str, Any], *, pin_memory: bool) -> dict[str, Any]:

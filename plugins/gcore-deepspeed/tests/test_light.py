@@ -32,7 +32,7 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ({"gradient_predivide": 2}, r"engine\.gradient_predivide: no setting 'gradient_predivide' .*predivide_factor"),
+        ({"gradient_predivide": 2}, r"engine\.gradient_predivide: DeepSpeed takes no setting .*predivide_factor"),
         ({"gradient_clipping": 1.0}, r"(?s)engine\.gradient_clipping: this is not set here.*config\.clip_grad_norm"),
         ({"bf16": {"enabled": True}}, r"(?s)this is not set here.*Set roles\.policy\.config\.dtype"),
         ({"optimizer": {"type": "AdamW"}}, r"(?s)this is not set here.*config\.learning_rate"),

@@ -31,10 +31,11 @@ class Progress:
         self.sums[name] = (before[0] + value, before[1] + weight)
 
     def compare(self, logp: Tensor, batch: Batch) -> None:
-        """Rollout against trainer log-probs under the same weights."""
-        gap = (logp - batch.columns["rollout_logp"]).abs() * batch.columns["mask"]
+        """Rollout against trainer log-probs, where both are under the same weights."""
+        same = batch.columns["mask"] * batch.columns["fresh"]
+        gap = (logp - batch.columns["rollout_logp"]).abs() * same
         self.gap = max(self.gap, float(gap.max()))
-        count = float(batch.columns["mask"].sum())
+        count = float(same.sum())
         self.add("logprob_gap_mean", float(gap.sum()), count)
         self.add("logprob_gap_share", float((gap > GAP).sum()), count)
 

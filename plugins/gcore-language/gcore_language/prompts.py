@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from gcore_core.errors import DataError
-from gcore_core.protocols import SampleRequest
-from gcore_core.records import Prompt
+from gcore_core.protocols import Finished, SampleRequest
+from gcore_core.records import FAILED, Prompt
 
 #: What transformers raises for files that are missing, malformed or of an unknown architecture.
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
@@ -57,6 +57,23 @@ def encode_requests(tokenizer: Any, requests: Sequence[SampleRequest]) -> dict[i
     """Ordinal -> int32[P]; requests of one ordinal have one prompt, which is encoded once."""
     first = {request.ordinal: request.prompt for request in reversed(requests)}
     return dict(zip(first, encode(tokenizer, list(first.values())), strict=True))
+
+
+def encode_fitting(
+    tokenizer: Any, requests: Sequence[SampleRequest], context_length: int, version: int
+) -> tuple[list[tuple[SampleRequest, np.ndarray, int]], list[Finished]]:
+    """(request, prompt int32[P], room for actions) of those that can be served, and records of those that fail."""
+    encoded = encode_requests(tokenizer, requests)
+    fitting, failed = [], []
+    for request in requests:
+        prompt = encoded[request.ordinal]
+        room = context_length - len(prompt)
+        if len(prompt) and room > 0:
+            fitting.append((request, prompt, room))
+        else:
+            reason = "prompt_too_long" if len(prompt) else "prompt_empty"
+            failed.append(Finished(request=request, status=FAILED, versions=(version, version), reason=reason))
+    return fitting, failed
 
 
 def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:

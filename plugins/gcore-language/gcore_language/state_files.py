@@ -1,16 +1,19 @@
-"""A trainer's state as safetensors of whole tensors and one JSON file; any number of ranks, any trainer can load it.
+"""A trainer's state as safetensors and one JSON file; any number of ranks, any trainer can load it.
 
 A file holds tensors named ``<part>/<Hugging Face name>``; parts: weight, and AdamW's exp_avg and exp_avg_sq. All are
-float32 in Hugging Face layout.
+float32 in Hugging Face layout. A tensor is whole in one file, or its rows are in several: those of the first file,
+then those of the next, in the order of their names (``state-<rank>-...``).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -75,10 +78,16 @@ def load_parts(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
 
 
 def _stored(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    for path in sorted(directory.glob("state-*.safetensors")):
-        try:
-            with safe_open(path, "pt") as file:
-                for key in file.keys():  # noqa: SIM118 (not a dict)
-                    yield key, file.get_tensor(key)
-        except (OSError, SafetensorError) as error:
-            raise DataError("trainer state cannot be read.", where=str(path), why=str(error)) from error
+    """Whole tensors by key, in the order of the first file."""
+    holders: dict[str, list[Any]] = {}
+    with ExitStack() as stack:
+        for path in sorted(directory.glob("state-*.safetensors")):
+            try:
+                file = stack.enter_context(safe_open(path, "pt"))
+            except (OSError, SafetensorError) as error:
+                raise DataError("trainer state cannot be read.", where=str(path), why=str(error)) from error
+            for key in file.keys():  # noqa: SIM118 (not a dict)
+                holders.setdefault(key, []).append(file)
+        for key, files in holders.items():
+            rows = [file.get_tensor(key) for file in files]
+            yield key, rows[0] if len(rows) == 1 else torch.cat(rows)

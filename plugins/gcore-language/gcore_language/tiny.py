@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -56,6 +57,19 @@ def save_tokenizer(directory: Path, extra: int = 0) -> None:
     )
     fast.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}:"
     fast.save_pretrained(directory)
+
+
+def save_untrained(directory: Path, words: int = 2048) -> None:
+    """A Llama of 4 layers as it is before training, of a few million weights: for measuring speed.
+
+    Its large vocabulary makes the end token rare.
+    """
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    ids = {**_IDS, "max_position_embeddings": 256}
+    LlamaForCausalLM(LlamaConfig(vocab_size=words, **sizes, **heads, **ids)).save_pretrained(directory)
+    save_tokenizer(directory, extra=words - VOCABULARY)
 
 
 def save_model(directory: Path, family: str, seed: int = 0, scale: float = 3.0) -> None:

@@ -228,6 +228,8 @@ class LanguageTrainer:
         for batch in filter(None, prepared.all()):
             by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(self._engine.device)
             batch.columns["advantage"] = by_record[batch.columns["record"]]
+            fresh = torch.tensor([prepared.records[i].fresh for i in batch.index], device=self._engine.device)
+            batch.columns["fresh"] = fresh[batch.columns["record"]]
         if "old_logp" in self._objective.requires:
             # the first minibatch needs no pass of its own: its first update starts from these very weights
             if not prepared.has_old_logp:
@@ -327,9 +329,13 @@ class LanguageTrainer:
         """Weights by Hugging Face name; an array may be a view of live memory, valid until ``train``."""
         return self._engine.export_weights()
 
+    def numbers(self) -> dict[str, Any]:
+        """What is saved besides the engine's state."""
+        return {"version": self.version, "updates": self._updates}
+
     def save(self, directory: Path) -> None:
         """See ``Trainer.save``."""
-        self._engine.save(directory, {"version": self.version, "updates": self._updates})
+        self._engine.save(directory, self.numbers())
 
     def load(self, directory: Path) -> None:
         numbers = self._engine.load(directory)

@@ -15,7 +15,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="AdamW on Megatron-Core: tensor, pipeline, context and data parallel, for Llama, Mistral and Qwen",
         factory="gcore_megatron.trainer:MegatronTrainer",
         config=MegatronTrainerConfig,
-        capabilities=frozenset({"sharding"}),
+        capabilities=frozenset({"save.background", "sharding"}),
         needs=("megatron-core>=0.16.1,<0.17", "psutil>=7", "torch>=2.7"),
     )
 

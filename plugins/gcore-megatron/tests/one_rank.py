@@ -55,10 +55,10 @@ def run(spec: dict[str, Any], rank: int) -> None:
     step(0)
     step(1)
     note("two")
-    pending = trainer.begin_save(work / "state")
+    trainer.begin_save(work / "state")
     step(2)  # must not leak into what is being saved
     note("three")
-    pending.wait()
+    trainer.finish_save()
     if spec["resume"]:
         trainer.load(Path(spec["resume"]))
         step(trainer.version)

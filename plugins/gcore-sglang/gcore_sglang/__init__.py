@@ -21,6 +21,13 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=SglangGeneratorConfig,
         capabilities=frozenset({"abort", "weights.push"}),
     )
+    yield GeneratorProvider(
+        name="sleeping",
+        summary="the same on CUDA, and gives the device's memory back while it sleeps; not run yet",
+        factory="gcore_sglang.sleeping:SleepingSglangGenerator",
+        config=SglangGeneratorConfig,
+        capabilities=frozenset({"abort", "sleep", "weights.push"}),
+    )
 
 
 @hookimpl

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
-
-from gcore_core.errors import ConfigError, did_you_mean
+from gcore_language.engine_arguments import EngineArguments
 
 #: Exit code of the child for arguments that SGLang does not have; the file in the private directory lists those it has.
 EXIT_REFUSED = 3
@@ -44,25 +41,9 @@ _FIXED = (
 )
 
 
-def check_set_here(engine: Mapping[str, Any], role: str) -> None:
-    """Raises ConfigError for a name that is set elsewhere or fixed."""
-    for name in engine:
-        where = f"roles.{role}.engine.{name}"
-        if name in _SETTINGS:
-            place = _SETTINGS[name]
-            key = place if place.startswith("run.") else f"roles.{role}.{place}"
-            raise ConfigError("this is not set here.", where=where, todo=f"Set {key}.", argument=name)
-        if name in _FIXED:
-            raise ConfigError("this cannot be chosen.", where=where, why=_FIXED[name], argument=name)
-
-
-def check_known(engine: Mapping[str, Any], known: Collection[str], role: str) -> None:
-    """Raises ConfigError for a name that is not among ``known``, SGLang's own."""
-    for name in engine:
-        if name not in known:
-            raise ConfigError(
-                f"SGLang has no server argument {name!r}{did_you_mean(name, sorted(known))}.",
-                where=f"roles.{role}.engine.{name}",
-                todo="They are the fields of sglang.srt.server_args.ServerArgs.",
-                argument=name,
-            )
+ARGUMENTS = EngineArguments(
+    settings=_SETTINGS,
+    fixed=_FIXED,
+    unknown="SGLang has no server argument",
+    listed="They are the fields of sglang.srt.server_args.ServerArgs.",
+)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,13 +42,13 @@ class Event:
 
 
 class Client:
-    """At most ``connections`` samples are with SGLang at once; others wait here."""
+    """At most ``connections`` requests for samples are open at once; those that wait go together in the next one."""
 
     def __init__(self, url: str, key: str, *, connections: int) -> None:
         self._url, self._headers = url, {"Authorization": f"Bearer {key}"}
         self._connections = connections
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._waiting: dict[str, asyncio.Task[None]] = {}  # not sent yet
+        self._waiting: dict[str, Mapping[str, Any]] = {}  # not sent yet: rid -> body
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-client", daemon=True)
@@ -73,12 +73,15 @@ class Client:
     # -- samples ------------------------------------------------------------------------------------------------------
 
     def sample(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Begins samples, rid -> body of ``/generate``; returns at once. What comes of them is told by ``wait``."""
+        """Begins samples, rid -> body of ``/generate``; returns at once. What comes of them is told by ``wait``.
+
+        All bodies have the same keys.
+        """
         self._loop.call_soon_threadsafe(self._begin, bodies)
 
     def withdraw(self, rids: Sequence[str]) -> None:
         """Ends those that were not sent yet, with an empty answer."""
-        self._loop.call_soon_threadsafe(lambda: [self._waiting[rid].cancel() for rid in rids if rid in self._waiting])
+        self._loop.call_soon_threadsafe(self._take_back, rids)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """What has happened since the last call; waits for at least one event, at most that long."""
@@ -91,40 +94,61 @@ class Client:
             return found
 
     def _begin(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
-        for rid, body in bodies.items():
-            task = self._loop.create_task(self._sample(rid, body))
-            self._waiting[rid] = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._waiting.update(bodies)
+        task = self._loop.create_task(self._send_waiting())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _sample(self, rid: str, body: Mapping[str, Any]) -> None:
+    def _take_back(self, rids: Sequence[str]) -> None:
+        for rid in rids:
+            if self._waiting.pop(rid, None) is not None:
+                self._events.put(Event(rid, {}))
+
+    async def _send_waiting(self) -> None:
+        async with self._room:
+            bodies, self._waiting = self._waiting, {}
+            if bodies:
+                await self._sample(bodies)
+
+    async def _sample(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
+        """Sends one request for all; what SGLang refuses is divided until those that it refuses stand alone."""
+        left = set(bodies)
         try:
-            async with self._room:
-                del self._waiting[rid]
-                await self._read_answer(rid, body)
-        except asyncio.CancelledError:
-            self._waiting.pop(rid, None)
-            self._events.put(Event(rid, {}))
+            refusal = await self._read_answers(bodies, left)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self._events.put(Event(rid, {}, error=str(error), lost=True))
+            self._end(left, str(error), lost=True)
+            return
+        if refusal and len(left) == len(bodies) > 1:  # it looks at all of them before it begins any
+            items = list(bodies.items())
+            half = len(items) // 2
+            await asyncio.gather(self._sample(dict(items[:half])), self._sample(dict(items[half:])))
+        elif left:
+            self._end(left, refusal or "the answer has no end", lost=not refusal)
 
-    async def _read_answer(self, rid: str, body: Mapping[str, Any]) -> None:
-        async with self._samples.post("/generate", json={**body, "rid": rid, "stream": True}) as response:
+    def _end(self, rids: Iterable[str], error: str, *, lost: bool) -> None:
+        for rid in sorted(rids):
+            self._events.put(Event(rid, {}, error=error, lost=lost))
+
+    async def _read_answers(self, bodies: Mapping[str, Mapping[str, Any]], left: set[str]) -> str:
+        """Takes out of ``left`` the samples that end; returns SGLang's words when it refuses the request."""
+        first = next(iter(bodies.values()))
+        columns = {name: [body[name] for body in bodies.values()] for name in first}
+        request = {**columns, "rid": list(bodies), "stream": True}
+        async with self._samples.post("/generate", json=request) as response:
             if response.status != 200:
-                self._events.put(Event(rid, {}, error=await response.text()))
-                return
+                return await response.text()
             async for line in response.content:
                 if not line.startswith(b"data: {"):
                     continue
                 answer = json.loads(line.removeprefix(b"data: "))
                 if "error" in answer:
-                    self._events.put(Event(rid, {}, error=json.dumps(answer["error"])))
-                    return
-                ended = answer["meta_info"]["finish_reason"] is not None
-                self._events.put(Event(rid, answer, ended=ended))
+                    return json.dumps(answer["error"])
+                meta = answer["meta_info"]
+                ended = meta["finish_reason"] is not None
+                self._events.put(Event(meta["id"], answer, ended=ended))
                 if ended:
-                    return
-        self._events.put(Event(rid, {}, error="the answer has no end", lost=True))
+                    left.discard(meta["id"])
+        return ""
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -134,6 +158,14 @@ class Client:
         if status != 200:
             raise Refused(f"{path} gives {status}: {text[:300]}")
         return text
+
+    def call_each(self, path: str, bodies: Iterable[Mapping[str, Any]], *, timeout_s: float = _CALL_S) -> None:
+        """Posts all of them at once. Raises Unreachable; what the answers say is not looked at."""
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(self._respond("POST", path, body, timeout_s) for body in bodies))
+
+        asyncio.run_coroutine_threadsafe(all_of_them(), self._loop).result()
 
     def is_healthy(self) -> bool:
         """Whether a server is there that has drawn its first sample."""

@@ -1,6 +1,7 @@
 """The provider ``sglang`` of kind generator: SGLang's server, spoken to over HTTP.
 
-Every sample is a request of its own; samples of one prompt share it in the radix cache.
+What is submitted together goes in one request, whose samples end one by one; those of one prompt share it in the radix
+cache.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 import numpy as np
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
-from gcore_language.prompts import decode, encode_requests, end_tokens, load_tokenizer
+from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer
 
 from gcore_core.errors import WorkerError
 from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
 from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
-from gcore_sglang.arguments import check_set_here
+from gcore_sglang.arguments import ARGUMENTS
 from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.client import Client, Event, Refused, Unreachable
 from gcore_sglang.config import SglangGeneratorConfig
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _SEED_MASK = 2**63 - 1
 #: How long a step waits for something to happen, and how long before any sample has an action.
-_STEP_S, _FIRST_S = 0.01, 2.0
+_STEP_S, _FIRST_S = 0.05, 2.0
 _ABORT_S, _ABORT_AGAIN_S = 60.0, 0.1
 #: How long SGLang's process may take to be seen ended after a connection broke.
 _GRACE_S = 5.0
@@ -50,7 +51,7 @@ class SglangGenerator:
     """See ``gcore_core.protocols.Generator`` and ``ReceivesWeights``."""
 
     def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:
-        check_set_here(context.engine, context.role)
+        ARGUMENTS.check_set_here(context.engine, context.role)
         self._config, self._context = config, context
         files = open_model_files(context)
         self._tokenizer = load_tokenizer(
@@ -86,15 +87,10 @@ class SglangGenerator:
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``."""
-        encoded = encode_requests(self._tokenizer, requests)
+        fitting, failed = encode_fitting(self._tokenizer, requests, self._context_length, self.version)
+        self._ended += failed
         bodies = {}
-        for request in requests:
-            prompt = encoded[request.ordinal]
-            room = self._context_length - len(prompt)
-            if len(prompt) == 0 or room <= 0:
-                reason = "prompt_too_long" if len(prompt) else "prompt_empty"
-                self._ended.append(self._failed(request, reason))
-                continue
+        for request, prompt, room in fitting:
             rid = f"{self._count:012}"  # SGLang aborts all whose id begins with the one that is named
             self._count += 1
             self._running[rid] = _Running(request, prompt)
@@ -205,8 +201,11 @@ class SglangGenerator:
                     f"SGLang did not abort {len(left)} samples in {_ABORT_S:.0f} s.",
                     where=f"roles.{self._context.role}",
                 )
-            for rid in left:  # again, because SGLang ignores what has not reached it yet
-                self._call("/abort_request", {"rid": rid})
+            # again, because SGLang ignores what has not reached it yet; the last first: they may not have begun
+            try:
+                self._client.call_each("/abort_request", [{"rid": rid} for rid in sorted(left, reverse=True)])
+            except Unreachable as error:
+                raise self._no_answer(error) from error
             events = self._client.wait(_ABORT_AGAIN_S)
             mine = [event for event in events if event.rid in rids]
             others = [event for event in events if event.rid not in rids]
@@ -267,8 +266,12 @@ class SglangGenerator:
         try:
             return self._client.call("POST", path, body, timeout_s=timeout_s)
         except Unreachable as error:
-            self._server.check(_GRACE_S)
-            raise WorkerError("SGLang does not answer.", where=f"roles.{self._context.role}", why=str(error)) from error
+            raise self._no_answer(error) from error
+
+    def _no_answer(self, error: Unreachable) -> WorkerError:
+        """What to raise. Raises WorkerDied when SGLang has ended."""
+        self._server.check(_GRACE_S)
+        return WorkerError("SGLang does not answer.", where=f"roles.{self._context.role}", why=str(error))
 
 
 def _status(reason: Mapping[str, Any]) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from gcore_core.errors import AddressError, ConfigError, DataError, DeadlineExceeded, WorkerDied
 from gcore_core.protocols import WorkerContext
-from gcore_sglang.arguments import EXIT_REFUSED, KNOWN, check_known
+from gcore_sglang.arguments import ARGUMENTS, EXIT_REFUSED, KNOWN
 from gcore_sglang.client import Client, Refused, Unreachable
 
 HOST = "127.0.0.1"
@@ -145,7 +145,7 @@ class Server:
         role = self._context.role
         if code == EXIT_REFUSED:
             known = json.loads((self.private / KNOWN).read_text(encoding="utf-8"))
-            check_known(self._context.engine, known, role)
+            ARGUMENTS.check_known(self._context.engine, known, role)
         if _PORT_TAKEN in self._tail():
             return self._port_taken(port)
         return DataError(

@@ -54,6 +54,14 @@ def serving() -> Iterator[Callable[[Handler], Client]]:
     loop.close()
 
 
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Set in the end, so that no handler is waited for after a test that failed."""
+    found = threading.Event()
+    yield found
+    found.set()
+
+
 def events(client: Client, count: int) -> list[Event]:
     found: list[Event] = []
     while len(found) < count:
@@ -69,47 +77,80 @@ def answer(rid: str, ids: list[int], *, ended: bool) -> bytes:
     return b"data: " + json.dumps(told).encode() + b"\n\n"
 
 
-def test_an_answer_comes_in_parts_and_ends_once(serving: Any) -> None:
+def test_samples_go_in_one_request_and_each_answer_comes_in_parts_and_ends_once(serving: Any) -> None:
+    bodies = []
+
     async def handler(request: web.Request) -> web.StreamResponse:
         assert request.headers["Authorization"] == f"Bearer {KEY}"
-        body = await request.json()
+        bodies.append(body := await request.json())
         response = web.StreamResponse()
         await response.prepare(request)
-        await response.write(answer(body["rid"], [5], ended=False))
-        await response.write(answer(body["rid"], list(range(100_000)), ended=True) + b"data: [DONE]\n\n")
+        for rid in body["rid"]:
+            await response.write(answer(rid, [5], ended=False))
+        for rid in reversed(body["rid"]):
+            await response.write(answer(rid, list(range(100_000)), ended=True))
+        await response.write(b"data: [DONE]\n\n")
         return response
 
     client = serving(handler)
-    client.sample({name: {"input_ids": [1]} for name in "abcde"})
+    client.sample({name: {"input_ids": [i], "return_logprob": True} for i, name in enumerate("abcde")})
     found = events(client, 10)
-    assert sorted((e.rid, e.ended) for e in found) == sorted((rid, ended) for rid in "abcde" for ended in (False, True))
+    assert [(e.rid, e.ended) for e in found] == [(rid, False) for rid in "abcde"] + [(rid, True) for rid in "edcba"]
     assert {len(e.answer["output_ids"]) for e in found if e.ended} == {100_000}
     assert not any(e.lost or e.error for e in found)
+    expected = {"input_ids": [[0], [1], [2], [3], [4]], "return_logprob": [True] * 5}
+    assert bodies == [{**expected, "rid": list("abcde"), "stream": True}]
 
 
-def test_what_was_not_sent_can_be_withdrawn(serving: Any) -> None:
-    release = threading.Event()
+def test_what_waits_goes_together_or_can_be_withdrawn(serving: Any, release: threading.Event) -> None:
+    bodies = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        bodies.append(body["rid"])
         response = web.StreamResponse()
         await response.prepare(request)
-        await response.write(answer(body["rid"], [5], ended=False))
+        for rid in body["rid"]:
+            await response.write(answer(rid, [5], ended=False))
         await asyncio.to_thread(release.wait)
-        await response.write(answer(body["rid"], [5, 6], ended=True))
+        for rid in body["rid"]:
+            await response.write(answer(rid, [5, 6], ended=True))
         return response
 
     client = serving(handler)
-    client.sample({name: {} for name in "abcd"})
-    events(client, 2)  # two have connections and begin, two wait
-    client.withdraw(["b", "c", "d", "unknown"])
+    for name in "abcdef":
+        client.sample({name: {}})
+        if name in "ab":
+            events(client, 1)  # two have connections and begin, the others wait
+    client.withdraw(["b", "c", "f", "unknown"])
     withdrawn = events(client, 2)
     assert [(e.rid, dict(e.answer), e.ended, e.lost) for e in withdrawn] == [
         ("c", {}, True, False),
-        ("d", {}, True, False),
+        ("f", {}, True, False),
     ]
     release.set()
-    assert sorted((e.rid, e.ended) for e in events(client, 2)) == [("a", True), ("b", True)]
+    found = events(client, 6)
+    assert sorted(e.rid for e in found if e.ended) == ["a", "b", "d", "e"]
+    assert bodies[2] == ["d", "e"]
+
+
+def test_what_is_refused_among_others_fails_alone(serving: Any) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if bad := sorted(set(body["rid"]) & set("cg")):
+            return web.Response(status=400, text=f"{bad[0]} is bad")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for rid in body["rid"]:
+            await response.write(answer(rid, [5], ended=True))
+        return response
+
+    client = serving(handler)
+    client.sample({name: {} for name in "abcdefgh"})
+    found = sorted(events(client, 8), key=lambda event: event.rid)
+    assert [(e.rid, e.error, e.lost) for e in found] == [
+        (name, f"{name} is bad" if name in "cg" else "", False) for name in "abcdefgh"
+    ]
 
 
 def test_a_connection_that_breaks_is_told_as_lost(serving: Any) -> None:
@@ -117,8 +158,8 @@ def test_a_connection_that_breaks_is_told_as_lost(serving: Any) -> None:
         body = await request.json()
         response = web.StreamResponse()
         await response.prepare(request)
-        await response.write(answer(body["rid"], [5], ended=False))
-        if body["rid"] == "cut":
+        await response.write(answer(body["rid"][0], [5], ended=False))
+        if body["rid"] == ["cut"]:
             assert request.transport is not None
             request.transport.abort()
         return response
@@ -156,9 +197,7 @@ def test_a_server_that_is_not_there_is_told(serving: Any) -> None:
         client.close()
 
 
-def test_a_server_that_does_not_answer_is_told(serving: Any) -> None:
-    release = threading.Event()
-
+def test_a_server_that_does_not_answer_is_told(serving: Any, release: threading.Event) -> None:
     async def handler(request: web.Request) -> web.Response:
         await asyncio.to_thread(release.wait)
         return web.Response()

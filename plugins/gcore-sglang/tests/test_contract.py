@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from gcore_sglang import conformance
 
+from gcore_core.protocols import WorkerContext
 from gcore_core.testing import PluginContract, TrainerWithGeneratorContract
+from gcore_core.testing.contracts.base import closing, make
 from gcore_core.testing.contracts.weights import push, read_model
 
 
@@ -27,6 +29,11 @@ class TestQwen2Generator(conformance.TestQwen2Generator):
 
 
 @pytest.mark.engine
+class TestSleepingGenerator(conformance.TestSleepingGenerator):
+    pass
+
+
+@pytest.mark.engine
 class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
     """On a model with tied embeddings, whose tensor two layers of SGLang share; all tests with one server."""
 
@@ -34,13 +41,15 @@ class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
     # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
     config = {"learning_rate": 1e-3, "eps": 1e-2}
     family = "qwen2"
+    needs_cuda = False
     model = conformance.OnTinyModel.model
 
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, model: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-        directory = str(tmp_path_factory.mktemp("logs"))
-        yield from conformance.started(conformance.TestQwen2Generator.config, model, directory)
+        context = WorkerContext(role="rollout", model=model, directory=str(tmp_path_factory.mktemp("logs")))
+        of = conformance.TestQwen2Generator
+        yield from closing(make(of.description(), of.config, context))
 
     @pytest.fixture
     def generator(self, engine: Any, model: dict[str, Any]) -> Iterator[Any]:

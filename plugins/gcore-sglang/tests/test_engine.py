@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_language import testing
+from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
 
 from gcore_core.errors import WeightMismatch
-from gcore_core.protocols import Finished, SampleRequest
-from gcore_core.records import Prompt, TensorSpec, WeightPlan
+from gcore_core.protocols import SampleRequest
+from gcore_core.records import TensorSpec, WeightPlan
 from gcore_core.testing.contracts.weights import load, push
-from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 
 pytestmark = pytest.mark.engine
 
@@ -25,54 +26,8 @@ LONG = "1+" * 35 + "1="
 PROMPTS = ("1+2=", "7", "12+34=", LONG)
 
 
-def requests_of(prompts: Sequence[str] = PROMPTS, samples: int = 6, greedy: bool = False) -> list[SampleRequest]:
-    return [
-        SampleRequest(ordinal=i, sample=j, seed=2**63 + 1000 * i + j, prompt=Prompt(row=i, text=text), greedy=greedy)
-        for i, text in enumerate(prompts)
-        for j in range(samples)
-    ]
-
-
-def drain(generator: Any, count: int) -> list[Finished]:
-    found: list[Finished] = []
-    for _ in range(10_000):
-        if len(found) == count:
-            return found
-        found += generator.step()
-    raise AssertionError(f"{count - len(found)} samples did not end")
-
-
-def run(generator: Any, requests: list[SampleRequest]) -> list[Finished]:
-    generator.submit(requests)
-    return drain(generator, len(requests))
-
-
-def tensors_of(directory: Path) -> Tensors:
-    return read_safetensors(directory / "model.safetensors")
-
-
-def gaps(records: Sequence[Finished], directory: Path, actions: slice = slice(None)) -> np.ndarray:
-    """|log-prob of the record - of transformers' forward pass|, for all (or some) actions of the records."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    found = []
-    for record in records:
-        columns = record.columns
-        prompt, ids = (torch.from_numpy(columns[key].astype(np.int64)) for key in ("prompt_ids", "action_ids"))
-        with torch.no_grad():
-            logits = model(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
-        logp = (logits / float(columns["temperature"])).log_softmax(-1).gather(1, ids[:, None])[:, 0].numpy()
-        found.append(np.abs(logp - columns["logp"])[actions])
-    return np.concatenate(found)
-
-
-def assert_agree(found: np.ndarray) -> None:
-    """The band of float32: 99% under 1e-4, all under 5e-4. Measured on a CPU: 1e-6."""
-    assert found.size
-    assert np.quantile(found, 0.99) < 1e-4
-    assert found.max() < 5e-4
+def requests_of(prompts: Sequence[str] = PROMPTS, samples: int = 6, *, greedy: bool = False) -> list[SampleRequest]:
+    return testing.requests_of(prompts, samples, greedy=greedy)
 
 
 def test_the_engine_is_the_real_library(opened: Any) -> None:

@@ -175,7 +175,8 @@ def test_a_server_that_is_killed_is_told_at_once_and_leaves_no_process(
         with pytest.raises(WorkerDied, match=r"(?s)rollout: SGLang ended with exit code -9.*Its log: .*sglang\.log"):
             for _ in range(1000):
                 generator.step()
-        for verb in (lambda: generator.abort([(0, 0)]), lambda: push(generator, read_model(context.model), 1)):
+        keys = [(ordinal, sample) for ordinal in range(4) for sample in range(4)]  # some may have ended before
+        for verb in (lambda: generator.abort(keys), lambda: push(generator, read_model(context.model), 1)):
             with pytest.raises(WorkerDied):
                 verb()
         assert time.monotonic() - began_s < 20

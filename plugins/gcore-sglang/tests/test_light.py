@@ -8,11 +8,12 @@ from typing import Any
 import gcore_sglang
 import numpy as np
 import pytest
-from gcore_sglang.arguments import check_known, check_set_here
+from gcore_sglang.arguments import ARGUMENTS
 from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.config import SglangGeneratorConfig
 
 from gcore_core.errors import ConfigError, WorkerError
+from gcore_core.protocols import WorkerContext
 from gcore_core.records import TensorSpec
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 
@@ -49,15 +50,15 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
     ],
 )
 def test_an_engine_argument_that_cannot_be_set_is_refused(name: str, message: str) -> None:
-    check_set_here({"port": 1, "mem_fraction_static": 0.5}, "rollout")
+    ARGUMENTS.check_set_here({"port": 1, "mem_fraction_static": 0.5}, "rollout")
     with pytest.raises(ConfigError, match=message):
-        check_set_here({"port": 1, name: 1}, "rollout")
+        ARGUMENTS.check_set_here({"port": 1, name: 1}, "rollout")
 
 
 def test_an_engine_argument_that_sglang_does_not_have_is_refused() -> None:
-    check_known({"port": 1}, KNOWN, "rollout")
+    ARGUMENTS.check_known({"port": 1}, KNOWN, "rollout")
     with pytest.raises(ConfigError, match=r"engine\.mem_fraction: SGLang has no server argument.*did you mean 'mem_fr"):
-        check_known({"port": 1, "mem_fraction": 0.5}, KNOWN, "rollout")
+        ARGUMENTS.check_known({"port": 1, "mem_fraction": 0.5}, KNOWN, "rollout")
 
 
 def test_a_bucket_is_a_file_for_this_user_that_is_gone_afterwards(tmp_path: Path) -> None:
@@ -103,3 +104,14 @@ def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path
     old, none = gcore_sglang.gcore_check({"roles": roles})
     assert old.startswith(f"roles.old.python: {pythons['old']} has sglang 0.4.9, but this needs sglang>=0.5.23,<0.6;")
     assert none.startswith(f"roles.none.python: {pythons['none']} has no SGLang, but this needs sglang")
+
+
+def test_sleep_is_refused_where_there_is_no_cuda() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    pytest.importorskip("aiohttp")
+    from gcore_sglang.sleeping import SleepingSglangGenerator
+
+    with pytest.raises(ConfigError, match=r"(?s)roles\.rollout\.use: sleep of this engine needs CUDA.*Use sglang\."):
+        SleepingSglangGenerator(SglangGeneratorConfig(), WorkerContext(role="rollout"))

@@ -1,4 +1,4 @@
-"""What may be set under ``config:`` of a role that uses this plugin."""
+"""What may be set under ``config:`` of a role or reward that uses this plugin."""
 
 from __future__ import annotations
 
@@ -32,3 +32,32 @@ class TorchGeneratorConfig(GeneratorSettings):
     """auto is cuda where there is one."""
     decoder: Literal["auto", "fused", "transformers"] = "auto"
     """fused is this plugin's decoder (Llama, Mistral, Qwen2, Qwen3); auto takes it where its logits are the model's."""
+    sleep: Literal["keep", "discard"] = "keep"
+    """What a sleep does with the weights: keep moves them from an accelerator to host memory; discard drops them, on a
+    CPU too, and after the wake a push must bring them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchRewardConfig:
+    """Settings of ``rewards.<name>.config``."""
+
+    path: str
+    """Directory of the reward model, or its name on the hub."""
+    budget_tokens: int = 16384
+    """Most tokens, padding included, of one forward pass."""
+    context_length: int | None = None
+    """Most tokens of prompt and completion; empty: the model's. A longer record has no reward; it is not cut."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the weights."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto is cuda where there is one."""
+    threads: int = 1
+    """CPU threads; 0 leaves torch's choice."""
+    trust_remote_code: bool = False
+    """Run Python code that lies in the model directory."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.path), "path", "no directory of a reward model is given")
+        require(self.budget_tokens > 0, "budget_tokens", f"must be positive, is {self.budget_tokens}")
+        length = self.context_length
+        require(length is None or length > 0, "context_length", f"must be positive, is {length}")

@@ -22,9 +22,12 @@ _PREFILL_TOKENS = 16384
 
 
 class Decoder(Protocol):
-    """Rows are numbered 0 .. rows - 1; new ones come last."""
+    """Rows are numbered 0 .. rows - 1; new ones come last. cache_bytes: what keys and values take."""
 
     rows: int
+
+    @property
+    def cache_bytes(self) -> int: ...
 
     def prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int]) -> Tensor:
         """Adds ``repeats[i]`` rows that start with ``prompts[i]``, read once; logits [sum(repeats), V] of what
@@ -38,6 +41,12 @@ class Decoder(Protocol):
 
     def clear(self) -> None:
         """Removes all rows."""
+
+    def release(self, *, weights: bool) -> None:
+        """Lets go of the cache, and of the weights: ``take_weights`` and ``clear`` must follow before tokens do."""
+
+    def take_weights(self) -> None:
+        """The model's weights lie where they are to stay."""
 
 
 class FusedDecoder:
@@ -190,6 +199,19 @@ class FusedDecoder:
     def clear(self) -> None:
         self.rows = self._column = 0
 
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.nbytes
+
+    def release(self, *, weights: bool) -> None:
+        self._cache = self._new_cache(0)
+        if weights:
+            self._layers = []
+
+    def take_weights(self) -> None:
+        if not self._layers:
+            self._layers = [_FusedLayer(layer) for layer in self._model.model.layers]
+
     def _project(self, layer: _FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Turned queries and keys, and values, [n, H + 2K, E] of x [n, D]."""
         projected = F.linear(layer.norm_in(x), layer.qkv, layer.qkv_bias).view(len(x), -1, self._size)
@@ -298,6 +320,17 @@ class TransformersDecoder:
 
     def clear(self) -> None:
         self._parts, self.rows = [], 0
+
+    @property
+    def cache_bytes(self) -> int:
+        layers = (layer for _, cache in self._parts for layer in cache.layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+    def release(self, *, weights: bool) -> None:
+        self._parts = []
+
+    def take_weights(self) -> None:
+        pass
 
 
 @torch.no_grad()

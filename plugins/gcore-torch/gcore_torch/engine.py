@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,8 @@ from gcore_language.packing import Batch, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
-from gcore_language.state_files import MOMENTS, load_numbers, load_parts, save_state
+from gcore_language.saving import PendingSave, Staging, local_rows, save_rank
+from gcore_language.state_files import MOMENTS, load_numbers, load_parts
 from gcore_language.training import LossOf, check_objective, keeps_reference
 from gcore_language.weights import full, like, named_tensors, spec_of, to_bytes
 from torch import Tensor
@@ -54,6 +55,7 @@ class TorchEngine:
         self._tensors = named_tensors(model)
         self._parameters = [t for t in self._tensors.values() if t.requires_grad]
         self._optimizer = self._make_optimizer()
+        self.staging = Staging()
 
     def _open(self, path: str) -> Policy:
         config = self._config
@@ -134,6 +136,7 @@ class TorchEngine:
         scale = float(self.ranks.count)  # FSDP2 has averaged over the ranks; the rule says sum
         norm = scale * float(full(torch.nn.utils.get_total_norm(gradients)))
         if math.isfinite(norm):
+            self.staging.wait()
             factor = scale * (min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0)
             if factor != 1:
                 torch._foreach_mul_(gradients, factor)
@@ -157,18 +160,35 @@ class TorchEngine:
             yield spec, to_bytes(whole, DTYPES[self._config.dtype]) if self.ranks.rank == 0 else np.empty(0, np.uint8)
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
-        steps = {name: float(s["step"]) for name, t in self._tensors.items() if (s := self._optimizer.state.get(t))}
-        save_state(directory, self._parts(), {**numbers, "optimizer_steps": steps}, writes=self.ranks.rank == 0)
+        save_rank(directory, self.ranks, self.rows(), self._counted(numbers))
         self.ranks.wait()
 
-    def _parts(self) -> Iterator[tuple[str, Tensor]]:
+    def begin_save(self, directory: Path, numbers: dict[str, Any]) -> PendingSave:
+        told = self._counted(numbers)
+
+        def write(rows: Mapping[str, Tensor], wrote: Callable[[], None]) -> None:
+            save_rank(directory, self.ranks, rows, told, wrote)
+
+        return self.staging.save(self.rows(), write, self._context.progress)
+
+    def _counted(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """The numbers, and how many steps the optimizer has made with each tensor."""
+        steps = {name: float(s["step"]) for name, t in self._tensors.items() if (s := self._optimizer.state.get(t))}
+        return {**numbers, "optimizer_steps": steps}
+
+    def rows(self) -> dict[str, Tensor]:
+        """Weights and moments by the keys of ``state_files``, what this rank saves of them."""
+        found: dict[str, Tensor | None] = {}
         for name, tensor in self._tensors.items():
-            state = self._optimizer.state.get(tensor, {})
-            yield f"weight/{name}", full(tensor)
-            yield from ((f"{part}/{name}", full(state[part])) for part in MOMENTS if part in state)
+            parts = {"weight": tensor} | {part: self._optimizer.state.get(tensor, {}).get(part) for part in MOMENTS}
+            for part, held in parts.items():
+                if held is not None:
+                    found[f"{part}/{name}"] = local_rows(held, first=self.ranks.rank == 0)
+        return {key: rows for key, rows in found.items() if rows is not None}
 
     @torch.no_grad()
     def load(self, directory: Path) -> dict[str, Any]:
+        self.staging.wait()
         numbers = load_numbers(directory)
         steps = numbers.pop("optimizer_steps")
         self._optimizer.state.clear()  # a state from before the first update has no moments

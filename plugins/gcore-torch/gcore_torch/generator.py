@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import xxhash
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
 from gcore_language.models import choose_device, load_model, refuse_engine
 from gcore_language.packing import Sample, micro_batches
 from gcore_language.policy import Policy, check_layouts
-from gcore_language.prompts import decode, encode_requests, end_tokens, load_tokenizer
-from gcore_language.weights import copy_bytes, named_tensors, spec_of, to_bytes
+from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer
+from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
 from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
-from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.records import ABORTED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import make_decoder
 from gcore_torch.sampling import choose, uniforms
+from gcore_torch.sleeping import SleepingWeights
 
 _SEED_MASK = 2**64 - 1
 _SCORE_TOKENS = 16384
@@ -79,7 +79,7 @@ class _Rows:
 
 
 class TorchGenerator:
-    """See ``gcore_core.protocols.Generator``, ``ReceivesWeights``, ``Fingerprints`` and ``ScoresLogprobs``."""
+    """See ``gcore_core.protocols``: Generator, ReceivesWeights, Fingerprints, Sleeps and ScoresLogprobs."""
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
         self._config, self._context = config, context
@@ -103,6 +103,7 @@ class TorchGenerator:
         self._stale = False  # running rows were read under older weights
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         self._inbox = WeightInbox(context.role, shapes)
+        self._weights = SleepingWeights(context.role, self._tensors, discard=config.sleep == "discard")
         self._scorer: Policy | None = None
 
     @property
@@ -113,20 +114,15 @@ class TorchGenerator:
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded once."""
-        encoded = encode_requests(self._tokenizer, requests)
-        for request in requests:
-            prompt = encoded[request.ordinal]
-            room = self._context_length - len(prompt)
-            if len(prompt) == 0 or room <= 0:
-                reason = "prompt_too_long" if len(prompt) else "prompt_empty"
-                versions = (self.version, self.version)
-                self._failed.append(Finished(request=request, status=FAILED, versions=versions, reason=reason))
-            else:
-                self._queue.append(_Waiting(request, prompt, min(self._config.max_new_tokens, room)))
+        fitting, failed = encode_fitting(self._tokenizer, requests, self._context_length, self.version)
+        self._failed += failed
+        longest = self._config.max_new_tokens
+        self._queue += [_Waiting(request, prompt, min(longest, room)) for request, prompt, room in fitting]
 
     def step(self) -> list[Finished]:
         """See ``Generator.step``: one token for each running sample, after waiting ones have joined."""
         self._inbox.check_idle()
+        self._weights.check_awake()
         finished, self._failed = self._failed, []
         logits = []
         self._stale = self._stale and self._rows.count > 0
@@ -270,6 +266,8 @@ class TorchGenerator:
 
     def begin_weights(self, plan: WeightPlan) -> None:
         """See ``ReceivesWeights.begin_weights``; dtypes may differ, they are converted."""
+        if self._weights.asleep:
+            self._weights.check_awake()
         self._inbox.begin(plan)
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -278,12 +276,31 @@ class TorchGenerator:
 
     def commit_weights(self, plan: WeightPlan) -> None:
         self._inbox.complete()
+        self._weights.pushed(plan.version)
         self._stale = self._rows.count > 0
         self._inbox.commit(plan.version)
 
     def fingerprint(self) -> dict[str, int]:
         """See ``Fingerprints.fingerprint``; in the dtype this generator holds."""
-        return {name: xxhash.xxh3_64_intdigest(to_bytes(self._tensors[name]).data) for name in sorted(self._tensors)}
+        self._weights.check_awake()
+        return self._weights.fingerprint()
+
+    def sleep(self) -> None:
+        """See ``Sleeps.sleep``: drops the cache, and moves or drops the weights as ``config.sleep`` says."""
+        self._inbox.check_idle()
+        self._decoder.release(weights=self._weights.leaves)
+        self._stale = self._rows.count > 0
+        self._weights.sleep(self.version)
+
+    def wake(self) -> None:
+        """See ``Sleeps.wake``; discarded weights are those of ``version`` again when a push has brought them."""
+        self._weights.wake()
+        self._decoder.take_weights()
+
+    @property
+    def memory_bytes(self) -> int:
+        """What weights and cache take on the device."""
+        return self._weights.nbytes + self._decoder.cache_bytes
 
     def weight_specs(self) -> list[TensorSpec]:
         """Every tensor of a push, as this generator holds it."""
@@ -292,6 +309,7 @@ class TorchGenerator:
     @torch.no_grad()
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
         """See ``ScoresLogprobs.logprobs``."""
+        self._weights.check_awake()
         if self._scorer is None:
             self._scorer = Policy(self._model)
             check_layouts(self._scorer, self._device, may_flat=False, tolerance=1e-3)

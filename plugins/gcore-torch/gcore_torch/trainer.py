@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gcore_language.training import LanguageTrainer
+from gcore_language.saving import SavingTrainer
 
 from gcore_core.protocols import WorkerContext
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.engine import TorchEngine
 
 
-class TorchTrainer(LanguageTrainer):
+class TorchTrainer(SavingTrainer):
     """One data-parallel rank of a policy; see ``gcore_core.protocols.Trainer``."""
 
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:

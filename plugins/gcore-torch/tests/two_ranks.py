@@ -1,6 +1,7 @@
 """Run by test_ranks.py, one process per rank: steps of a sharded trainer, and its numbers as JSON.
 
-Three steps, a saved state, then three more from the state in ``resume`` (written by another number of ranks).
+Three steps, a state saved while a fourth is made, then two more from the state in ``resume`` (written by another
+number of ranks).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ def run(rank: int, ranks: int, model: Path, work: Path, resume: Path) -> None:
     settings = TorchTrainerConfig(learning_rate=3e-3, eps=1e-3, clip_grad_norm=0.3, weight_decay=0.1, budget_tokens=64)
     trainer = TorchTrainer(settings, context)
     metrics = [_step(trainer, step, rank, ranks) for step in range(3)]
-    trainer.save(work / "state")
+    trainer.begin_save(work / "state")
     weights = _weights(trainer, rank)
+    _step(trainer, 3, rank, ranks)  # must not leak into what is being saved
+    trainer.finish_save()
     trainer.load(resume)
     metrics += [_step(trainer, step, rank, ranks) for step in range(trainer.version, trainer.version + 2)]
     after = _weights(trainer, rank)

@@ -22,6 +22,13 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=VllmGeneratorConfig,
         capabilities=frozenset({"abort", "weights.push"}),
     )
+    yield GeneratorProvider(
+        name="sleeping",
+        summary="the same on CUDA, and gives the device's memory back while it sleeps; not run yet",
+        factory="gcore_vllm.sleeping:SleepingVllmGenerator",
+        config=VllmGeneratorConfig,
+        capabilities=frozenset({"abort", "sleep", "weights.push"}),
+    )
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gcore_core.errors import ConfigError, did_you_mean
+from gcore_language.engine_arguments import EngineArguments
 
 #: argument of vLLM -> where this plugin takes it from instead
 _SETTINGS = {
@@ -32,20 +32,15 @@ _FIXED = {
 }
 
 
+_ARGUMENTS = EngineArguments(
+    settings=_SETTINGS,
+    fixed=_FIXED,
+    unknown="vLLM has no engine argument",
+    listed="They are the fields of vllm.EngineArgs.",
+)
+
+
 def check_engine(engine: Mapping[str, Any], known: Collection[str], role: str) -> None:
     """Raises ConfigError for a name that is not among ``known`` (vLLM's own), or that is set elsewhere or fixed."""
-    for name in engine:
-        where = f"roles.{role}.engine.{name}"
-        if name in _SETTINGS:
-            place = _SETTINGS[name]
-            key = place if place.startswith("run.") else f"roles.{role}.{place}"
-            raise ConfigError("this is not set here.", where=where, todo=f"Set {key}.", argument=name)
-        if name in _FIXED:
-            raise ConfigError("this cannot be chosen.", where=where, why=_FIXED[name], argument=name)
-        if name not in known:
-            raise ConfigError(
-                f"vLLM has no engine argument {name!r}{did_you_mean(name, sorted(known))}.",
-                where=where,
-                todo="They are the fields of vllm.EngineArgs.",
-                argument=name,
-            )
+    _ARGUMENTS.check_set_here(engine, role)
+    _ARGUMENTS.check_known(engine, known, role)

@@ -14,6 +14,8 @@ _COLDEST = 0.01
 class VllmGeneratorConfig(GeneratorSettings):
     """Settings of ``roles.<generator>.config``. Every other argument of vLLM's engine goes under ``engine:``."""
 
+    tensor_parallel: int = 1
+    """Devices that hold one replica together, its tensors split over them; ``slots`` must hold whole replicas."""
     kv_cache_gib: float | None = None
     """Memory of the key-value cache in GiB; empty: 1 on a CPU, on a GPU what vLLM finds free."""
     lora_path: str = ""
@@ -21,7 +23,12 @@ class VllmGeneratorConfig(GeneratorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.tensor_parallel >= 1, "tensor_parallel", f"must be at least 1, is {self.tensor_parallel}")
         cold = 0 < self.temperature < _COLDEST
         require(not cold, "temperature", f"must be 0 or at least {_COLDEST}, is {self.temperature}")
         room = self.kv_cache_gib
         require(room is None or room > 0, "kv_cache_gib", f"must be positive, is {room}")
+
+    def replica_slots(self) -> int:
+        """Slots of one replica."""
+        return self.tensor_parallel

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
-from gcore_language.prompts import decode, encode_requests, end_tokens, load_tokenizer
+from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer
 
 from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
 from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
@@ -65,15 +65,9 @@ class VllmGenerator:
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded once."""
-        encoded = encode_requests(self._tokenizer, requests)
-        for request in requests:
-            prompt = encoded[request.ordinal]
-            room = self._context_length - len(prompt)
-            if len(prompt) == 0 or room <= 0:
-                reason = "prompt_too_long" if len(prompt) else "prompt_empty"
-                versions = (self.version, self.version)
-                self._failed.append(Finished(request=request, status=FAILED, versions=versions, reason=reason))
-                continue
+        fitting, failed = encode_fitting(self._tokenizer, requests, self._context_length, self.version)
+        self._failed += failed
+        for request, prompt, room in fitting:
             name = str(self._count)
             self._count += 1
             tokens = {"type": "token", "prompt_token_ids": prompt.tolist()}

@@ -25,6 +25,11 @@ class TestQwen2Generator(conformance.TestQwen2Generator):
 
 
 @pytest.mark.engine
+class TestSleepingGenerator(conformance.TestSleepingGenerator):
+    pass
+
+
+@pytest.mark.engine
 class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
     """On a model with tied embeddings, whose tensor two layers of vLLM share."""
 

@@ -86,3 +86,13 @@ def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path
     problems = list(gcore_vllm.gcore_check({"roles": roles}))
     assert len(problems) == 1
     assert problems[0].startswith(f"roles.numpy.python: {pythons['numpy']} has no vLLM; make an environment")
+
+
+def test_sleep_is_refused_where_there_is_no_cuda() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    from gcore_vllm.sleeping import SleepingVllmGenerator
+
+    with pytest.raises(ConfigError, match=r"(?s)roles\.rollout\.use: sleep of this engine needs CUDA.*Use vllm\."):
+        SleepingVllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout"))

@@ -267,7 +267,7 @@ class SleepDoesNothingAndIsNotClaimed(Clean):
 
 
 class SleepsWithoutSleeping(Clean):
-    caught_by = ("test_sleep_gives_memory_back",)
+    caught_by = ("test_sleep_gives_memory_back", "test_who_sleeps_does_not_sample")
 
     class Backend(FakeGenerator):
         def sleep(self) -> None: ...

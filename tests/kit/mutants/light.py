@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.placement.devices import Cell, Device, Partition, Window
+from gcore_core.placement.devices import Cell, Decision, Device, Partition, Window
 from gcore_core.placement.policy import Even
 from gcore_core.processes.launchers import InlineLauncher, Site
 from gcore_core.processes.service import Service
@@ -316,36 +316,39 @@ class CleanPolicy(PlacementPolicyContract):
 
 
 class OverCommits(CleanPolicy):
-    caught_by = ("test_no_slot_is_given_twice",)
+    caught_by = ("test_generators_that_share_cells_leave_each_other_some", "test_no_slot_is_given_twice")
 
     class Backend(Even):
         """All slots of a role on its first device."""
 
-        def revise(self, partition: Partition | None, window: Window) -> Partition:
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
             plan = super().revise(partition, window)
-            return Partition({role: (cells[0],) * len(cells) for role, cells in plan.cells.items()})
+            cells = {role: (own[0],) * len(own) for role, own in plan.partition.cells.items()}
+            return replace(plan, partition=Partition(cells))
 
 
 class InventsADevice(CleanPolicy):
     caught_by = ("test_no_slot_is_given_twice",)
 
     class Backend(Even):
-        def revise(self, partition: Partition | None, window: Window) -> Partition:
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
             plan = super().revise(partition, window)
             extra = Cell((Device(index=len(window.devices), kind="cpu"),))
-            return Partition({role: (extra, *cells[1:]) for role, cells in plan.cells.items()})
+            cells = {role: (extra, *own[1:]) for role, own in plan.partition.cells.items()}
+            return replace(plan, partition=Partition(cells))
 
 
 class ForgetsARole(CleanPolicy):
     caught_by = (
         "test_every_role_has_its_slots",
+        "test_generators_that_share_cells_leave_each_other_some",
         "test_a_plan_that_fits_stays",
     )
 
     class Backend(Even):
-        def revise(self, partition: Partition | None, window: Window) -> Partition:
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
             plan = super().revise(partition, window)
-            return Partition(dict(list(plan.cells.items())[:-1]))
+            return replace(plan, partition=Partition(dict(list(plan.partition.cells.items())[:-1])))
 
 
 class TakesTurns(CleanPolicy):
@@ -357,7 +360,7 @@ class TakesTurns(CleanPolicy):
         def __init__(self) -> None:
             self._calls = 0
 
-        def revise(self, partition: Partition | None, window: Window) -> Partition:
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
             self._calls += 1
             first = self._calls % len(window.devices)
             turned = replace(window, devices=(*window.devices[first:], *window.devices[:first]))
@@ -368,7 +371,7 @@ class MovesEveryTime(CleanPolicy):
     caught_by = ("test_a_plan_that_fits_stays",)
 
     class Backend(Even):
-        def revise(self, partition: Partition | None, window: Window) -> Partition:
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
             devices = window.devices if partition is None else window.devices[::-1]
             return super().revise(None, replace(window, devices=devices))
 
@@ -377,22 +380,32 @@ class WritesIntoTheWindow(CleanPolicy):
     caught_by = (
         "test_arguments_stay_as_they_are",
         "test_every_role_has_its_slots",
+        "test_generators_that_share_cells_leave_each_other_some",
         "test_the_same_arguments_give_the_same_plan",
     )
 
     class Backend(Even):
-        def revise(self, partition: Partition | None, window: Window) -> Partition:
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
             plan = super().revise(partition, window)
             for role in window.slots:
                 window.slots[role] -= 1  # type: ignore[index]
             return plan
 
 
+class RemembersAnObject(CleanPolicy):
+    caught_by = ("test_what_it_says_can_be_written_down",)
+
+    class Backend(Even):
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
+            decision = super().revise(partition, window)
+            return replace(decision, state={"where": decision.partition})
+
+
 class SqueezesWhatDoesNotFit(CleanPolicy):
     caught_by = ("test_what_does_not_fit_is_refused_by_name",)
 
     class Backend(Even):
-        def revise(self, partition: Partition | None, window: Window) -> Partition:
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
             fitting = {role: min(slots, len(window.devices)) for role, slots in window.slots.items()}
             return super().revise(partition, replace(window, slots=fitting))
 

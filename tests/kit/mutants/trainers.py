@@ -105,7 +105,7 @@ class TrainsTheFirstMinibatchOnly(Clean):
 
 
 class RanksDoNotMeet(Clean):
-    provider = replace(Clean.provider, capabilities=frozenset({"sharding"}))
+    provider = replace(Clean.provider, capabilities=frozenset({"save.background", "sharding"}))
     caught_by = ("test_two_ranks_train_as_one",)
 
 
@@ -114,6 +114,7 @@ class ForgetsTheVersion(Clean):
         "test_train_sets_the_version",
         "test_a_rank_may_get_no_records",
         "test_a_saved_trainer_goes_on_as_if_never_stopped",
+        "test_a_save_in_the_background_is_of_the_moment_it_began",
     )
 
     class Backend(FakeTrainer):
@@ -187,6 +188,7 @@ class ExportsWhatItDidNotAnnounce(Clean):
 class SavesHalfItsState(Clean):
     caught_by = (
         "test_a_saved_trainer_goes_on_as_if_never_stopped",
+        "test_a_save_in_the_background_is_of_the_moment_it_began",
         "test_masked_actions_have_no_influence",
         "test_the_loss_is_a_mean_over_actions",
     )
@@ -200,6 +202,21 @@ class SavesHalfItsState(Clean):
             loss, gradient = super()._loss(advantages, minibatch)
             self._momentum = 0.5 * self._momentum + gradient
             return loss, np.asarray(self._momentum)
+
+
+class SavesWhatItHasWhenItFinishes(Clean):
+    caught_by = ("test_a_save_in_the_background_is_of_the_moment_it_began",)
+
+    class Backend(FakeTrainer):
+        def finish_save(self) -> None:
+            if self._begun is not None:
+                self.begin_save(self._begun[0].parent)
+            super().finish_save()
+
+
+class SavesInTheBackgroundUnasked(Clean):
+    provider = replace(Clean.provider, capabilities=frozenset())
+    caught_by = ("test_saving_in_the_background_is_claimed_where_it_is_there",)
 
 
 class SavesTheFirstWeights(Clean):

@@ -1,0 +1,75 @@
+"""The part of the generator's contract that is about sleep: memory comes back, and nothing else changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gcore_core.errors import GcoreError
+from gcore_core.protocols import SampleRequest
+from gcore_core.testing.contracts.base import Contract, claims
+
+if TYPE_CHECKING:
+    from gcore_core.protocols import Finished
+
+
+class SleepTests(Contract):
+    """Mixed into ``GeneratorContract``, which runs and drains."""
+
+    if TYPE_CHECKING:
+
+        def run(self, generator: Any, requests: list[SampleRequest]) -> dict[tuple[int, int], Finished]: ...
+        def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
+        def _same(self, one: Any, other: Any) -> bool: ...
+
+    @pytest.fixture
+    def memory(self) -> Callable[[], int]:
+        """Says how many bytes of device memory are in use; override it where that is not CUDA under torch."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is None or not cuda.is_available():
+            pytest.fail("sleep is claimed: give the fixture `memory`, which says how many bytes the engine holds")
+        return lambda: int(cuda.memory_reserved())
+
+    @claims("sleep")
+    def test_sleep_gives_memory_back(
+        self, generator: Any, requests: list[SampleRequest], memory: Callable[[], int]
+    ) -> None:
+        self.run(generator, requests)
+        awake = memory()
+        generator.sleep()
+        asleep = memory()
+        generator.wake()
+        assert asleep < awake, f"{awake} bytes were held before, {asleep} are held asleep"
+
+    @claims("sleep")
+    def test_sleep_keeps_the_version_and_the_weights(self, generator: Any, requests: list[SampleRequest]) -> None:
+        """The same seeds give the same samples; under determinism every action of them."""
+        hashes: Callable[[], Any] = (
+            getattr(generator, "fingerprint", None) or dict
+        )  # a claim it lacks is told elsewhere
+        before, version, held = self.run(generator, requests), generator.version, hashes()
+        for _ in range(2):
+            generator.sleep()
+            assert generator.version == version
+            generator.wake()
+            assert (generator.version, hashes()) == (version, held)
+            after = self.run(generator, requests)
+            assert self._same(before, after)
+        if "determinism" in self.claimed():
+            for key in before:
+                assert before[key].columns["action_ids"].tobytes() == after[key].columns["action_ids"].tobytes(), key
+
+    @claims("sleep")
+    def test_who_sleeps_does_not_sample(self, generator: Any, requests: list[SampleRequest]) -> None:
+        generator.submit(requests)
+        ended = generator.step()
+        generator.sleep()
+        with pytest.raises(GcoreError, match="(?i)sleep"):
+            generator.step()
+        generator.sleep()  # again: nothing
+        generator.wake()
+        generator.wake()
+        self.drain(generator, requests, ended)

@@ -1,0 +1,38 @@
+"""Whole runs as a person starts them, in a process of their own, and what their metrics say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """Of the trained steps, in order.
+
+    gaps: largest difference between generator and trainer in the log-prob of one action, in nats; shares: of actions
+    more than 1e-4 apart. versions: of the weights after each step, that before the first one included.
+    """
+
+    gaps: list[float]
+    shares: list[float]
+    versions: list[int]
+
+
+def run_recipe(recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float) -> RunResult:
+    """``g-core run`` into a new run directory. Raises RuntimeError with the end of its output when it fails."""
+    command = [sys.executable, "-m", "gcore_core", "run", str(recipe), f"run.dir={directory}", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+    if done.returncode:
+        raise RuntimeError(f"the run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = [row["metrics"] for row in rows if row["step"] > 0]
+    return RunResult(
+        gaps=[metrics["logprob_gap_max"] for metrics in trained],
+        shares=[metrics["logprob_gap_share"] for metrics in trained],
+        versions=[row["version"] for row in rows],
+    )

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+from gcore_language.inbox import WeightInbox
+from gcore_language.sleeping import EngineSleeps
+
+from gcore_core.errors import ContractError, WeightMismatch
+from gcore_core.protocols import Finished
+from gcore_core.records import TensorSpec, WeightPlan
+
+PLAN = WeightPlan(1, [TensorSpec("a", "F32", (1,), 4)])
+
+
+class Engine:
+    def __init__(self) -> None:
+        self._inbox = WeightInbox("rollout", {"a": (1,)})
+        self.calls: list[str] = []
+
+    def step(self) -> list[Finished]:
+        self.calls.append("step")
+        return []
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        self._inbox.begin(plan)
+
+
+class Sleeping(EngineSleeps, Engine):
+    def release_memory(self) -> None:
+        self.calls.append("release")
+
+    def take_memory(self) -> None:
+        self.calls.append("take")
+
+
+def test_asleep_it_neither_samples_nor_takes_weights_and_awake_it_does() -> None:
+    generator = Sleeping()
+    generator.wake()
+    for _ in range(2):
+        generator.sleep()
+    for call in (generator.step, lambda: generator.begin_weights(PLAN)):
+        with pytest.raises(ContractError, match=r"(?s)this generator sleeps.*Wake it first"):
+            call()
+    for _ in range(2):
+        generator.wake()
+    generator.step()
+    assert generator.calls == ["release", "take", "step"]
+
+
+def test_it_does_not_fall_asleep_in_a_push() -> None:
+    generator = Sleeping()
+    generator.begin_weights(PLAN)
+    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
+        generator.sleep()
+    assert generator.calls == []

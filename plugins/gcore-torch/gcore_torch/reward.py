@@ -1,0 +1,129 @@
+"""The provider ``torch`` of kind reward: a scalar reward model, as trained on preferences (Bradley and Terry, 1952).
+
+Any sequence classifier of transformers with one output. Its logit is the reward: of two completions of one prompt, the
+first is preferred with probability 1 / (1 + exp(r2 - r1)), so only differences within a prompt have a meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gcore_language.model_files import open_model_files
+from gcore_language.models import DTYPES, choose_device, refuse_engine
+from gcore_language.prompts import LOAD_ERRORS, load_tokenizer, unreadable
+
+from gcore_core.errors import DataError
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.rewards import failure
+from gcore_torch.config import TorchRewardConfig
+
+
+class TorchReward:
+    """See ``gcore_core.protocols.Scorer``. The score is that of the last token, as transformers takes it."""
+
+    def __init__(self, config: TorchRewardConfig, context: WorkerContext) -> None:
+        refuse_engine(context)
+        path, trust = str(open_model_files(context, config.path).directory), config.trust_remote_code
+        self._device = choose_device(config.device, context, config.threads)
+        self._model = load_classifier(path, config.dtype, trust).to(self._device)
+        embedded = self._model.get_input_embeddings().weight.shape[0]
+        self._tokenizer = load_tokenizer(path, embedded, threads=config.threads, trust_remote_code=trust)
+        text_config = self._model.config.get_text_config()
+        self._pad = text_config.pad_token_id
+        longest = getattr(text_config, "max_position_embeddings", None) or 2**31
+        self._context_length = min(config.context_length or longest, longest)
+        self._budget_tokens = config.budget_tokens
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        scores: list[Score] = [failure("")] * len(records)
+        rows: dict[int, list[int]] = {}
+        for i, record in enumerate(records):
+            if record.prompt.messages is not None and not self._tokenizer.chat_template:
+                scores[i] = failure("the prompt is a chat, but the reward model's tokenizer has no chat template")
+                continue
+            ids = self._encode(record)
+            if 0 < len(ids) <= self._context_length:
+                rows[i] = ids
+            else:
+                scores[i] = failure(f"{len(ids)} tokens, and the reward model takes 1 to {self._context_length}")
+        for batch in self._batches(rows):
+            for i, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
+                scores[i] = Score(value=value) if math.isfinite(value) else failure(f"the reward model gave {value}")
+        return scores
+
+    def _encode(self, record: ScoredRecord) -> list[int]:
+        """Prompt and completion as one text; a chat template writes its own special tokens."""
+        prompt = record.prompt
+        if prompt.messages is None:
+            return list(self._tokenizer((prompt.text or "") + record.text).input_ids)
+        turns = [*prompt.messages, {"role": "assistant", "content": record.text}]
+        text = self._tokenizer.apply_chat_template(turns, tokenize=False)
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _batches(self, rows: dict[int, list[int]]) -> Iterator[list[int]]:
+        """Indexes of records of about one length together, padding included within the budget."""
+        batch: list[int] = []
+        for i in sorted(rows, key=lambda i: len(rows[i])):  # so the newest is the longest
+            if batch and (len(batch) + 1) * len(rows[i]) > self._budget_tokens:
+                yield batch
+                batch = []
+            batch.append(i)
+        if batch:
+            yield batch
+
+    @torch.no_grad()
+    def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        lengths = np.array([len(row) for row in rows])
+        ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+        for row, tokens in zip(ids, rows, strict=True):
+            row[: len(tokens)] = torch.tensor(tokens)
+        mask = torch.arange(ids.shape[1])[None] < torch.from_numpy(lengths)[:, None]
+        ids, mask = ids.to(self._device), mask.to(self._device, torch.long)
+        if not hasattr(self._model, "score"):  # an encoder, which reads from its first token
+            logits = self._model(input_ids=ids, attention_mask=mask).logits[:, 0]
+        else:
+            # transformers would look for the last token by its id, and take padding for it where two share one
+            hidden = self._model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            last = torch.tensor([_last(row, self._pad) for row in rows], device=self._device)
+            logits = self._model.score(hidden[torch.arange(len(rows), device=self._device), last])[:, 0]
+        values: list[float] = logits.float().cpu().tolist()
+        return values
+
+
+def load_classifier(path: str, dtype: str, trust_remote_code: bool) -> Any:
+    """A transformers sequence classifier with one output, in evaluation mode. Raises DataError."""
+    from transformers import AutoModelForSequenceClassification
+
+    try:
+        model, told = AutoModelForSequenceClassification.from_pretrained(
+            path,
+            dtype=DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except LOAD_ERRORS as error:
+        raise unreadable("reward model", path, error) from error
+    if told["missing_keys"]:
+        raise DataError(
+            "model is no reward model.",
+            where=path,
+            why=f"It lacks {', '.join(sorted(told['missing_keys'])[:3])}, which would be random.",
+            todo="Take a model that was trained as a sequence classifier with one output.",
+        )
+    if model.config.num_labels != 1:
+        raise DataError(
+            f"model has {model.config.num_labels} outputs; a scalar reward model has one.",
+            where=path,
+            why="It may be a classifier.",
+        )
+    return model.eval()
+
+
+def _last(row: Sequence[int], pad: int | None) -> int:
+    """The place of the last token that is not padding by its id, as models with that head were trained."""
+    return next((i for i in range(len(row) - 1, -1, -1) if row[i] != pad), 0)

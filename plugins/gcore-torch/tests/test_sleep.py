@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gcore_torch.config import TorchGeneratorConfig
+from gcore_torch.generator import TorchGenerator
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gcore_core.errors import ContractError, WeightMismatch
+from gcore_core.protocols import Sleeps
+from gcore_core.records import WeightPlan
+from gcore_core.testing.contracts.weights import perturbed, push, read_model
+from gcore_core.testing.safetensors_files import Tensors
+
+
+@pytest.fixture
+def opened(model_dirs: dict[str, Path], tiny: Any) -> Callable[..., TorchGenerator]:
+    def make(family: str = "llama", **settings: Any) -> TorchGenerator:
+        config = TorchGeneratorConfig(**{"max_new_tokens": 12, **settings})
+        return TorchGenerator(config, tiny.make_context(model_dirs[family], deterministic=True))
+
+    return make
+
+
+def weights_of(directory: Path) -> Tensors:
+    return read_model({"path": str(directory)})
+
+
+def sampled(generator: Any, tiny: Any) -> list[tuple[bytes, bytes]]:
+    generator.submit(tiny.make_requests())
+    return [(f.columns["action_ids"].tobytes(), f.columns["logp"].tobytes()) for f in tiny.drain(generator)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])  # separate, tied, and another decoder
+def test_discarded_weights_come_back_by_a_push_and_give_the_same_samples(
+    family: str, opened: Any, model_dirs: dict[str, Path], tiny: Any
+) -> None:
+    generator, weights = opened(family, sleep="discard"), weights_of(model_dirs[family])
+    assert isinstance(generator, Sleeps)
+    push(generator, weights, 1)
+    held, before, awake = generator.fingerprint(), sampled(generator, tiny), generator._weights.nbytes
+    for _ in range(2):
+        generator.sleep()
+        assert generator.memory_bytes == 0
+        generator.wake()
+        assert generator.version == 1
+        with pytest.raises(ContractError, match=r"(?s)weights were discarded for a sleep.*Push them, or set config.sl"):
+            generator.step()
+        push(generator, weights, 1)
+        assert (generator.fingerprint(), sampled(generator, tiny)) == (held, before)
+    assert generator._weights.nbytes == awake
+
+
+def test_other_weights_under_the_name_of_the_discarded_ones_are_refused(
+    opened: Any, model_dirs: dict[str, Path], tiny: Any
+) -> None:
+    generator, weights = opened(sleep="discard"), weights_of(model_dirs["llama"])
+    push(generator, weights, 3)
+    generator.sleep()
+    generator.wake()
+    with pytest.raises(WeightMismatch, match=r"(?s)tensor .* is not what it was before the sleep.*version 3"):
+        push(generator, perturbed(weights), 3)
+    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
+        generator.step()
+    push(generator, perturbed(weights), 4)
+    other = opened()
+    push(other, perturbed(weights), 4)
+    assert sampled(generator, tiny) == sampled(other, tiny)
+
+
+def test_who_is_woken_and_put_to_sleep_again_still_lacks_its_weights(opened: Any, model_dirs: dict[str, Path]) -> None:
+    generator = opened(sleep="discard")
+    for _ in range(2):
+        generator.sleep()
+        generator.wake()
+    with pytest.raises(ContractError, match="weights were discarded"):
+        generator.logprobs([])
+    push(generator, weights_of(model_dirs["llama"]), 0)
+    assert generator.step() == []
+
+
+@pytest.mark.parametrize("decoder", ["fused", "transformers"])
+@pytest.mark.parametrize("sleep", ["keep", "discard"])
+def test_samples_that_run_through_a_sleep_go_on(
+    sleep: str, decoder: str, opened: Any, model_dirs: dict[str, Path], tiny: Any
+) -> None:
+    generator, weights = opened(sleep=sleep, decoder=decoder), weights_of(model_dirs["llama"])
+    expected = [tokens for tokens, _ in sampled(generator, tiny)]
+    generator.submit(tiny.make_requests())
+    ended = [*generator.step(), *generator.step()]
+    generator.sleep()
+    running = generator._rows.waiting[0].request
+    ended += generator.abort([(running.ordinal, running.sample)])
+    generator.wake()
+    if sleep == "discard":
+        push(generator, weights, 0)
+    ended += tiny.drain(generator)
+    ended.sort(key=lambda f: (f.request.ordinal, f.request.sample))
+    for record, tokens in zip(ended, expected, strict=True):
+        whole = record.columns["action_ids"].tobytes()
+        assert whole == tokens[: len(whole)]
+        assert (record.status == "aborted") == (record.request == running)
+
+
+def test_a_sleep_in_a_push_and_a_push_in_a_sleep_are_refused(opened: Any, model_dirs: dict[str, Path]) -> None:
+    generator, weights = opened(), weights_of(model_dirs["llama"])
+    plan = WeightPlan(1, [spec for spec, _ in weights])
+    generator.begin_weights(plan)
+    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
+        generator.sleep()
+    push(generator, weights, 1)
+    generator.sleep()
+    with pytest.raises(ContractError, match=r"(?s)roles.policy: this generator sleeps.*Wake it first"):
+        generator.begin_weights(plan)
+
+
+def test_memory_of_discarded_weights_goes_back_to_the_system(tmp_path: Path, tiny: Any) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
+    config = LlamaConfig(vocab_size=64, num_key_value_heads=8, max_position_embeddings=64, eos_token_id=2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tiny.save_tokenizer(tmp_path)
+    weights = weights_of(tmp_path)
+    nbytes = sum(spec.nbytes for spec, _ in weights)
+    settings = TorchGeneratorConfig(max_new_tokens=4, sleep="discard")
+    generator = TorchGenerator(settings, tiny.make_context(tmp_path))
+    push(generator, weights, 1)
+    awake = resident_bytes()
+    generator.sleep()
+    assert awake - resident_bytes() > 0.8 * nbytes
+    generator.wake()
+    push(generator, weights, 1)
+    assert torch.isfinite(torch.from_numpy(tiny_logp(generator, tiny))).all()
+
+
+def tiny_logp(generator: Any, tiny: Any) -> Any:
+    generator.submit(tiny.make_requests(groups=1, samples=1))
+    return tiny.drain(generator)[0].columns["logp"]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
