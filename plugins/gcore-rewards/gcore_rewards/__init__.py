@@ -1,4 +1,4 @@
-"""The plugin ``rewards``: verifiers, which compare a completion with its row's answer."""
+"""The plugin ``rewards``: verifiers, which compare a completion with its row's answer, and services over HTTP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gcore_core import hookimpl
 from gcore_core import providers as p
-from gcore_rewards.config import VerifierConfig
+from gcore_rewards.config import HttpConfig, VerifierConfig
 
 
 @hookimpl
@@ -22,4 +22,11 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         summary="1 where the answer is the same number as the row's, else 0",
         factory="gcore_rewards.verifiers:Numeric",
         config=VerifierConfig,
+    )
+    yield p.RewardProvider(
+        name="http",
+        summary="a service that scores records, over HTTP",
+        factory="gcore_rewards.service:HttpReward",
+        config=HttpConfig,
+        needs=("httpx2>=2.0",),
     )

@@ -1,9 +1,11 @@
-"""What may be set under ``config:`` of the verifiers."""
+"""What may be set under ``config:`` of this plugin's rewards."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from gcore_core.errors import ConfigError
 
@@ -28,3 +30,52 @@ class VerifierConfig:
             re.compile(self.pattern or "")
         except re.error as error:
             raise ConfigError(f"{self.pattern!r} is not a regular expression: {error}", where="pattern") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig:
+    """A service that scores records; what is sent and answered is in docs/rewards.md."""
+
+    url: str
+    """Where requests are posted to: http:// or https://, whose certificate is always verified."""
+    fields: list[str] | None = None
+    """Fields of the row that are sent. Empty: all of them; []: none."""
+    headers_file: str = ""
+    """File with headers such as a token, ``Name: value`` a line, that only you can read; absolute, or from ``~`` on."""
+    batch: int = 64
+    """Most records of one request."""
+    max_in_flight: int = 8
+    """Most requests at a time; as many connections are kept."""
+    request_timeout_s: float = 10.0
+    """Seconds one request may take, its answer included. rewards.<name>.timeout_s must have room for the retries."""
+    retries: int = 4
+    """How often a request is sent again after 429, 5xx, a lost connection or no answer in time."""
+    backoff_s: float = 0.5
+    """Upper end of the first wait, which is drawn from 0 on; it doubles with each retry. Retry-After comes on top."""
+    longest_wait_s: float = 30.0
+    """Longest wait. A service that asks for a longer one has failed."""
+    breaker_failures: int = 10
+    """Requests that must fail one after the other until the service is left alone, and records fail at once."""
+    breaker_s: float = 30.0
+    """Seconds after which one request tries whether it is back."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{self.url!r} is no http:// or https:// address.", where="url")
+        if parts.username is not None or parts.password is not None:
+            raise ConfigError(
+                "holds a name or password, which would be printed.", where="url", todo="Use headers_file."
+            )
+        if self.headers_file and not self.headers_file.startswith(("/", "~")):
+            raise ConfigError(f"must be absolute, or start with ~, is {self.headers_file!r}.", where="headers_file")
+        if self.headers_file and parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+            raise ConfigError("its headers would be sent unencrypted.", where="url", todo="Use https://.")
+        for name in ("batch", "max_in_flight", "breaker_failures"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"must be at least 1, is {getattr(self, name)}", where=name)
+        for name in ("request_timeout_s", "backoff_s", "longest_wait_s", "breaker_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"must be positive, is {getattr(self, name)}", where=name)
+        if self.retries < 0:
+            raise ConfigError(f"must not be negative, is {self.retries}", where="retries")

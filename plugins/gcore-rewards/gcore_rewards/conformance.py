@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
 import pytest
 
-from gcore_core.protocols import ScoredRecord
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
 from gcore_core.testing import ScorerContract
 from gcore_core.testing.contracts.scorer import scored_record
 
@@ -22,3 +29,56 @@ class TestExactMatch(_Verifier):
 
 class TestNumeric(_Verifier):
     provider = "rewards/numeric"
+
+
+class _LengthService(BaseHTTPRequestHandler):
+    """Scores a completion by its length; one with ``???`` in it gets an error."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        scores = []
+        for record in told["records"]:
+            text = record["completion"]
+            scores.append({"id": record["id"], **({"error": "no"} if "???" in text else {"score": len(text)})})
+        content = json.dumps({"scores": scores}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class _Waiting:
+    """An asynchronous scorer as the contract calls it, on one loop."""
+
+    def __init__(self, scorer: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._scorer, self._loop = scorer, loop
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        found: list[Score] = self._loop.run_until_complete(self._scorer.score(records))
+        return found
+
+
+class TestHttp(ScorerContract):
+    provider = "rewards/http"
+
+    @pytest.fixture
+    def scorer(self, context: WorkerContext) -> Iterator[Any]:
+        server, loop = ThreadingHTTPServer(("127.0.0.1", 0), _LengthService), asyncio.new_event_loop()
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        scorer = self.build(context, url=f"http://127.0.0.1:{server.server_port}", batch=3)
+        yield _Waiting(scorer, loop)
+        loop.run_until_complete(scorer.close())
+        loop.close()
+        server.shutdown()
+        server.server_close()
+
+    @pytest.fixture
+    def unscorable(self) -> ScoredRecord:
+        """The service gives an error for it."""
+        return scored_record(99, "???", {})

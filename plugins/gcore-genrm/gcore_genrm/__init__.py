@@ -1,0 +1,34 @@
+"""The plugin ``genrm``: generative rewards, for which a generator role judges the completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_core import hookimpl
+from gcore_core import providers as p
+from gcore_genrm.config import PairwiseConfig, PointwiseConfig, RubricConfig
+
+
+@hookimpl
+def gcore_rewards() -> Iterable[p.RewardProvider]:
+    yield p.RewardProvider(
+        summary="a judge gives each completion a score",
+        factory="gcore_genrm.judges:PointwiseJudge",
+        config=PointwiseConfig,
+        asks=True,
+    )
+    yield p.RewardProvider(
+        name="rubric",
+        summary="a judge gives each completion a score by every criterion of a list; their weighted mean",
+        factory="gcore_genrm.judges:RubricJudge",
+        config=RubricConfig,
+        asks=True,
+    )
+    yield p.RewardProvider(
+        name="pairwise",
+        summary="a judge compares the completions of a prompt in pairs; win rates or Bradley-Terry strengths",
+        factory="gcore_genrm.pairwise:PairwiseJudge",
+        config=PairwiseConfig,
+        level="group",
+        asks=True,
+    )

@@ -1,0 +1,128 @@
+"""Judges of single completions: one score, or one for each criterion of a rubric."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.records import TRUNCATED
+from gcore_core.rewards import REASON_CHARACTERS, failure
+from gcore_genrm.config import PointwiseConfig, RubricConfig
+from gcore_genrm.panel import Case, Panel, Ruling, combined
+from gcore_genrm.parsers import make_reader, make_rubric_reader, on_scale
+from gcore_genrm.templates import MissingField, text_of
+
+
+class Judged:
+    """The part of completions that a judge sees: the last match of a pattern, or the whole."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = re.compile(pattern) if pattern else None
+
+    def find(self, text: str) -> str | None:
+        """None where the pattern is not in the text."""
+        if self._pattern is None:
+            return text
+        found = None
+        for match in self._pattern.finditer(text):
+            found = match[1 if self._pattern.groups else 0]
+        return found
+
+
+class PointwiseJudge:
+    """See ``gcore_core.protocols.AsyncScorer``: the judge's score of a completion, on the scale."""
+
+    def __init__(self, config: PointwiseConfig, context: WorkerContext) -> None:
+        self._config, self._form, self._judged = config, config.asked(), Judged(config.completion_pattern)
+        self._panel = self._make_panel(context)
+
+    async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        scores: dict[int, Score] = {}
+        asked: dict[int, list[Case]] = {}
+        for i, record in enumerate(records):
+            completion = self._judged.find(record.text)
+            unfit = completion is None or record.status == TRUNCATED
+            if unfit and self._config.unfit_score is not None:
+                scores[i] = Score(value=self._config.unfit_score)
+                continue
+            try:
+                asked[i] = self._cases(record, record.text if completion is None else completion)
+            except MissingField as error:
+                scores[i] = failure(f"row {record.prompt.row}: {error}"[:REASON_CHARACTERS])
+        rulings = iter(await self._panel.ask([case for cases in asked.values() for case in cases]))
+        for i, cases in asked.items():
+            scores[i] = self._scored([next(rulings) for _ in cases])
+        return [scores[i] for i in range(len(records))]
+
+    def _make_panel(self, context: WorkerContext) -> Panel[Any]:
+        read = make_reader(self._config.parsed_by())
+
+        def score(text: str) -> float | None:
+            found = read(text)
+            return None if found is None else self._on_scale(found)
+
+        return Panel(self._config, context, score)
+
+    def _on_scale(self, score: float) -> float | None:
+        return on_scale(score, self._config.ends, clip=self._config.outside == "clip")
+
+    def _cases(self, record: ScoredRecord, completion: str) -> list[Case]:
+        return [self._case(record, completion, {}, ())]
+
+    def _case(self, record: ScoredRecord, completion: str, values: Mapping[str, str], numbers: tuple[int, ...]) -> Case:
+        prompt = record.prompt
+        filled = self._form.fill({"prompt": text_of(prompt), "completion": completion, **values}, prompt.fields)
+        return Case(prompt=filled, numbers=(record.ordinal, record.sample, *numbers))
+
+    def _scored(self, rulings: Sequence[Ruling[Any]]) -> Score:
+        ruling = rulings[0]
+        return failure(ruling.failure) if ruling.failure else Score(value=combined(ruling.votes, self._config.combine))
+
+
+class RubricJudge(PointwiseJudge):
+    """The weighted mean of scores by criteria. One criterion that cannot be parsed fails the record."""
+
+    _config: RubricConfig
+
+    def __init__(self, config: RubricConfig, context: WorkerContext) -> None:
+        self._names = [criterion.name for criterion in config.criteria]
+        self._weights = [criterion.weight for criterion in config.criteria]
+        super().__init__(config, context)
+
+    def _make_panel(self, context: WorkerContext) -> Panel[Any]:
+        if not self._config.together:
+            return super()._make_panel(context)
+        read = make_rubric_reader(self._config.parser, self._names)
+
+        def scores(text: str) -> list[float] | None:
+            found = read(text) or []
+            scaled = [share for score in found if (share := self._on_scale(score)) is not None]
+            return scaled if len(scaled) == len(self._names) else None
+
+        return Panel(self._config, context, scores)
+
+    def _cases(self, record: ScoredRecord, completion: str) -> list[Case]:
+        criteria = self._config.criteria
+        if self._config.together:
+            lines = [f"- {c.name}: {c.description}" if c.description else f"- {c.name}" for c in criteria]
+            return [self._case(record, completion, {"criteria": "\n".join(lines)}, ())]
+        return [
+            self._case(record, completion, {"criterion": c.name, "description": c.description}, (number,))
+            for number, c in enumerate(criteria)
+        ]
+
+    def _scored(self, rulings: Sequence[Ruling[Any]]) -> Score:
+        how = self._config.combine
+        if self._config.together:
+            if rulings[0].failure:
+                return failure(rulings[0].failure)
+            values = [combined(votes, how) for votes in zip(*rulings[0].votes, strict=True)]
+        else:
+            for name, ruling in zip(self._names, rulings, strict=True):
+                if ruling.failure:
+                    return failure(f"{name}: {ruling.failure}")
+            values = [combined(ruling.votes, how) for ruling in rulings]
+        total = sum(weight * value for weight, value in zip(self._weights, values, strict=True))
+        return Score(value=total / sum(self._weights))

@@ -1,0 +1,141 @@
+"""A judge of pairs: the completions of a prompt are compared with each other, every pair in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+
+import numpy as np
+
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.rewards import REASON_CHARACTERS, failure
+from gcore_genrm.config import PairwiseConfig
+from gcore_genrm.judges import Judged
+from gcore_genrm.panel import Case, Panel, combined, question_seed
+from gcore_genrm.parsers import make_reader
+from gcore_genrm.templates import MissingField, text_of
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two records of a group, by index; ``cases`` has both orders, and none where their texts are equal: a tie."""
+
+    first: int
+    second: int
+    cases: tuple[Case, ...]
+
+
+class PairwiseJudge:
+    """See ``gcore_core.protocols.AsyncScorer``; a provider of level "group"."""
+
+    def __init__(self, config: PairwiseConfig, context: WorkerContext) -> None:
+        self._config, self._form, self._judged = config, config.asked(), Judged(config.completion_pattern)
+        self._seed = context.seed
+        read = make_reader(config.parsed_by())
+
+        def preference(text: str) -> float | None:
+            found = read(text)
+            return found if found is not None and 0 <= found <= 1 else None
+
+        self._panel = Panel(config, context, preference)
+
+    async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        groups = [list(group) for _, group in groupby(records, key=lambda record: record.ordinal)]
+        drawn: list[list[_Pair] | str] = []
+        for group in groups:
+            try:
+                drawn.append(self._pairs(group))
+            except MissingField as error:
+                drawn.append(f"row {group[0].prompt.row}: {error}"[:REASON_CHARACTERS])
+        pairs = [pair for found in drawn if isinstance(found, list) for pair in found]
+        rulings = iter(await self._panel.ask([case for pair in pairs for case in pair.cases]))
+        scores: list[Score] = []
+        for group, found in zip(groups, drawn, strict=True):
+            if isinstance(found, str):
+                scores += [failure(found)] * len(group)
+                continue
+            won = np.full((len(group), len(group)), np.nan)
+            why = "a prompt with one completion has nothing to compare"
+            for pair in found:
+                told = [next(rulings) for _ in pair.cases]
+                why = next((ruling.failure for ruling in told if ruling.failure), why)
+                if not any(ruling.failure for ruling in told):
+                    shares = [combined(ruling.votes, self._config.combine) for ruling in told] or [0.5, 0.5]
+                    share = (shares[0] + 1 - shares[1]) / 2
+                    won[pair.first, pair.second], won[pair.second, pair.first] = share, 1 - share
+            scores += self._scores(won, found, why)
+        return scores
+
+    def _pairs(self, group: Sequence[ScoredRecord]) -> list[_Pair]:
+        """The pairs to compare. Raises MissingField."""
+        texts = [found if (found := self._judged.find(record.text)) is not None else record.text for record in group]
+        prompt = group[0].prompt
+        seed = question_seed(self._seed, group[0].ordinal)
+        pairs = []
+        for i, j in tournament(len(group), self._config.opponents, seed):
+            cases = []
+            for a, b in ((i, j), (j, i)) if texts[i] != texts[j] else ():
+                values = {"prompt": text_of(prompt), "first": texts[a], "second": texts[b]}
+                numbers = (group[0].ordinal, group[a].sample, group[b].sample)
+                cases.append(Case(prompt=self._form.fill(values, prompt.fields), numbers=numbers))
+            pairs.append(_Pair(i, j, tuple(cases)))
+        return pairs
+
+    def _scores(self, won: np.ndarray, pairs: Sequence[_Pair], why: str) -> list[Score]:
+        """``won`` float64[N, N]: share that the row won against the column, NaN where nothing was decided.
+
+        A record of whose comparisons fewer than half were decided is a failure.
+        """
+        met = np.bincount([i for pair in pairs for i in (pair.first, pair.second)], minlength=len(won))
+        decided = (~np.isnan(won)).sum(1)
+        known = (decided > 0) & (2 * decided >= met)
+        values = np.nansum(won, 1) / np.maximum(decided, 1)
+        if self._config.method == "bradley_terry":
+            values = strengths(won, self._config.prior)
+        return [
+            Score(value=float(value)) if ok else failure(why) for value, ok in zip(values, known.tolist(), strict=True)
+        ]
+
+
+def tournament(players: int, opponents: int | None, seed: int) -> Iterator[tuple[int, int]]:
+    """Who meets whom: everybody, or each at least ``opponents`` others.
+
+    Then players stand in a circle, in an order drawn by the seed, and meet their next on both sides: all have equally
+    many opponents (one more where players and opponents are odd), and from two on, everybody can be compared with
+    everybody through others.
+    """
+    if opponents is None or opponents >= players - 1:
+        yield from combinations(range(players), 2)
+        return
+    circle = np.random.default_rng(seed).permutation(players).tolist()
+    reach, half = divmod(opponents, 2)
+    if half and players % 2:
+        reach, half = reach + 1, 0
+    ends = [(i, i + step) for step in range(1, reach + 1) for i in range(players)]
+    ends += [(i, i + players // 2) for i in range(players // 2)] if half else []  # the one across
+    for i, j in ends:
+        a, b = circle[i], circle[j % players]
+        yield min(a, b), max(a, b)
+
+
+def strengths(won: np.ndarray, prior: float) -> np.ndarray:
+    """Log-strengths t, float64[N], whose mean is 0, of the Bradley-Terry model: i beats j with 1 / (1 + exp(tj - ti)).
+
+    won: float64[N, N], share that the row won against the column; NaN where they did not meet. The posterior's mode
+    under a normal prior of precision ``prior`` (Bradley and Terry, 1952; without it, one who won all is infinite),
+    by Newton's method, in steps of at most 1: the function is strictly concave.
+    """
+    met = ~np.isnan(won)
+    theta = np.zeros(len(won))
+    for _ in range(100):
+        expected = np.where(met, 1 / (1 + np.exp(theta[None] - theta[:, None])), 0.0)
+        spread = expected * (1 - expected) * met
+        gradient = (np.where(met, won, 0.0) - expected).sum(1) - prior * theta
+        hessian = np.diag(spread.sum(1) + prior) - spread
+        step = np.linalg.solve(hessian, gradient)
+        theta += step / max(1.0, np.abs(step).max(initial=0.0))
+        if np.abs(step).max(initial=0.0) < 1e-10:
+            break
+    centred: np.ndarray = theta - theta.mean()
+    return centred

@@ -1,0 +1,148 @@
+"""Asks the judge: votes, retries of what cannot be parsed, and the end of a run in which nothing can."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Generic, TypeVar
+
+from gcore_core.errors import ConfigError, ContractError
+from gcore_core.protocols import WorkerContext
+from gcore_core.questions import Answer, Question, Sampler
+from gcore_core.records import FAILED, TRUNCATED, Prompt
+from gcore_genrm.config import JudgeConfig
+
+T = TypeVar("T")
+_SHOWN = 3
+_RAW_CHARACTERS = 80  # what a record's header has room for
+_PRINTED_CHARACTERS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing to be judged. ``numbers`` say what it is about, ordinal and sample first; seeds are made of them."""
+
+    prompt: Prompt
+    numbers: tuple[int, int, *tuple[int, ...]]
+
+
+@dataclass(kw_only=True)
+class Ruling(Generic[T]):
+    """What was parsed of the votes on a case. ``failure``: why there is no ruling; empty when there is one."""
+
+    votes: list[T] = field(default_factory=list)
+    failure: str = ""
+
+
+class Panel(Generic[T]):
+    """Asks a generator role and reads its answers with ``read``, which gives None for what it cannot parse."""
+
+    def __init__(self, config: JudgeConfig, context: WorkerContext, read: Callable[[str], T | None]) -> None:
+        self._config, self._seed, self._read = config, context.seed, read
+        self._sampler = judge_of(context)
+        self._unparsed: list[str] | None = [] if config.stop_after else None  # None: something could be parsed
+        self._cases = 0
+
+    async def ask(self, cases: Sequence[Case]) -> list[Ruling[T]]:
+        """A ruling for each case. Calls may overlap. Raises ConfigError when none of the first answers was parsed."""
+        config = self._config
+        rulings: list[Ruling[T]] = [Ruling() for _ in cases]
+        raw = ["" for _ in cases]
+        left = [(i, vote) for i in range(len(cases)) for vote in range(config.votes)]
+        for attempt in range(config.retries + 1):
+            if not left:
+                break
+            answers = await self._answers([(cases[i], vote) for i, vote in left], attempt)
+            again = []
+            for (i, vote), answer in zip(left, answers, strict=True):
+                if answer.status == FAILED:
+                    rulings[i].failure = f"the judge failed: {answer.reason}"
+                elif (value := self._parsed(answer)) is not None:
+                    rulings[i].votes.append(value)
+                else:
+                    raw[i] = _shown(answer)
+                    again.append((i, vote))
+            left = again
+        self._watch(rulings, raw)
+        for ruling, text in zip(rulings, raw, strict=True):
+            ruling.failure = self._failure(ruling, text)
+        return rulings
+
+    async def _answers(self, asked: Sequence[tuple[Case, int]], attempt: int) -> list[Answer]:
+        questions = [
+            Question(
+                prompt=case.prompt,
+                seed=question_seed(self._seed, *case.numbers, vote, attempt),
+                greedy=self._config.greedy and attempt == 0,
+                about=(case.numbers[0], case.numbers[1]),
+            )
+            for case, vote in asked
+        ]
+        answers = await self._sampler.sample(questions)
+        if [len(samples) for samples in answers] != [1] * len(questions):
+            counts = sum(len(samples) for samples in answers)
+            raise ContractError(f"the judge gave {counts} answers to {len(questions)} questions.")
+        return [samples[0] for samples in answers]
+
+    def _parsed(self, answer: Answer) -> T | None:
+        if answer.status == TRUNCATED and not self._config.accept_truncated:
+            return None
+        return self._read(answer.text)
+
+    def _failure(self, ruling: Ruling[T], raw: str) -> str:
+        parsed, votes = len(ruling.votes), self._config.votes
+        if parsed >= self._config.fewest:
+            return ""
+        what = f"unparsable: {raw[:_RAW_CHARACTERS]}" if raw else ruling.failure
+        return what if votes == 1 else f"{parsed} of {votes} votes; {what}"
+
+    def _watch(self, rulings: Sequence[Ruling[T]], raw: Sequence[str]) -> None:
+        """Ends the run when nothing of what the judge first wrote could be parsed: parser and judge do not fit."""
+        if self._unparsed is None:
+            return
+        if any(ruling.votes for ruling in rulings):
+            self._unparsed = None
+            return
+        self._unparsed += [text[:_PRINTED_CHARACTERS] for text in raw if text][: _SHOWN - len(self._unparsed)]
+        self._cases += sum(map(bool, raw))
+        if self._cases >= self._config.stop_after:
+            raise ConfigError(
+                f"none of the first {self._cases} answers of the judge could be parsed; the first are:",
+                where="parser",
+                why="\n".join(self._unparsed),
+                todo="Change the parser, or ask for another form in the template.",
+                answers=list(self._unparsed),
+            )
+
+
+def judge_of(context: WorkerContext) -> Sampler:
+    """The generator role that the reward asks. Raises ConfigError where it names none."""
+    if context.sampler is None:
+        raise ConfigError("the reward asks a judge, but names no role that is one.", where="role", todo="role: judge")
+    return context.sampler
+
+
+def question_seed(*numbers: int) -> int:
+    """63-bit seed: blake2b of run seed, ordinal, sample and so on, vote, retry."""
+    text = ":".join(["judge", *map(str, numbers)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def combined(votes: Sequence[float], how: str) -> float:
+    """The mean, the median, or the most frequent vote (the mean of those, where several are)."""
+    if how == "median":
+        return median(votes)
+    if how == "majority":
+        counts = Counter(votes)
+        most = max(counts.values())
+        return fmean(vote for vote, count in counts.items() if count == most)
+    return fmean(votes)
+
+
+def _shown(answer: Answer) -> str:
+    """What the judge wrote, in one line."""
+    cut = f"(cut off after {answer.n_actions} tokens) " if answer.status == TRUNCATED else ""
+    return cut + repr(answer.text)

@@ -1,0 +1,116 @@
+"""What a judge is asked: texts with places such as ``{completion}`` and ``{fields[answer]}``.
+
+A place is a word in braces, with a name in brackets behind it for ``fields``; every other brace is itself, so JSON
+needs no escapes, and ``{{word}}`` is ``{word}``. Nothing in a template can compute or reach into a value, and all its
+places are known before a run starts: that is why it is neither ``str.format`` (attributes, indexes) nor Jinja (code).
+What is filled in is never read as a template again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gcore_core.errors import ConfigError, did_you_mean
+from gcore_core.records import Prompt
+
+_PLACE = re.compile(r"\{\{(?P<literal>\w+(?:\[[^\[\]{}]+\])?)\}\}|\{(?P<name>\w+)(?:\[(?P<field>[^\[\]{}]+)\])?\}")
+FIELDS = "fields"
+
+
+class MissingField(LookupError):
+    """A row lacks a field that the template names."""
+
+
+class Template:
+    """One text. ``places``: the names it may use. Raises ConfigError, at ``where``, when it uses others."""
+
+    def __init__(self, text: str, places: frozenset[str], where: str) -> None:
+        self._text = text
+        self.used = set()
+        for found in _PLACE.finditer(text):
+            name, field = found["name"], found["field"]
+            if name is None:
+                continue
+            if name == FIELDS and not field:
+                raise ConfigError("{fields} needs the name of a field, as in {fields[answer]}.", where=where)
+            if name not in places | {FIELDS} or (field and name != FIELDS):
+                raise ConfigError(
+                    f"{found[0]} is unknown{did_you_mean(name, sorted(places))}.",
+                    where=where,
+                    why=f"there are: {_listed(places)} and {{fields[<name>]}}",
+                    todo=f"if it is meant as it stands, double the braces: {{{found[0]}}}",
+                )
+            self.used.add(name)
+
+    def fill(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> str:
+        """The text with its places filled. Raises MissingField."""
+
+        def value(found: re.Match[str]) -> str:
+            if found["literal"]:
+                return f"{{{found['literal']}}}"
+            if not found["field"]:
+                return values[found["name"]]
+            if found["field"] not in fields:
+                raise MissingField(f"no field {found['field']!r}; the row has: {', '.join(fields) or 'none'}")
+            told = fields[found["field"]]
+            return told if isinstance(told, str) else json.dumps(told, ensure_ascii=False, default=str)
+
+        return _PLACE.sub(value, self._text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A prompt to be filled: chat turns (role, template), or plain text where there are none."""
+
+    turns: Sequence[tuple[str, Template]] = ()
+    text: Template | None = None
+
+    def requiring(self, needed: frozenset[str], where: str) -> Form:
+        """Itself. Raises ConfigError unless every needed place occurs somewhere."""
+        templates = [template for _, template in self.turns] + ([self.text] if self.text else [])
+        missing = needed - {name for template in templates for name in template.used}
+        if missing:
+            raise ConfigError(
+                f"the template does not use {_listed(missing)}.",
+                where=where,
+                why="Without it, the judge would be asked the same whatever it is to judge.",
+            )
+        return self
+
+    def fill(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> Prompt:
+        if self.text is not None:
+            return Prompt(row=0, text=self.text.fill(values, fields))
+        turns = [{"role": role, "content": template.fill(values, fields)} for role, template in self.turns]
+        return Prompt(row=0, messages=turns)
+
+
+def read_template(path: str) -> str:
+    """The text of a template file. Raises ConfigError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the template cannot be read: {error}.", where="path") from error
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in sorted(names))
+
+
+def text_of(prompt: Prompt) -> str:
+    """A prompt as the judge reads it: its text, or its only turn, or all turns with who spoke."""
+    if prompt.messages is None:
+        return prompt.text or ""
+    turns = [(str(turn.get("role", "")), _content(turn.get("content"))) for turn in prompt.messages]
+    return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {content}" for role, content in turns)
+
+
+def _content(content: Any) -> str:
+    """Of a turn with parts, such as text and images, the texts."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if isinstance(part, dict) and "text" in part)
+    return content or ""

@@ -1,0 +1,188 @@
+"""A reward that a service computes. The protocol is one POST of JSON; docs/rewards.md describes it.
+
+A service that is slow, busy or gone costs records their score, with a reason, and never gives a wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import random
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from gcore_core.errors import ConfigError
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.rewards import REASON_CHARACTERS, failure
+from gcore_rewards.breaker import Breaker, CircuitOpen
+from gcore_rewards.config import HttpConfig
+
+_BUSY = 429
+
+
+class _Refused(Exception):
+    """The service gave no scores, and would not give them for the same request again."""
+
+
+class _Unavailable(Exception):
+    """The service gave no scores now; ``after_s``: when it asks to be tried again."""
+
+    def __init__(self, what: str, after_s: float = 0.0) -> None:
+        super().__init__(what)
+        self.after_s = after_s
+
+
+class HttpReward:
+    """See ``gcore_core.protocols.AsyncScorer``."""
+
+    def __init__(self, config: HttpConfig, context: WorkerContext) -> None:
+        self._config = config
+        self._headers = read_headers(config.headers_file) if config.headers_file else {}
+        self._breaker = Breaker(config.breaker_failures, config.breaker_s)
+        self._turn = asyncio.Semaphore(config.max_in_flight)
+        self._client: httpx2.AsyncClient | None = None  # made on the loop that uses it
+
+    async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        size = self._config.batch
+        batches = [records[start : start + size] for start in range(0, len(records), size)]
+        found = await asyncio.gather(*map(self._score_batch, batches))
+        return [score for scores in found for score in scores]
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def _score_batch(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        try:
+            content = json.dumps({"records": [self._told(record) for record in records]}, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            return [failure(f"the row is not JSON: {error}"[:REASON_CHARACTERS])] * len(records)
+        try:
+            answer = await self._insist(content)
+        except (_Refused, _Unavailable, CircuitOpen) as error:
+            return [failure(f"the service {error}"[:REASON_CHARACTERS])] * len(records)
+        return [_score(answer.get(_id(record))) for record in records]
+
+    def _told(self, record: ScoredRecord) -> dict[str, Any]:
+        prompt, wanted = record.prompt, self._config.fields
+        return {
+            "id": _id(record),
+            "prompt": prompt.text if prompt.messages is None else prompt.messages,
+            "completion": record.text,
+            "status": record.status,
+            "fields": {k: v for k, v in prompt.fields.items() if wanted is None or k in wanted},
+        }
+
+    async def _insist(self, content: bytes) -> Mapping[str, Any]:
+        """Id -> the answer's item. Raises what the last attempt raised."""
+        config = self._config
+        for attempt in itertools.count():
+            try:
+                async with self._turn:
+                    with self._breaker.call():
+                        response = await self._post(content)
+                break
+            except _Unavailable as error:
+                if attempt == config.retries or error.after_s > config.longest_wait_s:
+                    raise
+                # the whole wait is drawn, so that those who failed together do not come back together
+                drawn_s = random.uniform(0, config.backoff_s * 2**attempt)
+                wait_s = min(config.longest_wait_s, error.after_s + drawn_s)
+            await asyncio.sleep(wait_s)
+        if response.status_code != 200:
+            raise _Refused(f"answered {response.status_code}: {response.text[:80]}")
+        return _items(response.content)
+
+    async def _post(self, content: bytes) -> httpx2.Response:
+        """Any answer that another attempt would not change. Raises _Unavailable."""
+        if self._client is None:
+            limits = httpx2.Limits(max_connections=self._config.max_in_flight)
+            headers = {"Content-Type": "application/json", **self._headers}
+            self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
+        limit_s = self._config.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):  # the library's own limits are of single reads
+                response = await self._client.post(self._config.url, content=content)
+        except TimeoutError:
+            raise _Unavailable(f"gave no answer within {limit_s:g} s") from None
+        except httpx2.TransportError as error:
+            raise _Unavailable(f"cannot be reached: {error or type(error).__name__}") from error
+        if response.status_code == _BUSY or response.status_code >= 500:
+            raise _Unavailable(f"answered {response.status_code}", _seconds(response.headers.get("Retry-After", "")))
+        return response
+
+
+def read_headers(path: str) -> dict[str, str]:
+    """The headers of a file, ``Name: value`` a line. Raises ConfigError, which never shows a value."""
+    file = Path(path).expanduser()
+    try:
+        mode = file.stat().st_mode
+        lines = file.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {type(error).__name__}.", where=str(file)) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError("others may read or write it.", where=str(file), todo=f"chmod 600 {file}")
+    headers = {}
+    for number, line in enumerate(lines, 1):
+        name, colon, value = line.partition(":")
+        if not line.strip():
+            continue
+        if not colon or not name.strip() or not value.strip():
+            raise ConfigError(f"line {number} is not of the form 'Name: value'.", where=str(file))
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def _id(record: ScoredRecord) -> str:
+    return f"{record.ordinal}.{record.sample}"
+
+
+def _items(content: bytes) -> Mapping[str, Any]:
+    """Id -> item of ``{"scores": [{"id", "score"}, ...]}``. Raises _Refused when it is something else."""
+    try:
+        told = json.loads(content)
+        items = told["scores"]
+        found = {item["id"]: item for item in items}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        shown = content[:60].decode("utf-8", "replace")
+        raise _Refused(f'answered something else than {{"scores": [{{"id", "score"}}]}}: {shown}') from None
+    if len(found) != len(items):
+        raise _Refused("scored a record twice in one answer")
+    return found
+
+
+def _score(item: Any) -> Score:
+    """The score in one item of the answer; None where the answer has none for that record."""
+    if item is None:
+        return failure("the service left this record out")
+    if item.get("error"):
+        return failure(f"the service failed: {item['error']}"[:REASON_CHARACTERS])
+    value = item.get("score")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return failure(f"the service gave {str(value)[:40]}, not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    return Score(value=number) if math.isfinite(number) else failure(f"the service gave {number}")
+
+
+def _seconds(retry_after: str) -> float:
+    """Of a Retry-After header: seconds, or a date; 0 where it says neither."""
+    try:
+        told = float(retry_after)
+    except ValueError:
+        try:
+            told = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return max(0.0, told) if math.isfinite(told) else 0.0
