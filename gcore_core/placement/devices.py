@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
+
+from gcore_core.placement.measured import Outcome, Profile, Requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +39,73 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a role asks of placement. follows: the role whose weights it takes, "" for a model of its own. size: slots
+    that one replica takes together. least: replicas that it must keep."""
+
+    kind: str  # "trainer", "generator" or "reward"
+    follows: str = ""
+    size: int = 1
+    least: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Window:
-    """What a policy sees: the devices, and the slots every role asks for. Measurements join it as they are taken."""
+    """What a policy sees at a step boundary: the devices, the slots that every role may occupy, and what was measured.
+
+    Generators are the roles between which devices move: they have an engine at every cell, awake or asleep. Mappings
+    are by role; what was not measured is not in them.
+
+    step: that is about to begin. needed: groups that it must keep. requests: finished ones of the latest steps, the
+    policy's under the role that follows it. busy, filled: shares, in the latest step, of a role's replica-seconds with
+    anything running, and of its places that ran something. backlog: requests that wait, at a decision within a step.
+    switch_s: seconds it takes a cell to change roles; None before one did. outcomes: of earlier decisions, oldest
+    first. state: what the latest decision carried over.
+    """
 
     devices: tuple[Device, ...]
     slots: Mapping[str, int]
+    needs: Mapping[str, Need] = field(default_factory=dict)
+    step: int = 0
+    needed: int = 0
+    requests: Mapping[str, Requests] = field(default_factory=dict)
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    busy: Mapping[str, float] = field(default_factory=dict)
+    filled: Mapping[str, float] = field(default_factory=dict)
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    switch_s: float | None = None
+    outcomes: tuple[Outcome, ...] = ()
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+Mode = Literal["split", "colocated", "coresident"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Who is awake where in the next rollout, and why.
+
+    engines: every cell at which a role has an engine, awake or asleep; None: where it is awake. They are made once, so
+    they stay as the first decision says. mode: "split", each cell serves one generator; "colocated", every cell serves
+    the policy until all its records are there, then the judge, and in turn again for a refill; "coresident", both
+    models are awake in every cell.
+    predicted_s: candidate -> seconds of the rollout; ``chosen`` is one of the candidates. reason: one sentence.
+    seen: what the policy looked at, summed up. state: carried to the next decision. Both are plain values, for JSON.
+    """
+
+    partition: Partition
+    engines: Partition | None = None
+    mode: Mode = "split"
+    chosen: str = ""
+    predicted_s: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PlacementPolicy(Protocol):
-    def revise(self, partition: Partition | None, window: Window) -> Partition:
-        """The partition for the next step; ``partition`` is None before the first. Pure.
+    def revise(self, partition: Partition | None, window: Window) -> Decision:
+        """The decision for the next step; ``partition`` is the latest one's, None before the first. Pure.
 
         Raises PlacementError naming the role that does not fit.
         """

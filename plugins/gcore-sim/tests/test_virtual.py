@@ -15,6 +15,7 @@ from gcore_sim.generator import SimGenerator
 from gcore_sim.judge import SimJudge
 
 from gcore_core import config
+from gcore_core.controllers.scoring import WAIT_S
 from gcore_core.errors import ConfigError, TrainingError
 from gcore_core.protocols import SampleRequest, ScoredRecord, WorkerContext
 from gcore_core.records import Prompt
@@ -70,7 +71,7 @@ def test_each_stage_takes_exactly_what_the_model_says(measured: Callable[..., di
     trainer, generator = TrainerConfig(), GeneratorConfig()
     epoch_s = GROUPS * SAMPLES * trainer.record_seconds(PROMPT + ANSWER)
     expected = {
-        "rollout": rollout_s() + judge_s(),
+        "rollout": rollout_s() + WAIT_S + judge_s(),
         "prepare": trainer.prepare_share * epoch_s,
         "train": epoch_s + 2 * trainer.update_s,
         "push": generator.weights_gb * generator.push_s_per_gb,
@@ -84,7 +85,7 @@ def test_times_are_scaled_only_when_it_is_said(measured: Callable[..., dict[str,
     """A job's own scale is for real time; an override is for both."""
     scaled = {"policy": {"config": {"time_scale": 0.5}}}
     metrics = measured("roles.rollout.config.time_scale=0", roles=scaled, **GIVEN)
-    assert metrics["seconds/rollout"] == pytest.approx(judge_s(), abs=1e-6)
+    assert metrics["seconds/rollout"] == pytest.approx(WAIT_S + judge_s(), abs=1e-6)
     assert metrics["seconds/push"] == pytest.approx(0, abs=1e-6)
     epoch_s = GROUPS * SAMPLES * TrainerConfig().record_seconds(PROMPT + ANSWER)
     assert metrics["seconds/train"] == pytest.approx(epoch_s + 1.0, abs=1e-6)

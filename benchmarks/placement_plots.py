@@ -1,0 +1,68 @@
+"""Draws the pictures of docs/placement.md: a long drift, growing clusters, the price of changing roles.
+
+python benchmarks/placement_plots.py [DIRECTORY, docs]
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
+from gcore_placement.fixed import Colocated, FixedSplit
+from gcore_placement.replay import Replay
+from gcore_placement.utilisation import Utilisation
+from gcore_sim.cluster import Cluster, simulate
+from gcore_sim.plot import plot
+from gcore_sim.workloads import Published
+from matplotlib import pyplot
+
+from gcore_core.placement.devices import PlacementPolicy
+
+
+def policies() -> dict[str, PlacementPolicy]:
+    return {
+        "replay": Replay(ReplayConfig()),
+        "split 0.25": FixedSplit(SplitConfig(share=0.25)),
+        "utilisation (busy)": Utilisation(UtilisationConfig()),
+        "utilisation (filled)": Utilisation(UtilisationConfig(signal="filled")),
+        "colocated": Colocated(),
+    }
+
+
+def mean_excess(cluster: Cluster, made: dict[str, PlacementPolicy], steps: int = 18) -> dict[str, float]:
+    rows = list(simulate(cluster, Published(name="drift", steps=steps), made, steps, seed=7))
+    return {name: 100 * float(np.mean([r.excess for r in rows if r.policy == name and r.step >= 3])) for name in made}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs")
+    directory = parser.parse_args().directory
+
+    steps, made = 60, policies()
+    cluster = Cluster(devices=128, needed=128)
+    rows = list(simulate(cluster, Published(name="drift", steps=steps), made, steps, seed=7))
+    plot(rows, directory / "placement_drift.png", "128 devices, answers grow tenfold over 60 steps")
+
+    sizes = [32, 64, 128, 256, 512]
+    grown = [mean_excess(Cluster(devices=n, needed=min(n, 1024)), policies()) for n in sizes]
+    prices = [0.0, 15.0, 30.0, 60.0]
+    paid = [mean_excess(replace(cluster, switch_s=price), policies()) for price in prices]
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for name in policies():
+        axes[0].plot(sizes, [values[name] for values in grown], marker="o", label=name)
+        axes[1].plot(prices, [values[name] for values in paid], marker="o", label=name)
+    axes[0].set(title="drift, by the number of devices", xlabel="devices", xscale="log", ylabel="over the oracle, %")
+    axes[1].set(title="drift, 128 devices, by what changing roles takes", xlabel="seconds")
+    axes[0].legend(fontsize=8)
+    figure.savefig(directory / "placement_scale.png", dpi=110)
+    for sweep, points, values in (("devices", sizes, grown), ("seconds", prices, paid)):
+        for point, told in zip(points, values, strict=True):
+            print(sweep, point, {name: round(value, 1) for name, value in told.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The plugin ``placement``: which cells sample and which judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_core import hookimpl
+from gcore_core.providers import CommandProvider, PlacementProvider
+from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
+
+
+@hookimpl
+def gcore_placement_policies() -> Iterable[PlacementProvider]:
+    for name in ("default", "replay"):
+        yield PlacementProvider(
+            name=name,
+            summary="replays each step with the lengths then known, and jumps to the split of least regret",
+            factory="gcore_placement.replay:Replay",
+            config=ReplayConfig,
+        )
+    yield PlacementProvider(
+        name="split",
+        summary="a fixed share of the cells judges",
+        factory="gcore_placement.fixed:FixedSplit",
+        config=SplitConfig,
+    )
+    yield PlacementProvider(
+        name="colocated",
+        summary="all cells sample, then all judge",
+        factory="gcore_placement.fixed:Colocated",
+    )
+    yield PlacementProvider(
+        name="coresident",
+        summary="both models awake in every cell",
+        factory="gcore_placement.fixed:Coresident",
+    )
+    yield PlacementProvider(
+        name="utilisation",
+        summary="one cell at a time from the role that is used less; for comparison",
+        factory="gcore_placement.utilisation:Utilisation",
+        config=UtilisationConfig,
+    )
+
+
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        name="explain",
+        summary="why the devices of a step were placed as they were",
+        factory="gcore_placement.explain:run",
+    )

@@ -1,0 +1,166 @@
+"""The cells that the policy's generator and the judges share, and partitions of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gcore_core.errors import PlacementError
+from gcore_core.placement.devices import Cell, Decision, Device, Mode, Partition, Window
+from gcore_core.placement.policy import every_slot
+
+
+@dataclass(frozen=True)
+class Split:
+    """A candidate: ``judge`` of the pool's cells judge, the others sample; in the other modes all do both."""
+
+    mode: Mode
+    judge: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"split {self.judge}" if self.mode == "split" else self.mode
+
+    @classmethod
+    def named(cls, name: str) -> Split:
+        word, _, count = name.partition(" ")
+        return cls("split", int(count)) if word == "split" else cls(word)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Cells between which devices move. A cell holds whole replicas of either role: ``per_cell`` of them, by role.
+
+    The policy has engines on the first ``most_policy`` cells, the judges on the last ``most_judge``: so that a new
+    split moves only the cells between the old border and the new one.
+    """
+
+    policy: str
+    judges: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    per_cell: Mapping[str, int]
+    least: Mapping[str, int]  # cells
+    most_policy: int
+    most_judge: int
+
+    @property
+    def fewest(self) -> int:
+        """Cells that judges must have in a split."""
+        return max(sum(self.least[judge] for judge in self.judges), len(self.cells) - self.most_policy)
+
+    @property
+    def most(self) -> int:
+        """Cells that judges may have in a split."""
+        return min(self.most_judge, len(self.cells) - self.least[self.policy])
+
+    def limited(self, judge: float) -> Split:
+        """The split nearest to that many cells."""
+        return Split("split", min(max(round(judge), self.fewest), self.most))
+
+    def shared(self) -> bool:
+        """Every cell has engines of both: other modes than a split are possible."""
+        return self.most_policy == self.most_judge == len(self.cells)
+
+    def awake(self, split: Split, weights: Mapping[str, float]) -> dict[str, tuple[Cell, ...]]:
+        """Role -> cells. Several judges share theirs by ``weights``, each with at least what it must keep."""
+        if split.mode != "split":
+            return dict.fromkeys((self.policy, *self.judges), self.cells)
+        border = len(self.cells) - split.judge
+        found, at = {self.policy: self.cells[:border]}, border
+        for judge, count in zip(self.judges, _shares(split.judge, self, weights), strict=True):
+            found[judge] = self.cells[at : at + count]
+            at += count
+        return found
+
+    def engines(self) -> dict[str, tuple[Cell, ...]]:
+        """Role -> every cell at which it may be awake."""
+        judged = self.cells[len(self.cells) - self.most_judge :]
+        return {self.policy: self.cells[: self.most_policy], **dict.fromkeys(self.judges, judged)}
+
+
+def find_pool(window: Window) -> Pool | None:
+    """The pool of a window; None where there are no two generators to share it.
+
+    Raises PlacementError naming the role that does not fit.
+    """
+    generators = {role: need for role, need in window.needs.items() if need.kind == "generator"}
+    policies = [role for role, need in generators.items() if need.follows]
+    judges = tuple(role for role, need in generators.items() if not need.follows)
+    if len(policies) != 1 or not judges:
+        return None
+    for role in (*policies, *judges):
+        if window.slots[role] > len(window.devices):
+            _refuse(role, "slots", f"wants {window.slots[role]} slots, there are {len(window.devices)} devices")
+    size = math.lcm(*(need.size for need in generators.values()))
+    asked = window.slots[policies[0]] + max(window.slots[judge] for judge in judges)
+    cells = _cells(window.devices[:asked], size)
+    per_cell = {role: size // need.size for role, need in generators.items()}
+    least = {role: math.ceil(need.least / per_cell[role]) for role, need in generators.items()}
+    most = {role: min(window.slots[role] // size, len(cells)) for role in generators}
+    for role in generators:
+        if most[role] < least[role]:
+            what = f"{window.slots[role]} slots make {most[role]} whole cells of {size} devices, and it needs"
+            _refuse(role, "slots", f"{what} at least {least[role]}")
+    if sum(least.values()) > len(cells):
+        needed = ", ".join(f"{role} {count}" for role, count in least.items())
+        what = f"generators need at least {sum(least.values())} cells of {size} devices ({needed}), there are"
+        _refuse(max(least, key=least.__getitem__), "slots", f"{what} {len(cells)}")
+    most_judge = min(most[judge] for judge in judges)
+    if sum(least[judge] for judge in judges) > most_judge:
+        role = min(judges, key=most.__getitem__)
+        _refuse(role, "slots", f"the {most_judge} cells of this one are too few for {len(judges)} judges")
+    return Pool(policies[0], judges, cells, per_cell, least, most[policies[0]], most_judge)
+
+
+def decide(window: Window, pool: Pool, split: Split, weights: Mapping[str, float] | None = None) -> Decision:
+    """The split carried out: generators on their cells, every other role on its slots."""
+    generators = (pool.policy, *pool.judges)
+    others = {role: slots for role, slots in window.slots.items() if role not in generators}
+    rest = every_slot(Window(devices=window.devices, slots=others)).cells
+    awake, engines = pool.awake(split, weights or {}), pool.engines()
+    order = list(window.slots)
+    return Decision(
+        partition=Partition({role: {**rest, **awake}[role] for role in order}),
+        engines=Partition({role: {**rest, **engines}[role] for role in order}),
+        mode=split.mode,
+        chosen=split.name,
+    )
+
+
+def split_of(partition: Partition, pool: Pool) -> Split | None:
+    """The split that a partition is; None where it is another pool's."""
+    taken = {role: partition.cells.get(role, ()) for role in (pool.policy, *pool.judges)}
+    if any(not set(cells) <= set(pool.cells) for cells in taken.values()):
+        return None
+    counts = [len(taken[judge]) for judge in pool.judges]
+    return Split("split", sum(counts)) if len(taken[pool.policy]) + sum(counts) == len(pool.cells) else None
+
+
+def _cells(devices: Sequence[Device], size: int) -> tuple[Cell, ...]:
+    """Neighbours of one node; what is left of a node makes no cell."""
+    nodes: dict[str, list[Device]] = {}
+    for device in devices:
+        nodes.setdefault(device.node, []).append(device)
+    return tuple(Cell(tuple(own[i : i + size])) for own in nodes.values() for i in range(0, len(own) - size + 1, size))
+
+
+def _shares(cells: int, pool: Pool, weights: Mapping[str, float]) -> list[int]:
+    """Whole numbers that add up to ``cells``: what each judge must keep, the rest by the largest remainders."""
+    least = [pool.least[judge] for judge in pool.judges]
+    told = [max(weights.get(judge, 1.0), 0.0) for judge in pool.judges]
+    wanted = [cells * weight / (sum(told) or 1.0) for weight in told]
+    counts = list(least)
+    while sum(counts) < cells:
+        counts[max(range(len(counts)), key=lambda i: wanted[i] - counts[i])] += 1
+    return counts
+
+
+def _refuse(role: str, key: str, what: str) -> None:
+    raise PlacementError(
+        what,
+        where=f"roles.{role}.{key}",
+        why="devices move between the policy's generator and the judges in cells that hold whole replicas of either",
+        todo="change the roles' slots, or set cluster.devices to the number that may be used",
+        role=role,
+    )

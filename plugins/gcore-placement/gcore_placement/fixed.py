@@ -1,0 +1,58 @@
+"""Policies that measure nothing: ``colocated``, ``coresident`` and ``split``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gcore_core.errors import PlacementError
+from gcore_core.placement.devices import Decision, Mode, Partition, Window
+from gcore_core.placement.policy import Even
+from gcore_placement.cells import Split, decide, find_pool
+from gcore_placement.config import SplitConfig
+
+
+class _Together:
+    """All generators on all cells."""
+
+    mode: Mode
+    reason: str
+
+    def __init__(self, config: None = None) -> None:
+        pass
+
+    def revise(self, partition: Partition | None, window: Window) -> Decision:
+        pool = find_pool(window)
+        if pool is None:
+            return Even().revise(partition, window)
+        if not pool.shared():
+            raise PlacementError(
+                f"{self.mode} generators are everywhere, so all must have as many slots as the others.",
+                where=f"roles.{pool.judges[0]}.slots",
+                why=f"{pool.policy} may occupy {pool.most_policy} cells, judges {pool.most_judge} of {len(pool.cells)}",
+                todo="give each of them the slots of all devices, or use placement/split",
+            )
+        return replace(decide(window, pool, Split(self.mode)), reason=self.reason)
+
+
+class Colocated(_Together):
+    mode = "colocated"
+    reason = "every cell samples until all answers are there, then every cell judges"
+
+
+class Coresident(_Together):
+    mode = "coresident"
+    reason = "both models are awake in every cell"
+
+
+class FixedSplit:
+    def __init__(self, config: SplitConfig) -> None:
+        self._config = config
+
+    def revise(self, partition: Partition | None, window: Window) -> Decision:
+        pool = find_pool(window)
+        if pool is None:
+            return Even().revise(partition, window)
+        wanted = self._config.cells or self._config.share * len(pool.cells)
+        split = pool.limited(wanted)
+        reason = f"the judges' cells are fixed at {split.judge} of {len(pool.cells)}"
+        return replace(decide(window, pool, split), reason=reason)

@@ -1,0 +1,7 @@
+"""Held to what every plugin and every placement policy must keep."""
+
+from __future__ import annotations
+
+from gcore_core.testing.conformance import contracts_of
+
+globals().update(contracts_of("placement"))

@@ -1,0 +1,92 @@
+"""``g-core placement explain``, and the journal that it reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gcore_placement.config import ReplayConfig
+from gcore_placement.replay import Replay
+
+from gcore_core import cli
+from gcore_core.errors import DataError
+from gcore_core.placement import journal
+from gcore_core.placement.devices import Cell, Decision, Device, Need, Partition, Window
+
+
+def decision() -> Decision:
+    devices = [Device(index=index, kind="cpu") for index in range(4)]
+    cells = {"rollout": tuple(Cell((device,)) for device in devices[:3]), "judge": (Cell((devices[3],)),)}
+    return Decision(
+        partition=Partition(cells),
+        chosen="split 1",
+        predicted_s={"split 1": 8.0, "split 2": 10.0},
+        reason="least regret",
+        seen={"judge_tokens": 120.5},
+        state={"weight": 1.0},
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    journal.append(tmp_path, journal.decided(11, decision(), took_s=0.01))
+    journal.append(
+        tmp_path, journal.Measured(step=11, measured_s=9.0, moved=2, idle={"judge: waits for answers": 0.25})
+    )
+    journal.append(tmp_path, journal.decided(12, decision()))
+    return tmp_path
+
+
+def test_it_tells_what_was_seen_expected_chosen_and_measured(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["placement", "explain", str(run), "--step", "11"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("least regret", "judge_tokens", "120.5", "devices 0-2", "<- chosen", "+25.0%", "9.0 s", "-11.1%"):
+        assert words in shown, words
+    assert "25.0%  judge: waits for answers" in shown
+
+
+def test_without_a_step_it_lists_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["placement", "explain", str(run)]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]] == [["11", "split"], ["12", "split"]]
+
+
+def test_json_has_both_records(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["placement", "explain", str(run), "--step", "12", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["decision"]["cells"]["judge"] == [[3]] and told["outcome"] is None
+
+
+def test_a_step_that_is_not_there_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["placement", "explain", str(run), "--step", "3"]) == 4
+    assert "there is no decision for step 3" in capsys.readouterr().err
+
+
+def test_a_run_without_a_journal_is_refused_and_half_a_line_at_the_end_is_not(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the run has no record of placement decisions"):
+        journal.read(tmp_path / "other")
+    with (run / journal.FILE).open("ab") as file:
+        file.write(b'{"what":"deci')
+    decisions, outcomes = journal.read(run)
+    assert sorted(decisions) == [11, 12] and sorted(outcomes) == [11]
+    with (run / journal.FILE).open("ab") as file:
+        file.write(b"\n")
+    with pytest.raises(DataError, match="placement.jsonl:4: a line cannot be read"):
+        journal.read(run)
+
+
+def test_a_resumed_run_sees_the_outcomes_of_the_journal(run: Path) -> None:
+    (outcome,) = journal.outcomes_of(*journal.read(run))
+    assert (outcome.step, outcome.candidate, outcome.predicted_s, outcome.measured_s) == (11, "split 1", 8.0, 9.0)
+
+
+def test_what_replay_says_survives_the_journal(tmp_path: Path) -> None:
+    window = Window(
+        devices=tuple(Device(index=index, kind="cpu") for index in range(4)),
+        slots={"rollout": 4, "judge": 4},
+        needs={"rollout": Need(kind="generator", follows="policy"), "judge": Need(kind="generator")},
+    )
+    made = Replay(ReplayConfig()).revise(None, window)
+    journal.append(tmp_path, journal.decided(0, made))
+    decisions, _ = journal.read(tmp_path)
+    assert decisions[0].state == made.state and decisions[0].cells == {"rollout": [[0], [1], [2]], "judge": [[3]]}

@@ -1,0 +1,178 @@
+"""The compiled model against one written for reading: every sequence by itself, everything advanced at every event."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from gcore_queueing.step import Engines, Groups, lower_bound, play
+
+from gcore_core.oversampling import KeepRate
+from gcore_core.placement.measured import Profile
+
+ENGINES = [
+    Engines("split", 3, 2),
+    Engines("split", 1, 4),
+    Engines("colocated", 4, 4),
+    Engines("coresident", 3, 0),
+]
+
+
+def some_groups(count: int, samples: int, seed: int, judged: float = 1.0) -> Groups:
+    random = np.random.default_rng(seed)
+    policy = random.lognormal(5, 1, (count, samples))  # not whole: two that end together have no order
+    return Groups(
+        policy=policy,
+        judge=random.lognormal(4, 0.5, policy.shape) * (random.random(policy.shape) < judged),
+        policy_prompt=np.full(policy.shape, 64.0),
+        judge_prompt=128 + policy,
+        kept=random.random(count) < 0.6,
+    )
+
+
+SLOW = Profile(base_s=0.01, running_s=1e-3, cached_s=2e-6, prefill_s=1e-4, max_running=7, cache_tokens=4000)
+FAST = Profile(base_s=0.004, running_s=2e-4, cached_s=1e-6, prefill_s=2e-4, max_running=5, cache_tokens=5000)
+
+
+@dataclass
+class Replica:
+    """running: [role, request, rounds left, tokens cached] of each sequence."""
+
+    serves: int
+    prefill: float = 0.0
+    running: list[list[float]] = field(default_factory=list)
+
+    def pace(self, profiles: tuple[Profile, Profile]) -> tuple[float, float]:
+        first = growth = 0.0
+        for role, profile in enumerate(profiles):
+            own = [sequence for sequence in self.running if sequence[0] == role]
+            if own:
+                first += profile.base_s + profile.running_s * len(own) + profile.cached_s * sum(s[3] for s in own)
+                growth += profile.cached_s * len(own) / 2
+        return first, growth
+
+    def due(self, profiles: tuple[Profile, Profile]) -> float:
+        if not self.running:
+            return math.inf
+        first, growth = self.pace(profiles)
+        left = min(sequence[2] for sequence in self.running)
+        return self.prefill + first * left + growth * left**2
+
+    def advance(self, seconds: float, profiles: tuple[Profile, Profile]) -> None:
+        if not self.running:
+            return
+        prefilled = min(self.prefill, seconds)
+        self.prefill -= prefilled
+        if seconds > prefilled:
+            first, growth = self.pace(profiles)
+            rounds = (math.sqrt(first**2 + 4 * growth * (seconds - prefilled)) - first) / (2 * growth)
+            for sequence in self.running:
+                sequence[2] -= rounds
+                sequence[3] += rounds
+
+
+def reference(groups: Groups, engines: Engines, profiles: tuple[Profile, Profile], needed: int, rate: KeepRate,
+              switch_s: float) -> tuple[float, int, int]:  # fmt: skip
+    replicas = [Replica(int(mask)) for mask in engines.serves]
+    actions, prompts = [groups.policy, groups.judge], [groups.policy_prompt, groups.judge_prompt]
+    queues: list[list[tuple[int, int]]] = [[], []]
+    samples, now, phase, issued, kept, finished = groups.policy.shape[1], 0.0, 0, 0, 0, 0
+    left = {}
+    more = min(rate.missing(needed=needed, kept=0, finished=0, in_flight=0), len(groups))
+    while True:
+        for group in range(issued, issued + more):
+            left[group] = samples
+            queues[0] += [(group, sample) for sample in range(samples)]
+        issued, more = issued + more, 0
+        running = [sum(s[0] == role for r in replicas for s in r.running) for role in range(2)]
+        if engines.mode == "colocated" and not queues[phase] and not running[phase] and queues[1 - phase]:
+            phase, now = 1 - phase, now + switch_s
+        for role in range(2):
+            if engines.mode == "colocated" and role != phase:
+                continue
+            able = [replica for replica in replicas if replica.serves >> role & 1]
+            while queues[role] and able:
+                replica = min(able, key=lambda r: len(r.running))
+                request = queues[role][0]
+                mine = sum(sequence[0] == role for sequence in replica.running)
+                full = sum(s[3] for s in replica.running) + prompts[role][request] > profiles[role].cache_tokens
+                if mine >= profiles[role].max_running or (replica.running and full):
+                    break
+                queues[role].pop(0)
+                replica.running.append([role, request, actions[role][request], prompts[role][request]])
+                replica.prefill += prompts[role][request] * profiles[role].prefill_s
+        due = [replica.due(profiles) for replica in replicas]
+        if min(due) == math.inf:
+            return now, issued, kept
+        chosen = replicas[due.index(min(due))]
+        for replica in replicas:
+            replica.advance(min(due), profiles)
+        now += min(due)
+        ended = [sequence for sequence in chosen.running if sequence[2] < 1e-7]
+        chosen.running = [sequence for sequence in chosen.running if sequence[2] >= 1e-7]
+        chosen.prefill = chosen.prefill if chosen.running else 0.0
+        for role, request, *_ in ended:
+            if role == 0 and groups.judge[request] > 0:
+                queues[1].append(request)
+                continue
+            left[request[0]] -= 1
+            if left[request[0]] == 0:
+                finished, kept = finished + 1, kept + int(groups.kept[request[0]])
+                in_flight = issued + more - finished
+                if engines.mode != "colocated" or in_flight == 0:
+                    missing = rate.missing(needed=needed, kept=kept, finished=finished, in_flight=in_flight)
+                    more = min(more + missing, len(groups) - issued)
+
+
+@pytest.mark.parametrize("engines", ENGINES, ids=str)
+@pytest.mark.parametrize("judged", [1.0, 0.5, 0.0])
+def test_the_compiled_model_takes_the_seconds_of_the_one_written_for_reading(engines: Engines, judged: float) -> None:
+    """Within 1e-6 s of some hundred, with full batches, full caches and refills."""
+    for seed in range(3):
+        groups, rate = some_groups(40, 3, seed, judged), KeepRate(margin=0.5)
+        seconds, issued, kept = reference(groups, engines, (SLOW, FAST), 12, rate, 2.5)
+        played = play(groups, engines, (SLOW, FAST), 12, rate, 2.5)
+        assert (played.issued, played.kept) == (issued, kept)
+        assert played.seconds == pytest.approx(seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize("engines", ENGINES, ids=str)
+def test_no_rollout_is_faster_than_the_lower_bound(engines: Engines) -> None:
+    groups, rate = some_groups(30, 4, 7), KeepRate(rates=(1.0,) * 4, known=True)
+    everything = replace(groups, kept=np.ones(len(groups), bool))
+    played = play(everything, engines, (SLOW, SLOW), len(groups), rate)
+    assert played.seconds >= lower_bound(groups, len(engines.serves), (SLOW, SLOW))
+
+
+@pytest.mark.parametrize("engines", ENGINES[:2], ids=str)
+def test_busy_and_idle_shares_add_up(engines: Engines) -> None:
+    played = play(some_groups(40, 3, 1), engines, (SLOW, FAST), 12, KeepRate())
+    busy = (played.busy(0) * engines.policy + played.busy(1) * engines.judge) / (engines.policy + engines.judge)
+    assert busy + sum(played.idle.values()) == pytest.approx(1)
+
+
+def test_requests_run_after_they_arrive_and_verdicts_after_their_answers() -> None:
+    played = play(some_groups(40, 3, 1), ENGINES[0], (SLOW, FAST), 12, KeepRate())
+    answers, verdicts = played.requests(0, 4), played.requests(1, 4)
+    for requests in (answers, verdicts):
+        assert (requests.arrival_s <= requests.start_s).all() and (requests.start_s < requests.end_s).all()
+        assert set(requests.step) == {4}
+    np.testing.assert_array_equal(verdicts.arrival_s, answers.end_s[verdicts.parent])
+
+
+def test_it_ends_when_there_are_no_more_groups() -> None:
+    groups = some_groups(5, 2, 0)
+    assert play(groups, ENGINES[0], (SLOW, FAST), 50, KeepRate()).issued == 5
+
+
+def test_a_fitted_profile_is_that_of_the_engines() -> None:
+    """Of requests that the model itself has served, within a tenth of a round's seconds."""
+    truth = Profile(base_s=0.02, running_s=2e-4, cached_s=2e-7, prefill_s=1e-5, max_running=64, cache_tokens=10**6)
+    groups = some_groups(400, 4, 3)
+    played = play(replace(groups, kept=groups.kept | True), Engines("split", 4, 4), (truth, truth), 400, KeepRate())
+    fitted = Profile.fit(played.requests(0, 0), replace(truth, base_s=1.0, running_s=0.0, cached_s=0.0))
+    for running, cached in ((2, 1000), (40, 20_000)):
+        told, true = (p.base_s + p.running_s * running + p.cached_s * cached for p in (fitted, truth))
+        assert told == pytest.approx(true, rel=0.1)

@@ -1,0 +1,245 @@
+"""A cluster on which placement policies are tried, step by step, on the same groups: what each step costs under each of
+them, under the best fixed split of that very step, and at least.
+
+The policies are the objects that decide in a run, and see what they would see there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play
+
+from gcore_core.oversampling import KeepRate, by_quarter
+from gcore_core.placement.devices import Cell, Decision, Device, Need, Partition, PlacementPolicy, Window
+from gcore_core.placement.measured import Outcome, Profile
+from gcore_core.protocols import Balancer, Work
+from gcore_sim.config import TrainerConfig
+from gcore_sim.workloads import Workload
+
+ORACLE = "oracle"
+_POLICY, _JUDGE = "rollout", "judge"
+_SYNC_S = 10.0  # a push of weights and the wake after it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """devices: of one kind. size: devices of a replica of either role. needed: groups that a step must keep; switch_s:
+    to change the roles of all devices."""
+
+    devices: int
+    size: int = 4
+    needed: int
+    switch_s: float = 30.0
+    profiles: tuple[Profile, Profile] = field(default_factory=lambda: (Profile(), Profile()))
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+    @property
+    def replicas(self) -> int:
+        return self.devices // self.size
+
+    def window(self) -> Window:
+        needs = {
+            _POLICY: Need(kind="generator", follows="policy", size=self.size),
+            _JUDGE: Need(kind="generator", size=self.size),
+        }
+        return Window(
+            devices=tuple(Device(index=index, kind="cuda") for index in range(self.devices)),
+            slots={_POLICY: self.devices, _JUDGE: self.devices},
+            needs=needs,
+            needed=self.needed,
+            profiles=dict(zip((_POLICY, _JUDGE), self.profiles, strict=True)),
+            switch_s=self.switch_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One step under one policy. share: of the cells, for the judges. best_s: of the best fixed split of this step,
+    bound_s: less than which no placement takes; train_s: preparation, training and the push, as under the oracle."""
+
+    policy: str
+    step: int
+    seconds: float
+    best_s: float
+    bound_s: float
+    train_s: float
+    mode: str
+    share: float
+    moved: int
+    issued: int
+    kept: int
+    decision_s: float
+    predicted_s: float | None
+    idle: Mapping[str, float]
+
+    @property
+    def excess(self) -> float:
+        return self.seconds / self.best_s - 1
+
+
+class _Trial:
+    """One policy, with what it has seen so far."""
+
+    def __init__(self, policy: PlacementPolicy, window: Window) -> None:
+        self._policy, self._window = policy, window
+        self._partition: Partition | None = None
+
+    def decide(self, step: int) -> tuple[Decision, int, float]:
+        """(the decision, cells that changed roles, processor seconds that it took)."""
+        began_s = time.process_time()
+        decision = self._policy.revise(self._partition, replace(self._window, step=step))
+        took_s = time.process_time() - began_s
+        before = set(self._partition.cells[_JUDGE]) if self._partition else set()
+        moved = len(before ^ set(decision.partition.cells[_JUDGE])) if before else 0
+        self._partition = decision.partition
+        return decision, moved, took_s
+
+    def measured(self, step: int, decision: Decision, played: Played) -> None:
+        requests = {_POLICY: played.requests(0, step), _JUDGE: played.requests(1, step)}
+        outcome = Outcome(
+            step=step,
+            candidate=decision.chosen,
+            predicted_s=decision.predicted_s.get(decision.chosen),
+            measured_s=played.seconds,
+            work=float(sum(own.actions.sum() for own in requests.values())),
+        )
+        self._window = replace(
+            self._window,
+            requests=requests,
+            busy={_POLICY: played.busy(0), _JUDGE: played.busy(1)},
+            filled={_POLICY: played.filled(0), _JUDGE: played.filled(1)},
+            outcomes=(*self._window.outcomes, outcome)[-64:],
+            state=decision.state,
+        )
+
+
+def simulate(
+    cluster: Cluster,
+    workload: Workload,
+    policies: Mapping[str, PlacementPolicy],
+    steps: int,
+    seed: int,
+    balancer: Balancer | None = None,
+) -> Iterator[Row]:
+    """The rows of every step: those of the policies, and one of the oracle. All share the rule of oversampling, which
+    learns from what the oracle's steps kept."""
+    trials = {name: _Trial(policy, cluster.window()) for name, policy in policies.items()}
+    rate = KeepRate()
+    for step in range(steps):
+        groups = workload.groups(step, round(cluster.needed * 5 + 64), seed)
+        plays = _Plays(cluster, groups, rate)
+        decided = {name: trial.decide(step) for name, trial in trials.items()}
+        played = {name: plays.of(decision) for name, (decision, _, _) in decided.items()}
+        judges, best = plays.best()
+        bound_s = lower_bound(groups.take(np.arange(best.issued)), cluster.replicas, cluster.profiles)
+        facts: dict[str, Any] = {
+            "best_s": best.seconds,
+            "bound_s": bound_s,
+            "train_s": train_s(cluster, best, balancer),
+        }
+        for name, (decision, moved, took_s) in decided.items():
+            trials[name].measured(step, decision, played[name])
+            share = len(decision.partition.cells[_JUDGE]) / max(len(_cells(decision)), 1)
+            predicted_s = decision.predicted_s.get(decision.chosen)
+            yield _row(name, step, played[name], facts, (decision.mode, share, moved, took_s, predicted_s))
+        yield _row(ORACLE, step, best, facts, ("split", judges / cluster.replicas, 0, 0.0, None))
+        in_order = groups.kept[best.order]
+        rate = rate.after(by_quarter(in_order), by_quarter(np.ones(len(in_order))))
+
+
+def _row(name: str, step: int, played: Played, facts: Mapping[str, Any], told: tuple[Any, ...]) -> Row:
+    mode, share, moved, took_s, predicted_s = told
+    return Row(
+        policy=name,
+        step=step,
+        seconds=played.seconds,
+        mode=mode,
+        share=share,
+        moved=moved,
+        issued=played.issued,
+        kept=played.kept,
+        decision_s=took_s,
+        predicted_s=predicted_s,
+        idle=played.idle,
+        **facts,
+    )
+
+
+def _cells(decision: Decision) -> set[Cell]:
+    return {*decision.partition.cells[_POLICY], *decision.partition.cells[_JUDGE]}
+
+
+class _Plays:
+    """One step's groups on any engines; what was played once is not played again."""
+
+    def __init__(self, cluster: Cluster, groups: Groups, rate: KeepRate) -> None:
+        self._cluster, self._groups, self._rate = cluster, groups, rate
+        self._known: dict[Engines, Played] = {}
+
+    def of(self, decision: Decision) -> Played:
+        size, n = self._cluster.size, self._cluster.replicas
+        if decision.mode == "colocated":
+            return self._play(Engines("colocated", n, n))
+        if decision.mode == "coresident":
+            return self._play(Engines("coresident", n, 0))
+        devices = [sum(len(c.devices) for c in decision.partition.cells[role]) for role in (_POLICY, _JUDGE)]
+        return self._play(Engines("split", devices[0] // size, devices[1] // size))
+
+    def best(self) -> tuple[int, Played]:
+        """(replicas that judge, rollout) of the best fixed split: a coarse grid, then ever closer around its least."""
+        n = self._cluster.replicas
+        for share in np.geomspace(0.05, 0.7, 9):
+            self._split(round(share * n))
+        stride = max(1, n // 32)
+        while True:
+            best = self._least()
+            self._split(best.judge - stride)
+            self._split(best.judge + stride)
+            if self._least() == best:
+                if stride == 1:
+                    return best.judge, self._known[best]
+                stride = max(1, stride // 2)
+
+    def _least(self) -> Engines:
+        splits = [engines for engines in self._known if engines.mode == "split"]
+        return min(splits, key=lambda engines: self._known[engines].seconds)
+
+    def _split(self, judges: int) -> None:
+        n = self._cluster.replicas
+        judges = min(max(judges, 1), n - 1)
+        self._play(Engines("split", n - judges, judges))
+
+    def _play(self, engines: Engines) -> Played:
+        if engines not in self._known:
+            cluster, profiles = self._cluster, self._cluster.profiles
+            if engines.mode == "coresident":
+                profiles = coresident(profiles)
+            played = play(self._groups, engines, profiles, cluster.needed, self._rate, cluster.switch_s)
+            self._known[engines] = played
+        return self._known[engines]
+
+
+def train_s(cluster: Cluster, played: Played, balancer: Balancer | None) -> float:
+    """Preparation, training and the push of what a rollout kept, on all devices; without a balancer ranks are even."""
+    chosen = np.flatnonzero(played.groups.kept[: played.issued])[: cluster.needed]
+    groups = played.groups.take(chosen)
+    lengths = (groups.policy + groups.policy_prompt).ravel()
+    trainer = cluster.trainer
+    costs = trainer.record_s + trainer.token_s * lengths + trainer.token2_s * lengths**2
+    if balancer is None:
+        longest = float(costs.sum()) / cluster.replicas
+    else:
+        samples = groups.policy.shape[1]
+        work = Work(
+            group=np.repeat(chosen, samples),
+            prompt=groups.policy_prompt.ravel().astype(np.int64),
+            actions=groups.policy.ravel().astype(np.int64),
+            extra=np.zeros(len(lengths)),
+        )
+        longest = max(float(costs[part].sum()) for part in balancer.split(work, cluster.replicas))
+    return longest * (1 + trainer.prepare_share) + trainer.update_s + _SYNC_S

@@ -1,0 +1,16 @@
+"""The plugin ``simulate``: ``g-core simulate``, which tries placement policies on a cluster that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_core import hookimpl
+from gcore_core.providers import CommandProvider
+
+
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary="what placement policies would make of a workload, on any number of devices",
+        factory="gcore_sim.trying:run",
+    )

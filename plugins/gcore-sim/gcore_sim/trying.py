@@ -1,0 +1,178 @@
+"""``g-core simulate``: placement policies on a simulated cluster, in a table, as JSON, as a plot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcore_core import catalog
+from gcore_core.cli.table import print_table
+from gcore_core.errors import ConfigError, did_you_mean
+from gcore_core.factories import FactorySpec, build, reference_to
+from gcore_core.placement.measured import Profile
+from gcore_core.plugins import Plugins
+from gcore_sim.cluster import ORACLE, Cluster, Row, simulate
+from gcore_sim.workloads import PUBLISHED, Lengths, Published, Recorded, recorded
+
+_EXAMPLE = """\
+examples:
+  g-core simulate --workload drift --devices 512 --policies replay,split:0.25,colocated
+  g-core simulate --trace runs/judged/001 --devices 64 --policies replay,split:0.25 --plot steps.png
+
+A policy is a provider of the plugin `placement`, or PLUGIN/NAME of another; what follows a colon is the value of its
+first setting. Engines take what a profile says, by default a roofline of 32e9 parameters on four devices of 80 GB:
+--profile '{"base_s": 0.02}' changes terms of it.
+"""
+
+
+def run(words: list[str]) -> int:
+    args = _parser().parse_args(words)
+    policies = {name: _made("placement", name, "placement") for name in args.policies.split(",")}
+    judge = Lengths(median=args.judge_tokens, sigma=0.5, limit=args.judge_tokens * 8)
+    workload: Published | Recorded
+    if args.trace is not None:
+        workload = recorded(args.trace, judge)
+        needed = args.groups or workload.needed
+    else:
+        workload = Published(name=args.workload, steps=args.steps)
+        needed = args.groups or min(args.devices, 1024)
+    profile = _profile(args.profile)
+    cluster = Cluster(
+        devices=args.devices, size=args.size, needed=needed, switch_s=args.switch_s, profiles=(profile, profile)
+    )
+    if cluster.replicas < 2:
+        raise ConfigError(
+            f"{args.devices} devices make {cluster.replicas} replicas of {args.size}, two are needed",
+            where="--devices",
+            todo="give more devices, or a smaller --size",
+        )
+    balancer = _made("balancer", args.balance, "balance")
+    rows = list(simulate(cluster, workload, policies, args.steps, args.seed, balancer))
+    told = summary(rows)
+    if args.plot is not None:
+        from gcore_sim.plot import plot
+
+        plot(rows, args.plot)
+    if args.json:
+        print(json.dumps({"cluster": asdict(cluster), "policies": told, "steps": list(map(asdict, rows))}, indent=2))
+    else:
+        _print(told, cluster)
+    return 0
+
+
+def summary(rows: Sequence[Row], skip: int = 0) -> dict[str, dict[str, Any]]:
+    """Policy -> means over its steps, the first ``skip`` left out; fastest first."""
+    found = {}
+    for name in dict.fromkeys(row.policy for row in rows):
+        own = [row for row in rows if row.policy == name and row.step >= skip]
+        excess = np.array([row.excess for row in own])
+        errors = [abs(row.predicted_s / row.seconds - 1) for row in own if row.predicted_s is not None]
+        whole = np.array([row.seconds + row.train_s for row in own])
+        found[name] = {
+            "seconds": float(np.mean([row.seconds for row in own])),
+            "step_seconds": float(whole.mean()),
+            "excess_mean": float(excess.mean()),
+            "excess_p95": float(np.quantile(excess, 0.95)),
+            "excess_max": float(excess.max()),
+            "over_bound": float(np.mean([row.seconds / row.bound_s for row in own])),
+            "judge_share": float(np.mean([row.share for row in own])),
+            "moved_cells": float(np.mean([row.moved for row in own])),
+            "prediction_error": float(np.mean(errors)) if errors else None,
+            "decision_share_of_step": float(sum(row.decision_s for row in own) / whole.sum()),
+            "idle": {cause: float(np.mean([row.idle[cause] for row in own])) for cause in own[0].idle},
+        }
+    return dict(sorted(found.items(), key=lambda item: item[1]["seconds"]))
+
+
+def _print(told: dict[str, dict[str, Any]], cluster: Cluster) -> None:
+    head = ["policy", "rollout s", "step s", "over oracle", "p95", "worst", "judge cells", "off by", "idle"]
+    rows = []
+    for name, own in told.items():
+        error = own["prediction_error"]
+        rows.append(
+            [
+                name,
+                f"{own['seconds']:.0f}",
+                f"{own['step_seconds']:.0f}",
+                f"{own['excess_mean']:+.1%}" if name != ORACLE else "",
+                f"{own['excess_p95']:+.1%}" if name != ORACLE else "",
+                f"{own['excess_max']:+.1%}" if name != ORACLE else "",
+                f"{own['judge_share']:.0%}",
+                "" if error is None else f"{error:.0%}",
+                f"{sum(own['idle'].values()):.0%}",
+            ]
+        )
+    print(f"{cluster.devices} devices, replicas of {cluster.size}, {cluster.needed} groups a step")
+    print_table(head, rows)
+    best = told[ORACLE]
+    print(f"\noracle: the best fixed split of each step; it takes {best['over_bound']:.2f} times the lower bound.")
+    print("idle share of all replica-seconds, by cause:")
+    causes = list(best["idle"])
+    print_table(["policy", *causes], [[name, *(f"{own['idle'][c]:.1%}" for c in causes)] for name, own in told.items()])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="g-core simulate",
+        description="Tries placement policies on a simulated cluster: the objects that decide in a run.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--trace", type=Path, metavar="RUN", help="answers as long as those of this run")
+    what.add_argument("--workload", choices=sorted(PUBLISHED), default="drift", help="a published one (drift)")
+    parser.add_argument("--devices", type=int, default=512, help="512")
+    parser.add_argument("--size", type=int, default=4, help="devices of a replica, of either role (4)")
+    parser.add_argument("--policies", default="replay,split:0.25,colocated,utilisation", metavar="NAME[:VALUE],...")
+    parser.add_argument("--balance", default="core/in-order", help="balancer of training (core/in-order)")
+    parser.add_argument("--steps", type=int, default=18, help="18")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--groups", type=int, help="groups a step keeps (of the trace; or one a device, at most 1,024)")
+    parser.add_argument("--judge-tokens", type=float, default=600.0, help="median verdict, if a trace tells none (600)")
+    parser.add_argument("--switch-s", type=float, default=30.0, help="seconds to change roles (30)")
+    parser.add_argument("--profile", default="{}", metavar="JSON", help="terms of the engines' profile")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the steps; needs matplotlib")
+    return parser
+
+
+def _made(kind: str, name: str, plugin: str) -> Any:
+    """The provider named ``[plugin/]name[:value]``, made."""
+    path, _, value = name.partition(":")
+    plugin, _, provider = path.rpartition("/") if "/" in path else (plugin, "", path)
+    plugins = Plugins()
+    plugins.load(catalog.scan().get(plugin, where=f"--policies {name}" if kind == "placement" else "--balance"))
+    specs = {item.spec.name: item.spec for item in plugins.providers(kind)}
+    if provider not in specs:
+        raise ConfigError(
+            f"plugin {plugin!r} has no {kind} {provider!r}{did_you_mean(provider, list(specs))}.",
+            where="--policies" if kind == "placement" else "--balance",
+            why=f"there are {', '.join(specs)}",
+        )
+    config = specs[provider].config
+    if config is None:
+        if value:
+            raise ConfigError(f"{path} has no settings, so not {value!r} either", where="--policies")
+        return build(FactorySpec(specs[provider].factory))
+    settings = {}
+    if value:
+        first = fields(config)[0]
+        try:
+            settings = {first.name: type(first.default)(value)}
+        except ValueError:
+            raise ConfigError(f"{value!r} is no value of {path}'s {first.name}", where="--policies") from None
+    return build(FactorySpec(specs[provider].factory, reference_to(config), settings))
+
+
+def _profile(text: str) -> Profile:
+    try:
+        return Profile(**json.loads(text))
+    except (TypeError, ValueError) as error:
+        terms = ", ".join(field.name for field in fields(Profile))
+        raise ConfigError(f"{text!r} is no profile: {error}", where="--profile", why=f"terms: {terms}") from None

@@ -1,0 +1,175 @@
+"""What a simulated cluster is to sample: published parameter sets, or the lengths of a recorded run."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from gcore_queueing.step import Groups
+
+from gcore_core.controllers.tracing import Record, read_trace
+from gcore_core.errors import DataError
+
+PROMPT, INSTRUCTIONS = 512.0, 1024.0  # tokens; a judge reads its instructions, with the prompt, and the answer
+_CORRELATION = 0.5  # of the log-lengths of one prompt's answers
+
+
+_KEPT = {"trained", "surplus"}  # verdicts of groups that teach
+
+
+class Workload(Protocol):
+    def groups(self, step: int, count: int, seed: int) -> Groups:
+        """``count`` groups of a step, in the order of their ordinals; the same arguments give the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Log-normal, in tokens: what is longer than the limit is cut off."""
+
+    median: float
+    sigma: float
+    limit: float
+
+    def draw(self, normal: np.ndarray) -> np.ndarray:
+        return np.ceil(np.minimum(self.median * np.exp(self.sigma * normal), self.limit))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One step: lengths of answers and verdicts, and the share of groups that teach. harder: how much less likely a
+    group is kept when its answers are e times as long, in log-odds; 0: lengths say nothing."""
+
+    policy: Lengths = field(default_factory=lambda: Lengths(median=2500, sigma=1.0, limit=16384))
+    judge: Lengths = field(default_factory=lambda: Lengths(median=600, sigma=0.5, limit=4096))
+    keep: float = 0.5
+    harder: float = 0.0
+
+
+def _steady(step: int, steps: int) -> Shape:
+    return Shape()
+
+
+def _judge_heavy(step: int, steps: int) -> Shape:
+    policy = Lengths(median=1200, sigma=1.0, limit=16384)
+    return Shape(policy=policy, judge=Lengths(median=1800, sigma=0.5, limit=8192))
+
+
+def _bursty(step: int, steps: int) -> Shape:
+    """Another mixture of prompts every four steps."""
+    policy, judge, keep = [(2500, 600, 0.5), (900, 1600, 0.7), (6000, 400, 0.35)][step // 4 % 3]
+    return Shape(
+        policy=Lengths(median=policy, sigma=1.0, limit=32768),
+        judge=Lengths(median=judge, sigma=0.5, limit=4096),
+        keep=keep,
+    )
+
+
+def _drift(step: int, steps: int) -> Shape:
+    """Answers grow tenfold in a run, verdicts threefold, and fewer groups teach."""
+    x = step / max(1, steps - 1)
+    return Shape(
+        policy=Lengths(median=800 * 10**x, sigma=1.0, limit=16384 if x < 0.5 else 32768),
+        judge=Lengths(median=400 * 3**x, sigma=0.5, limit=4096),
+        keep=0.7 - 0.4 * x,
+    )
+
+
+def _hard_drift(step: int, steps: int) -> Shape:
+    """As drift; groups with long answers are kept less."""
+    shape = _drift(step, steps)
+    return Shape(policy=shape.policy, judge=shape.judge, keep=shape.keep, harder=1.0)
+
+
+PUBLISHED = {
+    "steady": _steady,
+    "bursty": _bursty,
+    "drift": _drift,
+    "judge-heavy": _judge_heavy,
+    "hard-drift": _hard_drift,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    name: str
+    steps: int
+    samples: int = 16
+
+    def groups(self, step: int, count: int, seed: int) -> Groups:
+        shape = PUBLISHED[self.name](step, self.steps)
+        random = np.random.default_rng([seed, step])
+        shared, own = random.standard_normal((count, 1)), random.standard_normal((count, self.samples))
+        policy = shape.policy.draw(math.sqrt(_CORRELATION) * shared + math.sqrt(1 - _CORRELATION) * own)
+        judge = shape.judge.draw(random.standard_normal((count, self.samples)))
+        odds = math.log(shape.keep / (1 - shape.keep)) - shape.harder * shared[:, 0]
+        return Groups(
+            policy=policy,
+            judge=judge,
+            policy_prompt=np.full(policy.shape, PROMPT),
+            judge_prompt=INSTRUCTIONS + policy,
+            kept=random.random(count) < 1 / (1 + np.exp(-odds)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The groups of a run, step by step, and from the first step again when it is over. More groups than a step had
+    are drawn from it once more. needed: groups that a step trained, on average. Records that were scored and whose
+    trace does not say what judges answered get a verdict from ``judge``."""
+
+    recorded: Sequence[Groups]
+    needed: int
+    judge: Lengths
+
+    def groups(self, step: int, count: int, seed: int) -> Groups:
+        groups = self.recorded[step % len(self.recorded)]
+        random = np.random.default_rng([seed, step])
+        which = np.arange(len(groups))
+        if count > len(groups):
+            which = np.concatenate([which, random.integers(0, len(groups), count - len(groups))])
+        taken = groups.take(which[:count])
+        drawn = self.judge.draw(random.standard_normal(taken.policy.shape))
+        unknown = np.isnan(taken.judge)
+        return replace(
+            taken,
+            judge=np.where(unknown, drawn, taken.judge),
+            judge_prompt=np.where(unknown, INSTRUCTIONS + taken.policy_prompt + taken.policy, taken.judge_prompt),
+        )
+
+
+def recorded(directory: Path, judge: Lengths) -> Recorded:
+    """The groups in a run's trace. Raises DataError where it has none that were trained."""
+    steps: dict[int, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for line in read_trace(directory):
+        if isinstance(line, Record) and line.verdict in _KEPT | {"filtered"}:
+            steps[line.step][line.ordinal].append(line)
+    trained = [sum(group[0].verdict == "trained" for group in groups.values()) for groups in steps.values()]
+    if not any(trained):
+        raise DataError(
+            "no group of the run was trained.",
+            where=str(directory),
+            why="a simulation needs the lengths of at least one step",
+            todo="give the directory of a run that has finished a step",
+        )
+    found = [_table([own[ordinal] for ordinal in sorted(own)]) for _, own in sorted(steps.items())]
+    return Recorded(recorded=found, needed=max(1, round(float(np.mean(trained)))), judge=judge)
+
+
+def _table(groups: Sequence[Sequence[Record]]) -> Groups:
+    """Columns of a step's records. Verdicts of several judges count as one; nan where they are not known."""
+    shape = len(groups), max(map(len, groups))
+    policy, prompt, judge, read = (np.zeros(shape) for _ in range(4))
+    for row, group in enumerate(groups):
+        for column, record in enumerate(group):
+            policy[row, column], prompt[row, column] = record.n_actions, record.n_prompt
+            judge[row, column] = sum(answer.n_actions for answer in record.asked)
+            read[row, column] = sum(answer.n_prompt for answer in record.asked)
+            if record.scored_s and not record.asked:
+                judge[row, column] = np.nan
+    kept = np.array([group[0].verdict in _KEPT for group in groups])
+    return Groups(policy=policy, judge=judge, policy_prompt=prompt, judge_prompt=read, kept=kept)
