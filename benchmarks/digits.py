@@ -1,0 +1,201 @@
+"""The digits recipe: what it learns, at what cost to variety, and how exactly sampler and trainer agree.
+
+    python benchmarks/digits.py [--json] [--check] [--seeds 0:3]
+
+Each seed is a whole ``g-core run recipes/digits.yaml``; the first one also makes the model, in a cache of its own, so
+its wall time is what a user waits for. Reward, held-out judge and coverage are of 500 images that the final weights
+draw by the deterministic sampler, 50 of each digit. A real image that no training has seen is covered when a drawn one
+of its digit is nearer to it than its fifth nearest real one. path KL is that of the last step's records to the weights
+before reinforcement learning, exact, in nats over all pixels and recorded steps. The replay gap is the largest
+difference between the log-probs of 240 x 9 transitions as they were sampled and as the trainer computes them, first in
+the very batches in which they were sampled, then in other ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gcore_diffusion import watch
+from gcore_diffusion.config import ClassifierConfig, DiffusionGeneratorConfig, DiffusionTrainerConfig
+from gcore_diffusion.engine import DiffusionEngine
+from gcore_diffusion.generator import DiffusionGenerator
+from gcore_diffusion.kernel import Kernel
+from gcore_diffusion.rewards import Classifier
+from gcore_diffusion.rows import transitions
+from report import Claim, add_options, publish
+
+from gcore_core import config
+from gcore_core.protocols import Finished, SampleRequest, ScoredRecord, TrainRecord, WorkerContext
+from gcore_core.records import Prompt
+from gcore_core.run.directory import read_metrics
+from gcore_core.run.making import make_model
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes/digits.yaml"
+DISTRIBUTIONS = ["gcore-core", "gcore-diffusion", "gcore-algorithms", "torch", "numpy"]
+DIGITS, OF_EACH = 10, 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Of 500 images: mean reward, share that the judge agrees with, coverage of held-out images."""
+
+    reward: float
+    judged: float
+    coverage: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    wall_s: float
+    cpu_s: float
+    path_kl: float
+    after: Drawn
+
+
+def sampled(generator: DiffusionGenerator, count: int, *, greedy: bool) -> list[Finished]:
+    requests = [
+        SampleRequest(
+            ordinal=i,
+            sample=0,
+            seed=7_000_000 + i,
+            prompt=Prompt(row=i % DIGITS, text=f"digit {i % DIGITS}", fields={"label": i % DIGITS}),
+            greedy=greedy,
+        )
+        for i in range(count)
+    ]
+    generator.submit(requests)
+    found: list[Finished] = []
+    while len(found) < count:
+        found += generator.step()
+    return sorted(found, key=lambda record: record.request.ordinal)
+
+
+def draw(weights: Path, taught: Path) -> Drawn:
+    context = WorkerContext(role="rollout", model={"path": str(weights)})
+    records = sampled(DiffusionGenerator(DiffusionGeneratorConfig(), context), DIGITS * OF_EACH, greedy=True)
+    scored = [
+        ScoredRecord(ordinal=0, sample=0, prompt=r.request.prompt, text="", status=r.status, columns=r.columns)
+        for r in records
+    ]
+
+    def score(**settings: Any) -> float:
+        scorer = Classifier(ClassifierConfig(path=str(taught), **settings), WorkerContext(role="scorer"))
+        return float(np.mean([score.value for score in scorer.score(scored)]))
+
+    images = np.stack([record.columns["image"] for record in records])
+    labels = np.arange(len(images)) % DIGITS
+    real = watch.RealImages.of_model(taught)
+    if real is None:
+        raise SystemExit(f"{taught} holds no real images")
+    covered = [watch.coverage(images[labels == digit], real.of(digit)) for digit in range(DIGITS)]
+    return Drawn(
+        reward=score(),
+        judged=score(file="judge.safetensors", measure="correct"),
+        coverage=float(np.mean([value for value in covered if value is not None])),
+    )
+
+
+def replay_gaps(weights: Path) -> tuple[float, float]:
+    """(in the same batches, in micro-batches of 7 transitions)."""
+    context = WorkerContext(role="policy", model={"path": str(weights)})
+    settings = DiffusionGeneratorConfig()
+    records = [
+        TrainRecord(ordinal=r.request.ordinal, sample=0, minibatch=0, columns=r.columns, media=r.media)
+        for r in sampled(DiffusionGenerator(settings, context), 240, greedy=False)
+    ]
+
+    def gap(rows_of: list[list[TrainRecord]], **changes: Any) -> float:
+        engine = DiffusionEngine(DiffusionTrainerConfig(**changes), context)
+        engine.kernel = Kernel(noise=settings.noise, scale=settings.scale, prediction="flow")
+        largest = 0.0
+        for chosen in rows_of:
+            rows = transitions(list(enumerate(chosen)), torch.device("cpu"), 1.0)
+            (logp,) = engine.logprobs([rows], "policy")
+            if logp is not None:
+                largest = max(largest, float((logp - rows.columns["rollout_logp"]).abs().max()))
+        return largest
+
+    steps = range(len(records[0].columns["steps"]))
+    return gap([[only(record, k) for record in records] for k in steps]), gap([records], budget_rows=7)
+
+
+def only(record: TrainRecord, k: int) -> TrainRecord:
+    """The record as if its k-th stochastic step were its only one."""
+    own = record.columns
+    cut = {name: own[name][k : k + 1] for name in ("steps", "logp", "action_mask")}
+    return replace(record, columns={**own, **cut, "latents": own["latents"][k : k + 2]})
+
+
+def run(seed: int, folder: Path) -> Seed:
+    directory = folder / f"run-{seed}"
+    words = [f"run.seed={seed}", f"run.dir={directory}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "G_CORE_CACHE": str(folder / "cache")}
+    began_s = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wall_s = time.perf_counter() - began_s
+    if done.returncode:
+        sys.exit(f"seed {seed} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
+    last = read_metrics(directory)[-1]["metrics"]
+    taught = taught_in(folder)
+    return Seed(
+        wall_s=wall_s,
+        cpu_s=last["cpu_seconds"],
+        path_kl=last["path_kl"],
+        after=draw(directory / "weights", taught),
+    )
+
+
+def taught_in(folder: Path) -> Path:
+    make = config.load(RECIPE, []).config["roles"]["policy"]["model"]["make"]
+    return make_model(make, folder / "cache/models", lambda *_: None)
+
+
+def claims_of(seeds: list[Seed], before: Drawn, gaps: tuple[float, float]) -> list[Claim]:
+    return [
+        Claim("reward_before", before.reward, "probability"),
+        Claim("reward_after_min", min(s.after.reward for s in seeds), "probability", 0.9),
+        Claim("heldout_judge_before", before.judged, "share"),
+        Claim("heldout_judge_min", min(s.after.judged for s in seeds), "share", 0.95),
+        Claim("coverage_before", before.coverage, "share"),
+        Claim("coverage_min", min(s.after.coverage for s in seeds), "share", 0.8),
+        Claim("path_kl_max", max(s.path_kl for s in seeds), "nats", 20, "<="),
+        Claim("replay_logp_gap_same_batch", gaps[0], "nats a dimension", 0, "<="),
+        Claim("replay_logp_gap_other_batch", gaps[1], "nats a dimension", 1e-6, "<="),
+        Claim("seconds_after_install", seeds[0].wall_s, "s, with teaching", 180, "<="),
+        Claim("cpu_seconds", max(s.cpu_s for s in seeds), "s, without teaching"),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:3", help="first:end, default 0:3")
+    add_options(parser)
+    args = parser.parse_args()
+    first, end = map(int, args.seeds.split(":"))
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        seeds = [run(seed, folder) for seed in range(first, end)]
+        taught = taught_in(folder)
+        return publish("digits", claims_of(seeds, draw(taught, taught), replay_gaps(taught)), args, DISTRIBUTIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

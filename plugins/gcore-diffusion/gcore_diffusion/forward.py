@@ -1,0 +1,47 @@
+"""Objectives of the forward process: they need clean latents and rewards, and no log-prob of any step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from gcore_diffusion.config import NftConfig
+
+#: An objective that requires it gets rows of the forward process (see ``rows``) in place of transitions, with columns
+#: error, old_error and cross, float32[R]: mean over dimensions of |v - u|^2, |v_old - u|^2 and (v_old - u)(v - u), u
+#: being the flow from clean to noise.
+FORWARD = "diffusion:forward"
+
+
+class Nft:
+    """r |v+ - u|^2 + (1 - r) |v- - u|^2 over beta, with v+- = (1 -+ beta) v_old +- beta v and r in 0..1 by advantage.
+
+    Source: Zheng et al., "DiffusionNFT: Online Diffusion Reinforcement with Forward Process", arXiv:2509.16117, Eq. 5.
+    Expanded, so that three numbers a row are enough.
+    """
+
+    requires = frozenset({"old_logp", FORWARD})
+
+    def __init__(self, config: NftConfig) -> None:
+        self._beta, self._clip = config.beta, config.advantage_clip
+
+    def loss(
+        self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        mask = columns["mask"].to(current["logp"].dtype)
+        weight = mask.sum()
+        if "error" not in columns:  # asked for the weight alone
+            return weight * 0, weight, {}
+        beta = self._beta
+        good = (columns["advantage"] / self._clip).clamp(-1, 1) / 2 + 0.5
+        plus, minus = (self._error(columns, sign * beta) for sign in (1, -1))
+        loss = (good * plus + (1 - good) * minus) / beta
+        told = {"flow_error": ((columns["error"].detach() * mask).sum(), weight)}
+        return (loss * mask).sum(), weight, told
+
+    @staticmethod
+    def _error(columns: Mapping[str, Tensor], share: float) -> Tensor:
+        """|(1 - share) (v_old - u) + share (v - u)|^2."""
+        rest = 1 - share
+        return rest**2 * columns["old_error"] + 2 * share * rest * columns["cross"] + share**2 * columns["error"]

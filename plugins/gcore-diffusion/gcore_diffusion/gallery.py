@@ -1,0 +1,107 @@
+"""Pictures of a run: a grid of the evaluated images at each evaluation, and one sheet of before and after.
+
+They are made from what the core writes of evaluated records: the same prompts and seeds at every evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gcore_core.records import RunFacts, StepReport
+from gcore_core.run.directory import SAMPLES, read_samples
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CONTACT_SHEET = "contact_sheet.png"
+_CELL = 96  # pixels of an image in a grid, at least
+_TEXT = 14  # pixels of a line of text
+_COLUMNS = 10
+_LINES = 2
+
+
+def after_step(run: RunFacts, report: StepReport) -> None:
+    """Writes ``samples/step_N.png`` where an evaluation has left images."""
+    shown = _shown(Path(run.directory), report.step) if report.samples else []
+    if shown:
+        grid(shown).save(Path(run.directory, SAMPLES, f"step_{report.step:06d}.png"))
+
+
+def contact_sheet(run: RunFacts) -> None:
+    """Writes ``contact_sheet.png``: the first evaluation's images above the last one's."""
+    directory = Path(run.directory)
+    steps = sorted(int(path.stem.removeprefix("step_")) for path in (directory / SAMPLES).glob("step_*.png"))
+    if not steps:
+        return
+    from PIL import Image
+
+    parts = [_titled(f"step {step}", grid(_shown(directory, step))) for step in dict.fromkeys((steps[0], steps[-1]))]
+    sheet = Image.new("RGB", (max(p.width for p in parts), sum(p.height for p in parts)), "white")
+    top = 0
+    for part in parts:
+        sheet.paste(part, (0, top))
+        top += part.height
+    sheet.save(directory / CONTACT_SHEET)
+
+
+def grid(rows: Sequence[Mapping[str, Any]]) -> Image:
+    """Images with prompt and rewards below each. Rows: image uint8[H, W, C], prompt, rewards."""
+    from PIL import Image, ImageDraw
+
+    pictures = [_picture(row["image"]) for row in rows]
+    width = max(p.width for p in pictures)
+    height = max(p.height for p in pictures) + _LINES * _TEXT + 4
+    columns = min(_COLUMNS, len(rows))
+    sheet = Image.new("RGB", (columns * (width + 4), -(-len(rows) // columns) * height), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, (row, picture) in enumerate(zip(rows, pictures, strict=True)):
+        left, top = place % columns * (width + 4), place // columns * height
+        sheet.paste(picture, (left, top))
+        first = next(iter(row["rewards"].items()), None)
+        lines = [str(row["prompt"])[: width // 6], "" if first is None else f"{first[0][:9]} {first[1]:.2f}"]
+        for line, text in enumerate(lines):
+            draw.text((left, top + picture.height + line * _TEXT), text, fill="black")
+    return sheet
+
+
+def _picture(image: np.ndarray) -> Image:
+    """At least 96 pixels wide; small ones are enlarged by whole pixels, large ones reduced."""
+    from PIL import Image
+
+    pixels = image[..., 0] if image.shape[-1] == 1 else image
+    picture = Image.fromarray(pixels).convert("RGB")
+    if picture.width >= _CELL:
+        picture.thumbnail((2 * _CELL, 2 * _CELL))
+        return picture
+    factor = -(-_CELL // picture.width)
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+
+
+def _titled(title: str, picture: Image) -> Image:
+    from PIL import Image, ImageDraw
+
+    found = Image.new("RGB", (picture.width, picture.height + _TEXT + 6), "white")
+    ImageDraw.Draw(found).text((2, 2), title, fill="black")
+    found.paste(picture, (0, _TEXT + 6))
+    return found
+
+
+def _shown(directory: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of an evaluation that have an image, deterministic samples alone where there are any."""
+    found = []
+    for row in read_samples(directory, step):
+        file = row.get("arrays", {}).get("image")
+        if file:
+            image = np.load(directory / SAMPLES / file, allow_pickle=False)
+            if image.dtype == np.uint8 and image.ndim == 3:
+                found.append({**row, "image": image, "prompt": _text(row["prompt"])})
+    return [row for row in found if row["mode"] == "greedy"] or found
+
+
+def _text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)

@@ -1,0 +1,189 @@
+"""The provider ``diffusion`` of kind generator: denoises batches and keeps what a trainer needs of each way.
+
+Columns of a record (A stochastic steps of T, latents of shape D):
+
+    logp         float32[A]       of each transition, mean over dimensions
+    action_mask  uint8[A]         1
+    steps        int16[A]         which steps these are; neighbours
+    levels       float32[T + 1]   the schedule, as the sampler had it
+    times        float32[T]       what the model was told
+    noise        int8[]           index of the kind of noise; scale float32[]: how much of it
+    guidance     float32[]
+    latents      float32[A + 1, *D]  before each of these steps and after the last; absent when A is 0
+    clean        float32[*D]
+    image        uint8[H, W, C]
+
+Media: ``condition``, what the model is told of the prompt, stored once for all its records. A greedy record is drawn
+by the deterministic sampler from its seed's noise, so it has no actions.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+import xxhash
+from gcore_language.inbox import WeightInbox
+from gcore_language.models import choose_device, refuse_engine
+from gcore_language.weights import copy_bytes, spec_of, to_bytes
+
+from gcore_core.errors import ConfigError, ContractError, DataError
+from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
+from gcore_core.records import FAILED, FINISHED, TensorSpec, WeightPlan
+from gcore_diffusion.conditions import stacked, to_array
+from gcore_diffusion.config import DiffusionGeneratorConfig, Noise
+from gcore_diffusion.kernel import Kernel
+from gcore_diffusion.models import autocast, open_denoiser, pushed_tensors
+from gcore_diffusion.way import SeededNoise, Way, window_of
+
+NOISES: tuple[str, ...] = typing.get_args(Noise)
+_KEPT_PROMPTS = 4096
+
+
+class DiffusionGenerator:
+    """See ``gcore_core.protocols.Generator``; ``step`` denoises one batch from noise to pictures."""
+
+    def __init__(self, config: DiffusionGeneratorConfig, context: WorkerContext) -> None:
+        refuse_engine(context)
+        self._config, self._context = config, context
+        self._device = choose_device(config.device, context, config.threads)
+        self._denoiser = open_denoiser(config, context, self._device, sampling=True)
+        self._kernel = Kernel(noise=config.noise, scale=config.scale, prediction=self._denoiser.prediction)
+        check_noise(self._kernel, context)
+        self._dims = self._denoiser.dims(config)
+        self._tensors = pushed_tensors(self._denoiser.module, config)
+        self._inbox = WeightInbox(context.role, {n: tuple(t.shape) for n, t in self._tensors.items()})
+        self._queue: list[SampleRequest] = []
+        self._told: dict[str, dict[str, np.ndarray]] = {}
+
+    @property
+    def version(self) -> int:
+        return self._inbox.version
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._queue += requests
+        self._queue.sort(key=lambda r: (r.greedy, r.ordinal, r.sample))
+
+    def step(self) -> list[Finished]:
+        """See ``Generator.step``. Records of one batch are all greedy, or none is."""
+        if not self._queue:
+            return []
+        self._inbox.check_idle()
+        self._context.progress()
+        greedy = self._queue[0].greedy
+        count = next((i for i, r in enumerate(self._queue) if r.greedy != greedy), len(self._queue))
+        count = min(count, self._config.max_batch)
+        taken, self._queue = self._queue[:count], self._queue[count:]
+        failed = self._encode(taken)
+        good = [request for request in taken if id(request) not in failed]
+        return [*failed.values(), *(self._denoise(good, greedy) if good else [])]
+
+    def _encode(self, requests: Sequence[SampleRequest]) -> dict[int, Finished]:
+        """Remembers what the model is told of each prompt; returns the requests whose prompt it cannot read."""
+        failed = {}
+        if len(self._told) > _KEPT_PROMPTS:
+            self._told.clear()
+        for request in requests:
+            key = _key(request)
+            try:
+                if key not in self._told:
+                    (self._told[key],) = self._denoiser.encode([request.prompt])
+            except DataError as error:
+                failed[id(request)] = self._finished(request, FAILED, {}, reason=error.what)
+        return failed
+
+    @torch.no_grad()
+    def _denoise(self, requests: Sequence[SampleRequest], greedy: bool) -> list[Finished]:
+        config = self._config
+        window = range(0) if greedy else window_of(config, self.version, self._context.seed)
+        noise = SeededNoise([request.seed for request in requests], self._device)
+        first = noise.draw(self._dims)
+        if config.same_noise and not greedy:
+            shared = [request.ordinal for request in requests]
+            first = SeededNoise([self._context.seed + ordinal for ordinal in shared], self._device).draw(self._dims)
+        way = Way(self._kernel, config.steps, window, first, noise)
+        condition = stacked([self._told[_key(request)] for request in requests], self._device)
+        with autocast(config, self._device):
+            clean, images = self._denoiser.sample(condition, way, config)
+        kept = {"clean": clean.float().cpu().numpy(), "image": images}
+        if way.logp:
+            kept["latents"] = torch.stack(way.latents, 1).cpu().numpy()
+            kept["logp"] = torch.stack(way.logp, 1).cpu().numpy()
+        else:
+            kept["logp"] = np.zeros((len(requests), 0), np.float32)
+        shared_columns = {
+            "action_mask": np.ones(len(window), np.uint8),
+            "steps": np.arange(window.start, window.stop, dtype=np.int16),
+            "levels": way.schedule.levels.float().cpu().numpy(),
+            "times": way.schedule.times.float().cpu().numpy(),
+            "noise": np.array(NOISES.index(config.noise), np.int8),
+            "scale": np.array(config.scale, np.float32),
+            "guidance": np.array(config.guidance, np.float32),
+        }
+        told = {key: to_array(self._told[key]) for key in {_key(request) for request in requests}}
+        return [
+            self._finished(
+                request,
+                FINISHED,
+                {**shared_columns, **{name: array[i] for name, array in kept.items()}},
+                media={"condition": told[_key(request)]},
+            )
+            for i, request in enumerate(requests)
+        ]
+
+    def _finished(
+        self, request: SampleRequest, status: str, columns: Columns, *, reason: str = "", media: Columns | None = None
+    ) -> Finished:
+        versions = (self.version, self.version)
+        return Finished(
+            request=request, status=status, versions=versions, columns=columns, reason=reason, media=media or {}
+        )
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        """Refuses: a sample ends in the step in which it begins, so there is nothing partial to give."""
+        raise ContractError("a batch is denoised in one step, so no sample can be ended early", where="abort")
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._denoiser.close()
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        """See ``ReceivesWeights.begin_weights``; dtypes may differ, they are converted."""
+        self._inbox.begin(plan)
+
+    def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        for spec, array in self._inbox.take(tensors):
+            copy_bytes(self._tensors[spec.name], spec, array)
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        self._inbox.complete()
+        self._inbox.commit(plan.version)
+
+    def fingerprint(self) -> dict[str, int]:
+        """See ``Fingerprints.fingerprint``."""
+        return {name: xxhash.xxh3_64_intdigest(to_bytes(self._tensors[name]).data) for name in sorted(self._tensors)}
+
+    def weight_specs(self) -> list[TensorSpec]:
+        """Every tensor of a push, as this generator holds it."""
+        return [spec_of(name, tensor) for name, tensor in self._tensors.items()]
+
+
+def _key(request: SampleRequest) -> str:
+    prompt = request.prompt
+    return f"{prompt.row}\n{prompt.text}\n{prompt.fields.get('label', '')}"
+
+
+def check_noise(kernel: Kernel, context: WorkerContext) -> None:
+    """Raises ConfigError unless this noise is one for what the model predicts."""
+    flow = kernel.prediction == "flow"
+    if flow == (kernel.noise == "ddim"):
+        kinds = "sde, dance and cps" if flow else "ddim"
+        raise ConfigError(
+            f"noise {kernel.noise} does not go with a model that predicts {kernel.prediction}.",
+            where=f"roles.{context.role}.config.noise",
+            todo=f"Use {kinds}.",
+        )

@@ -1,0 +1,99 @@
+"""The seam between a denoising model and everything else here, and how a model directory is opened.
+
+Per model only this differs: how prompts are encoded, how the model is called, and how a latent becomes a picture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gcore_language.models import DTYPES
+from gcore_language.weights import named_tensors
+from torch import Tensor, nn
+
+from gcore_core.errors import ConfigError, DataError
+from gcore_core.protocols import Prompt, WorkerContext
+from gcore_diffusion.config import DenoiserSettings, DiffusionGeneratorConfig, Prediction
+from gcore_diffusion.way import Condition, Way
+
+
+class Denoiser(Protocol):
+    """``module``: the part that is trained. ``prediction``: what its output is."""
+
+    module: nn.Module
+    device: torch.device
+    prediction: Prediction
+
+    def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]:
+        """Shape of one latent, as the transitions see it."""
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[dict[str, np.ndarray]]:
+        """What the model is told of each prompt. Raises DataError for one that it cannot read."""
+
+    def sample(self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig) -> tuple[Tensor, np.ndarray]:
+        """Clean latents float32[B, *D] and images uint8[B, H, W, C] of B conditions; every transition goes through
+        ``way.step``."""
+
+    def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
+        """What the model says at ``x`` float32[R, *D], times float32[R], conditions [R, ...]: the very call that
+        ``sample`` makes."""
+
+    def time_of(self, sigma: Tensor) -> Tensor:
+        """What a flow model is told of noise level sigma, float32[R] each."""
+
+    def save(self, directory: Path) -> None:
+        """The model, or its adapters, in its own layout (safetensors)."""
+
+    def close(self) -> None: ...
+
+
+def open_denoiser(
+    settings: DenoiserSettings, context: WorkerContext, device: torch.device, *, sampling: bool
+) -> Denoiser:
+    """The model of the role's ``model.path``: the tiny one, or a pipeline that there is an adapter for.
+
+    sampling: the whole pipeline is needed, not the denoiser alone. Raises ConfigError or DataError.
+    """
+    directory = Path(str(context.model.get("path") or ""))
+    if not context.model.get("path"):
+        raise ConfigError("no model directory is given.", where=f"roles.{context.role}.model.path")
+    if not directory.is_dir():
+        raise DataError("model directory does not exist.", where=str(directory), todo="Correct model.path.")
+    if (directory / "model_index.json").is_file():
+        from gcore_diffusion.pipelines import open_pipeline
+
+        return open_pipeline(directory, settings, device, sampling=sampling)
+    from gcore_diffusion.tiny import MODEL_TYPE, TinyDenoiser
+
+    if _model_type(directory) != MODEL_TYPE:
+        raise DataError(
+            "the directory holds no model that this plugin knows.",
+            where=str(directory),
+            why=f"It has neither a model_index.json nor a config.json whose model_type is {MODEL_TYPE}.",
+            todo="Give the directory of a diffusers pipeline, or make the tiny model.",
+        )
+    return TinyDenoiser(directory, device, lora=settings.lora.rank > 0)
+
+
+def autocast(settings: DenoiserSettings, device: torch.device) -> AbstractContextManager[Any]:
+    """Both sides compute with float32 weights under autocast, so that a low precision rounds the same on both."""
+    return torch.autocast(device.type, DTYPES[settings.dtype], enabled=settings.dtype != "float32")
+
+
+def pushed_tensors(module: nn.Module, settings: DenoiserSettings) -> dict[str, Tensor]:
+    """What a trainer trains and pushes: the adapters, or everything."""
+    named = named_tensors(module)
+    return {name: t for name, t in named.items() if t.requires_grad} if settings.lora.rank else named
+
+
+def _model_type(directory: Path) -> str:
+    try:
+        return str(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("model_type"))
+    except (OSError, ValueError, AttributeError):
+        return ""

@@ -1,0 +1,408 @@
+"""diffusers' pipelines as denoisers: their ``__call__`` as it is, with a scheduler of ours in place of theirs.
+
+The scheduler hands every transition to a ``Way``, so sampler and trainer share one kernel. Per pipeline only this is
+written here: what its prompt encoder returns, and the call of its transformer, which a trainer repeats without the
+pipeline. Tested on the CPU in float32 with tiny random models; bfloat16 and CUDA are written, not run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import diffusers
+import numpy as np
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor, nn
+
+from gcore_core.errors import ConfigError, DataError
+from gcore_core.records import Prompt
+from gcore_diffusion.config import (
+    DenoiserSettings,
+    DiffusionGeneratorConfig,
+    DiffusionTrainerConfig,
+    LoraSettings,
+    Prediction,
+)
+from gcore_diffusion.way import Condition, Schedule, Way, read_prompts
+
+_TIMES = 1000.0  # what the models are told is the noise level times this
+
+
+class WayScheduler(FlowMatchEulerDiscreteScheduler):
+    """diffusers' flow matching schedule; its transitions are those of ``way``."""
+
+    way: Way
+    clean: Tensor
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
+        """See the base class; always a tuple."""
+        if self.step_index is None:
+            self._init_step_index(timestep)
+        place = self.step_index
+        if place == 0:
+            self.way.begin(Schedule(levels=self.sigmas.float().cpu(), times=self.timesteps.float().cpu()))
+        self.clean = self.way.step(place, model_output, sample)
+        self._step_index += 1
+        return (self.clean,)
+
+
+class PipelineDenoiser(ABC):
+    """See ``gcore_diffusion.models.Denoiser``. A sampler has the ``pipeline``, a trainer its transformer alone."""
+
+    pipeline_class: ClassVar[str]
+    prediction: Prediction = "flow"
+
+    def __init__(self, directory: Path, settings: DenoiserSettings, device: torch.device, *, sampling: bool) -> None:
+        self._directory, self._settings, self.device = directory, settings, device
+        self.pipeline: Any = _load_pipeline(directory, device) if sampling else None
+        self.module: nn.Module = self.pipeline.transformer if sampling else _load_transformer(directory, device)
+        self.module.eval()
+        if settings.lora.rank:
+            add_adapter(self.module, settings.lora)
+        if isinstance(settings, DiffusionTrainerConfig) and settings.gradient_checkpointing:
+            self.module.enable_gradient_checkpointing()
+
+    # -- sampling -----------------------------------------------------------------------------------------------------
+
+    def size(self, settings: DiffusionGeneratorConfig) -> tuple[int, int]:
+        """Height and width of an image, in pixels."""
+        default = self.default_size()
+        return settings.height or default, settings.width or default
+
+    def default_size(self) -> int:
+        return int(self.pipeline.default_sample_size * self.pipeline.vae_scale_factor)
+
+    @abstractmethod
+    def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]: ...
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[Prompt]) -> list[dict[str, np.ndarray]]:
+        texts = read_prompts(prompts)
+        found = [{name: t[0].float().cpu().numpy() for name, t in self.told(text).items()} for text in texts]
+        return [{**condition, **self.extra()} for condition in found]
+
+    @abstractmethod
+    def told(self, text: str) -> dict[str, Tensor]:
+        """What the prompt encoder says of one prompt, [1, ...] each; names are those of the pipeline's arguments."""
+
+    def extra(self) -> dict[str, np.ndarray]:
+        """What the transformer must be told besides."""
+        return {}
+
+    def guidance_arguments(self, settings: DiffusionGeneratorConfig) -> dict[str, Any]:
+        return {"guidance_scale": settings.guidance}
+
+    @torch.no_grad()
+    def sample(self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig) -> tuple[Tensor, np.ndarray]:
+        height, width = self.size(settings)
+        self.pipeline.scheduler.way = way
+        told = {name: tensor for name, tensor in condition.items() if name != "grid"}
+        images = self.pipeline(
+            **told,
+            **self.guidance_arguments(settings),
+            height=height,
+            width=width,
+            num_inference_steps=way.steps,
+            latents=way.first,
+            output_type="np",
+        ).images
+        pictures = (np.clip(np.nan_to_num(images), 0, 1) * 255).round().astype(np.uint8)
+        return self.pipeline.scheduler.clean, pictures
+
+    # -- the transformer ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor: ...
+
+    def time_of(self, sigma: Tensor) -> Tensor:
+        return sigma * _TIMES
+
+    def save(self, directory: Path) -> None:
+        """Adapters alone, or a pipeline that diffusers loads."""
+        if self._settings.lora.rank:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.module.save_lora_adapter(str(directory))
+            return
+        shutil.copytree(
+            self._directory,
+            directory,
+            ignore=lambda at, names: ["transformer"] if Path(at) == self._directory else [],
+            dirs_exist_ok=True,
+        )
+        self.module.save_pretrained(directory / "transformer")
+
+    def close(self) -> None:
+        self.pipeline = None
+
+
+class StableDiffusion3(PipelineDenoiser):
+    """Classifier-free guidance in one batch, unconditional half first."""
+
+    pipeline_class = "StableDiffusion3Pipeline"
+
+    def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]:
+        height, width = self.size(settings)
+        factor = self.pipeline.vae_scale_factor
+        return int(self.module.config.in_channels), height // factor, width // factor
+
+    def told(self, text: str) -> dict[str, Tensor]:
+        guided = self._settings.guidance > 1
+        length = self._settings.max_sequence_length
+        embeds, none, pooled, none_pooled = self.pipeline.encode_prompt(
+            text, text, text, do_classifier_free_guidance=guided, max_sequence_length=length, device=self.device
+        )
+        told = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+        return told | ({"negative_prompt_embeds": none, "negative_pooled_prompt_embeds": none_pooled} if guided else {})
+
+    def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
+        embeds, pooled = condition["prompt_embeds"], condition["pooled_prompt_embeds"]
+        if guidance > 1:
+            x, times = torch.cat([x, x]), torch.cat([times, times])
+            embeds = torch.cat([condition["negative_prompt_embeds"], embeds])
+            pooled = torch.cat([condition["negative_pooled_prompt_embeds"], pooled])
+        said = self.module(
+            hidden_states=x, timestep=times, encoder_hidden_states=embeds, pooled_projections=pooled, return_dict=False
+        )[0]
+        return guided_halves(said, guidance)
+
+
+class Flux(PipelineDenoiser):
+    """Packed latents; guidance is an input of the model."""
+
+    pipeline_class = "FluxPipeline"
+
+    def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]:
+        height, width = packed_grid(self.size(settings), self.pipeline.vae_scale_factor)
+        return height * width, int(self.module.config.in_channels)
+
+    def told(self, text: str) -> dict[str, Tensor]:
+        embeds, pooled, _ = self.pipeline.encode_prompt(
+            text, text, max_sequence_length=self._settings.max_sequence_length, device=self.device
+        )
+        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+
+    def extra(self) -> dict[str, np.ndarray]:
+        return {"grid": np.array(packed_grid(self.size(_sampling(self._settings)), self.pipeline.vae_scale_factor))}
+
+    def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
+        embeds = condition["prompt_embeds"]
+        height, width = condition["grid"][0].tolist()
+        places = diffusers.FluxPipeline._prepare_latent_image_ids(len(x), height, width, x.device, torch.float32)
+        told = torch.full((len(x),), guidance, device=x.device) if self.module.config.guidance_embeds else None
+        said: Tensor = self.module(
+            hidden_states=x,
+            timestep=times / _TIMES,
+            guidance=told,
+            pooled_projections=condition["pooled_prompt_embeds"],
+            encoder_hidden_states=embeds,
+            txt_ids=torch.zeros(embeds.shape[1], 3, device=x.device),
+            img_ids=places,
+            return_dict=False,
+        )[0]
+        return said
+
+
+class Sana(PipelineDenoiser):
+    """A linear transformer; prompts come with a mask."""
+
+    pipeline_class = "SanaPipeline"
+
+    def default_size(self) -> int:
+        return int(self.module.config.sample_size * self.pipeline.vae_scale_factor)
+
+    def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]:
+        height, width = self.size(settings)
+        factor = self.pipeline.vae_scale_factor
+        return int(self.module.config.in_channels), height // factor, width // factor
+
+    def told(self, text: str) -> dict[str, Tensor]:
+        guided = self._settings.guidance > 1
+        embeds, mask, none, none_mask = self.pipeline.encode_prompt(
+            text,
+            do_classifier_free_guidance=guided,
+            max_sequence_length=self._settings.max_sequence_length,
+            complex_human_instruction=None,
+            device=self.device,
+        )
+        told = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        return told | ({"negative_prompt_embeds": none, "negative_prompt_attention_mask": none_mask} if guided else {})
+
+    def guidance_arguments(self, settings: DiffusionGeneratorConfig) -> dict[str, Any]:
+        # an empty negative prompt is told by its embeddings alone
+        return {"guidance_scale": settings.guidance, "negative_prompt": None, "use_resolution_binning": False}
+
+    def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
+        embeds, mask, channels = condition["prompt_embeds"], condition["prompt_attention_mask"], x.shape[1]
+        if guidance > 1:
+            x, times = torch.cat([x, x]), torch.cat([times, times])
+            embeds = torch.cat([condition["negative_prompt_embeds"], embeds])
+            mask = torch.cat([condition["negative_prompt_attention_mask"], mask])
+        said = self.module(
+            x,
+            encoder_hidden_states=embeds,
+            encoder_attention_mask=mask,
+            timestep=times * self.module.config.timestep_scale,
+            return_dict=False,
+        )[0]
+        said = guided_halves(said.float(), guidance)
+        return said[:, :channels]  # what remains is a predicted variance
+
+
+class QwenImage(PipelineDenoiser):
+    """Packed latents; prompts padded to one length; guidance in two passes, rescaled to the conditional norm."""
+
+    pipeline_class = "QwenImagePipeline"
+
+    def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]:
+        height, width = packed_grid(self.size(settings), self.pipeline.vae_scale_factor)
+        return height * width, int(self.module.config.in_channels)
+
+    def told(self, text: str) -> dict[str, Tensor]:
+        told = dict(zip(("prompt_embeds", "prompt_embeds_mask"), self._padded(text), strict=True))
+        if self._settings.guidance > 1:
+            names = ("negative_prompt_embeds", "negative_prompt_embeds_mask")
+            told |= dict(zip(names, self._padded(" "), strict=True))
+        return told
+
+    def _padded(self, text: str) -> tuple[Tensor, Tensor]:
+        """Embeddings and mask, as long as the longest prompt may be, so that prompts can share a batch."""
+        length = self._settings.max_sequence_length
+        embeds, mask = self.pipeline.encode_prompt(text, max_sequence_length=length, device=self.device)
+        count = embeds.shape[1]
+        mask = torch.ones(1, count, device=embeds.device) if mask is None else mask
+        missing = length - count
+        return nn.functional.pad(embeds, (0, 0, 0, missing)), nn.functional.pad(mask, (0, missing))
+
+    def extra(self) -> dict[str, np.ndarray]:
+        return {"grid": np.array(packed_grid(self.size(_sampling(self._settings)), self.pipeline.vae_scale_factor))}
+
+    def guidance_arguments(self, settings: DiffusionGeneratorConfig) -> dict[str, Any]:
+        own = settings.guidance if self.module.config.guidance_embeds else None
+        length = settings.max_sequence_length
+        return {"true_cfg_scale": settings.guidance, "guidance_scale": own, "max_sequence_length": length}
+
+    def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
+        said = self._said(x, times, condition, "", guidance)
+        if guidance <= 1:
+            return said
+        without = self._said(x, times, condition, "negative_", guidance)
+        both = without + guidance * (said - without)
+        return both * (torch.norm(said, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True))
+
+    def _said(self, x: Tensor, times: Tensor, condition: Condition, prefix: str, guidance: float) -> Tensor:
+        mask = condition[f"{prefix}prompt_embeds_mask"]
+        height, width = condition["grid"][0].tolist()
+        told = torch.full((len(x),), guidance, device=x.device) if self.module.config.guidance_embeds else None
+        said: Tensor = self.module(
+            hidden_states=x,
+            timestep=times / _TIMES,
+            guidance=told,
+            encoder_hidden_states_mask=None if mask.all() else mask,
+            encoder_hidden_states=condition[f"{prefix}prompt_embeds"],
+            img_shapes=[[(1, height, width)]] * len(x),
+            attention_kwargs={},
+            return_dict=False,
+        )[0]
+        return said
+
+
+_KNOWN: Mapping[str, type[PipelineDenoiser]] = {
+    known.pipeline_class: known for known in (StableDiffusion3, Flux, Sana, QwenImage)
+}
+
+
+def open_pipeline(
+    directory: Path, settings: DenoiserSettings, device: torch.device, *, sampling: bool
+) -> PipelineDenoiser:
+    """The adapter of the pipeline in a directory. Raises ConfigError when there is none, DataError for a bad one."""
+    name = _index(directory).get("_class_name")
+    if name not in _KNOWN:
+        raise ConfigError(
+            f"there is no adapter for {name}.",
+            where=f"model.path: {directory}",
+            why=f"The adapters are for {', '.join(_KNOWN)}.",
+            todo="An adapter says how prompts are encoded and the transformer is called: gcore_diffusion/pipelines.py.",
+        )
+    return _KNOWN[name](directory, settings, device, sampling=sampling)
+
+
+def add_adapter(module: Any, settings: LoraSettings) -> None:
+    """Freezes the module and gives it adapters, the same ones in every process."""
+    from peft import LoraConfig
+
+    module.requires_grad_(False)
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        init_lora_weights="gaussian",
+        target_modules=list(settings.targets),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            module.add_adapter(config)
+        except ValueError as error:
+            raise ConfigError("the adapters fit no module.", where="lora.targets", why=str(error)) from error
+
+
+def guided_halves(said: Tensor, guidance: float) -> Tensor:
+    """Unconditional and conditional halves combined; as it is without guidance."""
+    if guidance <= 1:
+        return said
+    without, with_ = said.chunk(2)
+    return without + guidance * (with_ - without)
+
+
+def packed_grid(size: tuple[int, int], factor: int) -> tuple[int, int]:
+    """Rows and columns of 2x2 patches of the latent."""
+    return size[0] // (2 * factor), size[1] // (2 * factor)
+
+
+def _sampling(settings: DenoiserSettings) -> DiffusionGeneratorConfig:
+    if not isinstance(settings, DiffusionGeneratorConfig):
+        raise TypeError("a trainer has no image size of its own")
+    return settings
+
+
+def _index(directory: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((directory / "model_index.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(directory, error) from error
+    return found
+
+
+def _load_pipeline(directory: Path, device: torch.device) -> Any:
+    try:
+        pipeline = getattr(diffusers, _index(directory)["_class_name"]).from_pretrained(
+            str(directory), dtype=torch.float32, use_safetensors=True, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        raise _unreadable(directory, error) from error
+    told = dict(pipeline.scheduler.config)
+    shift = told.get("shift", told.get("flow_shift", 1.0))
+    pipeline.scheduler = WayScheduler.from_config(told, shift=shift)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(device)
+
+
+def _load_transformer(directory: Path, device: torch.device) -> nn.Module:
+    try:
+        kind = getattr(diffusers, _index(directory)["transformer"][1])
+        loaded: nn.Module = kind.from_pretrained(
+            str(directory / "transformer"), dtype=torch.float32, use_safetensors=True, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        raise _unreadable(directory, error) from error
+    return loaded.to(device)
+
+
+def _unreadable(directory: Path, error: BaseException) -> DataError:
+    lines = str(error).strip().splitlines()
+    return DataError("the pipeline cannot be read.", where=str(directory), why=lines[0] if lines else repr(error))

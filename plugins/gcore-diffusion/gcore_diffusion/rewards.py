@@ -1,0 +1,126 @@
+"""Rewards of images. An image is the column ``image``, or what a medium of that name refers to: uint8[H, W, C]."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcore_core.errors import ConfigError
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.records import REWARD_FAILED
+from gcore_diffusion.config import ClassifierConfig
+
+
+def image_of(record: ScoredRecord) -> np.ndarray:
+    """uint8[H, W, C]. Raises ValueError, which names what is wrong."""
+    image = record.columns["image"] if "image" in record.columns else record.media.get("image")
+    if image is None:
+        raise ValueError("the record has no image")
+    if image.dtype != np.uint8 or image.ndim != 3 or not image.size:
+        raise ValueError(f"the image is {image.dtype}{list(image.shape)}, not uint8[H, W, C]")
+    return image
+
+
+class ImageReward:
+    """Scores record by record; one that has no image fails alone."""
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        return [self._score(record) for record in records]
+
+    def _score(self, record: ScoredRecord) -> Score:
+        try:
+            return Score(value=self.value(image_of(record)))
+        except ValueError as error:
+            return Score(value=None, status=REWARD_FAILED, reason=str(error))
+
+    def value(self, image: np.ndarray) -> float:
+        raise NotImplementedError
+
+
+class Brightness(ImageReward):
+    """Mean of the pixels, 0 (black) to 1 (white)."""
+
+    def __init__(self, config: None, context: WorkerContext) -> None:
+        pass
+
+    def value(self, image: np.ndarray) -> float:
+        return float(image.mean(dtype=np.float64) / 255)
+
+
+class Compressibility(ImageReward):
+    """1 - bytes of the image after zlib over bytes before, at 16 levels a channel: 1 is one colour, 0 is noise."""
+
+    def __init__(self, config: None, context: WorkerContext) -> None:
+        pass
+
+    def value(self, image: np.ndarray) -> float:
+        coarse = (image >> 4).tobytes()
+        return 1 - len(zlib.compress(coarse, 9)) / len(coarse)
+
+
+class Classifier:
+    """What a small classifier says of the class that a row's field names."""
+
+    def __init__(self, config: ClassifierConfig, context: WorkerContext) -> None:
+        import torch
+
+        from gcore_diffusion.tiny import load_classifier
+
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self._config = config
+        self._net = load_classifier(self._directory(config, context) / config.file)
+
+    def _directory(self, config: ClassifierConfig, context: WorkerContext) -> Path:
+        given = Path(config.path)
+        if given.is_dir():
+            return given
+        if not config.name:
+            raise ConfigError(
+                "no such directory", where=f"rewards: classifier path {config.path}", todo="or give path and name"
+            )
+        from gcore_core.run.making import make_model
+
+        cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
+        make = {"path": config.path, "name": config.name, "config": dict(config.config)}
+        return make_model(make, cache, lambda *_: context.progress())
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        """See ``Scorer.score``."""
+        scores: list[Score] = [Score(value=None, status=REWARD_FAILED, reason="not scored")] * len(records)
+        good: list[int] = []
+        for place, record in enumerate(records):
+            try:
+                image_of(record), self._label(record)
+                good.append(place)
+            except ValueError as error:
+                scores[place] = Score(value=None, status=REWARD_FAILED, reason=str(error))
+        if good:
+            values = self._values([records[place] for place in good])
+            for place, value in zip(good, values, strict=True):
+                scores[place] = Score(value=value)
+        return scores
+
+    def _label(self, record: ScoredRecord) -> int:
+        label: Any = record.prompt.fields.get(self._config.label)
+        if not str(label).isdecimal():
+            raise ValueError(f"the row's field {self._config.label!r} is {label!r}, which is no class")
+        return int(label)
+
+    def _values(self, records: Sequence[ScoredRecord]) -> list[float]:
+        """Image by image: what else is in the batch must not change a score."""
+        import torch
+
+        from gcore_diffusion.tiny import floats
+
+        labels = torch.tensor([self._label(record) for record in records])
+        with torch.no_grad():
+            logits = self._net(floats(np.stack([image_of(record) for record in records])))
+        if self._config.measure == "correct":
+            return [float(value) for value in logits.argmax(-1) == labels]
+        return [float(v) for v in logits.double().softmax(-1)[torch.arange(len(labels)), labels]]

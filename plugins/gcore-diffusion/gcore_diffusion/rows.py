@@ -1,0 +1,157 @@
+"""Records to batches of rows: a row is one transition of a record, or one noise level drawn for its clean latent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcore_core.errors import ContractError, DataError
+from gcore_core.protocols import TrainRecord
+from gcore_diffusion.conditions import from_array, stacked
+from gcore_diffusion.kernel import Levels
+from gcore_diffusion.way import Condition
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """The rows of some records, record after record; what ``gcore_language.training`` calls a batch.
+
+    index int64[records]: their places among the prepared ones. x float32[R, *D]; following float32[R, *D]: the latent
+    that was drawn, or for a forward-process objective what the model is to predict. times float32[R]. place int64[R]:
+    which of the ``condition``s. columns: what the objective gets, [R] each. ``levels`` is None, and ``old`` holds the
+    old policy's outputs once they are known, for a forward-process objective.
+    """
+
+    index: np.ndarray
+    columns: dict[str, Tensor]
+    x: Tensor
+    following: Tensor
+    times: Tensor
+    place: Tensor
+    condition: Condition
+    levels: Levels | None
+    old: Tensor | None = None
+    reference: Tensor | None = field(default=None)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def told(self, part: slice) -> Condition:
+        """The conditions of some rows, [rows, ...]."""
+        return {name: tensor[self.place[part]] for name, tensor in self.condition.items()}
+
+
+def transitions(chosen: Sequence[tuple[int, TrainRecord]], device: torch.device, guidance: float) -> Rows:
+    """The recorded transitions of the records, given with their places. Raises ContractError, DataError."""
+    index, columns, place, condition = _begin(chosen, [len(r.columns["logp"]) for _, r in chosen], device)
+    parts: dict[str, list[np.ndarray]] = {
+        name: [] for name in ("x", "following", "here", "after", "second", "times", "logp", "mask")
+    }
+    for _, record in chosen:
+        own = record.columns
+        check_guidance(own, guidance)
+        latents, levels, steps = _latents(own), own["levels"], own["steps"].astype(np.int64)
+        parts["x"].append(latents[:-1])
+        parts["following"].append(latents[1:])
+        parts["here"].append(levels[steps])
+        parts["after"].append(levels[steps + 1])
+        parts["second"].append(np.repeat(levels[1], len(steps)))
+        parts["times"].append(own["times"][steps])
+        parts["logp"].append(own["logp"])
+        parts["mask"].append(own["action_mask"].astype(np.bool_))
+    joined = {name: torch.from_numpy(np.concatenate(arrays)).to(device) for name, arrays in parts.items()}
+    columns |= {"mask": joined["mask"], "rollout_logp": joined["logp"]}
+    return Rows(
+        index=index,
+        columns=columns,
+        x=joined["x"],
+        following=joined["following"],
+        times=joined["times"],
+        place=place,
+        condition=condition,
+        levels=Levels(here=joined["here"], after=joined["after"], second=joined["second"]),
+    )
+
+
+def forward_process(
+    chosen: Sequence[tuple[int, TrainRecord]], device: torch.device, draws: int, random: np.random.Generator
+) -> Rows:
+    """``draws`` noise levels of each record's clean latent: x = (1 - t) clean + t noise; its flow is noise - clean."""
+    index, columns, place, condition = _begin(chosen, [draws] * len(chosen), device)
+    clean = torch.from_numpy(np.stack([_clean(record.columns) for _, record in chosen])).to(device)
+    clean = clean.repeat_interleave(draws, 0)
+    sigma = torch.from_numpy(random.random(len(clean), np.float32)).to(device)
+    noise = torch.from_numpy(random.standard_normal(tuple(clean.shape), np.float32)).to(device)
+    wide = sigma.view(-1, *[1] * (clean.dim() - 1))
+    zeros = torch.zeros(len(clean), device=device)
+    columns |= {"mask": torch.ones(len(clean), dtype=torch.bool, device=device), "rollout_logp": zeros}
+    return Rows(
+        index=index,
+        columns=columns,
+        x=(1 - wide) * clean + wide * noise,
+        following=noise - clean,
+        times=sigma,
+        place=place,
+        condition=condition,
+        levels=None,
+    )
+
+
+def _begin(
+    chosen: Sequence[tuple[int, TrainRecord]], counts: Sequence[int], device: torch.device
+) -> tuple[np.ndarray, dict[str, Tensor], Tensor, Condition]:
+    """(index, columns with ``record``, place, condition). Records that share a condition's memory share its rows."""
+    seen: dict[tuple[int, int], int] = {}
+    told: list[Mapping[str, np.ndarray]] = []
+    places = []
+    for _, record in chosen:
+        if "condition" not in record.media:
+            raise ContractError("a record comes without its condition", where=f"ordinal {record.ordinal}")
+        array = record.media["condition"]
+        key = array.__array_interface__["data"][0], array.nbytes
+        if key not in seen:
+            seen[key] = len(told)
+            told.append(from_array(array))
+        places.append(seen[key])
+    repeats = torch.tensor(counts)
+    record_of = torch.arange(len(chosen)).repeat_interleave(repeats).to(device)
+    place = torch.tensor(places).repeat_interleave(repeats).to(device)
+    return np.array([i for i, _ in chosen], np.int64), {"record": record_of}, place, stacked(told, device)
+
+
+def _latents(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    latents = columns["latents"]
+    if latents.dtype != np.float32:
+        raise ContractError(
+            f"latents are {latents.dtype}, not float32",
+            where="column latents",
+            why="rounding them moves every log-prob by more than a clip range",
+        )
+    return latents
+
+
+def _clean(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    if "clean" not in columns:
+        raise DataError("a record has no clean latent, which a forward-process objective needs.", where="column clean")
+    return columns["clean"]
+
+
+def check_guidance(columns: Mapping[str, np.ndarray], guidance: float) -> None:
+    """Raises ContractError unless sampler and trainer have one guidance."""
+    sampled = float(columns["guidance"])
+    if sampled != np.float32(guidance):
+        raise ContractError(
+            f"records were sampled with guidance {sampled:g}, the trainer has {guidance:g}",
+            where="roles.<trainer>.config.guidance",
+            why="the ratio of the two policies would not be 1 before the first update",
+            todo="set guidance to the same number in both roles",
+        )
+
+
+def chunks(items: Sequence[tuple[int, TrainRecord]], size: int) -> Iterator[Sequence[tuple[int, TrainRecord]]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,190 @@
+"""The provider ``diffusion`` of kind trainer: the shared training program on denoising transitions.
+
+Log-probs are means over dimensions (see ``kernel``). Besides what every trainer reports:
+
+    kl_to_reference   of a transition, nats a dimension, exact; in the forward process the squared difference of flows
+    path_kl           of a whole record: its sum over dimensions and recorded steps, in nats
+    diversity         how far apart the images of one prompt are (see ``watch``); coverage, where real images are known
+    replay_gap        largest difference of log-probs at the start, before any update (first step of a process only)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gcore_language.training import LanguageTrainer, _Prepared
+from torch import Tensor
+
+from gcore_core.errors import ConfigError, WeightMismatch
+from gcore_core.protocols import Objective, TrainRecord, WorkerContext
+from gcore_diffusion.conditions import from_array
+from gcore_diffusion.config import DiffusionTrainerConfig
+from gcore_diffusion.engine import DiffusionEngine
+from gcore_diffusion.forward import FORWARD
+from gcore_diffusion.generator import NOISES, check_noise
+from gcore_diffusion.kernel import Kernel
+from gcore_diffusion.rows import chunks, forward_process, transitions
+from gcore_diffusion.watch import RealImages, coverage, diversity
+
+_SUPPLIED = frozenset({"old_logp", "ref_logp", FORWARD})
+_REPLAYED_RECORDS = 8
+
+
+class DiffusionTrainer(LanguageTrainer):
+    """One data-parallel rank of a policy; see ``gcore_core.protocols.Trainer``."""
+
+    def __init__(self, config: DiffusionTrainerConfig, context: WorkerContext) -> None:
+        objective: Objective = context.parts["objective"]
+        _check_objective(objective, config, context)
+        self._is_forward = FORWARD in objective.requires
+        self._regularised = Regularised(objective, config)
+        context = replace(context, parts={**context.parts, "objective": self._regularised})
+        self._denoising = DiffusionEngine(config, context)
+        self._diffusion, self._real = config, RealImages.of_model(Path(str(context.model["path"])))
+        self._replay_gap: float | None = None
+        self._seen: dict[str, tuple[float, float]] = {}
+        super().__init__(config, context, self._denoising)  # type: ignore[arg-type]
+
+    def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
+        """See ``Trainer.prepare``. The first time, raises WeightMismatch unless the sampler's log-probs are ours."""
+        if records and not self._is_forward:
+            self._regularised.dimensions = int(records[0].columns["latents"][0].size)
+            self._denoising.kernel = self._kernel(records)
+        found = super().prepare(records, scalars)
+        if self._replay_gap is None and not self._is_forward:
+            self._replay_gap = self._replay(records)
+        self._seen = self._watch(records)
+        return found
+
+    def _kernel(self, records: Sequence[TrainRecord]) -> Kernel:
+        """As the records say that they were sampled; all must say the same."""
+        kinds = {(int(r.columns["noise"]), float(r.columns["scale"])) for r in records}
+        if len(kinds) > 1:
+            raise ConfigError(
+                "records were sampled with different noise.",
+                where=f"roles.{self._context.role}",
+                todo="Give all generators one noise and scale.",
+            )
+        ((noise, scale),) = kinds
+        kind: Any = NOISES[noise]
+        kernel = Kernel(noise=kind, scale=scale, prediction=self._denoising.denoiser.prediction)
+        check_noise(kernel, self._context)
+        return kernel
+
+    def _pack(self, records: Sequence[TrainRecord]) -> _Prepared:
+        """See ``LanguageTrainer``: micro-batches of each minibatch, as many on every rank."""
+        config, device, ranks = self._diffusion, self._engine.device, self._engine.ranks
+        random = np.random.Generator(np.random.Philox(key=[self._context.seed % 2**64, self.version]))
+        parts: list[list[tuple[int, TrainRecord]]] = []
+        for index, record in enumerate(records):
+            while len(parts) <= record.minibatch:
+                parts.append([])
+            if self._is_forward or len(record.columns["logp"]):  # a record without actions teaches nothing
+                parts[record.minibatch].append((index, record))
+        batches: list[list[Any]] = []
+        for part in parts:
+            of_part = []
+            for chosen in chunks(part, config.batch_records):
+                if self._is_forward:
+                    of_part.append(forward_process(chosen, device, config.draws, random))
+                else:
+                    of_part.append(transitions(chosen, device, config.guidance))
+            batches.append(of_part)
+        minibatches = int(ranks.max([len(batches)])[0])
+        batches += [[] for _ in range(minibatches - len(batches))]
+        for batch, count in zip(batches, ranks.max([len(batch) for batch in batches]), strict=True):
+            batch += [None] * (int(count) - len(batch))
+        return _Prepared(records=records, minibatches=batches)
+
+    def _replay(self, records: Sequence[TrainRecord]) -> float:
+        """Largest difference between the sampler's log-probs and ours, over a few records, on any rank."""
+        chosen = [(i, r) for i, r in enumerate(records) if len(r.columns["logp"])][:_REPLAYED_RECORDS]
+        gap = 0.0
+        if chosen:
+            rows = transitions(chosen, self._engine.device, self._diffusion.guidance)
+            (logp,) = self._denoising.logprobs([rows], "policy")
+            if logp is not None:
+                gap = float((logp - rows.columns["rollout_logp"]).abs().max())
+        gap = self._engine.ranks.max([gap])[0]
+        band = self._diffusion.logprob_band()
+        if not gap <= band:
+            raise WeightMismatch(
+                f"replayed log-probs are off by {gap:.3g} nats a dimension before any update, the band is {band:g}.",
+                where=f"roles.{self._context.role}",
+                why="Sampler and trainer do not compute the same transition, so the ratio of the two would not be 1.",
+                todo="Make both from one model directory, with one dtype, guidance and prompt length.",
+                gap=gap,
+            )
+        return gap
+
+    def _watch(self, records: Sequence[TrainRecord]) -> dict[str, tuple[float, float]]:
+        """(sum, weight) of diversity and coverage over the groups of this rank."""
+        groups: dict[int, list[TrainRecord]] = {}
+        for record in records:
+            groups.setdefault(record.ordinal, []).append(record)
+        found: dict[str, tuple[float, float]] = {}
+
+        def add(name: str, value: float | None) -> None:
+            if value is not None:
+                before = found.get(name, (0.0, 0.0))
+                found[name] = before[0] + value, before[1] + 1
+
+        for group in groups.values():
+            images = np.stack([record.columns["image"] for record in group])
+            add("diversity", diversity(images))
+            if self._real is not None:
+                label = from_array(group[0].media["condition"]).get("label")
+                add("coverage", coverage(images, self._real.of(None if label is None else int(label))))
+        return found
+
+    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        """See ``Trainer.train``; the module says which metrics it adds."""
+        metrics = super().train(step, advantages, minibatches, epochs)
+        self._denoising.move_reference()
+        seen = {name: total / weight for name, (total, weight) in self._engine.ranks.add_up(self._seen).items()}
+        if self._replay_gap is not None:
+            seen["replay_gap"] = self._replay_gap
+        return metrics | seen
+
+
+class Regularised:
+    """An objective, whichever it is, plus coefficient x KL to the reference: the mean over the trained actions."""
+
+    dimensions = 0  # of a latent; 0 where there are no transitions, whose KL would be in nats
+
+    def __init__(self, objective: Objective, config: DiffusionTrainerConfig) -> None:
+        self.requires = objective.requires
+        self._objective, self._coefficient = objective, config.kl_coefficient
+
+    def loss(
+        self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        loss, weight, metrics = self._objective.loss(columns, current)
+        if "kl" not in columns:
+            return loss, weight, metrics
+        mask = columns["mask"]
+        count = mask.sum().clamp(min=1)
+        total = (columns["kl"] * mask).sum()
+        if self._coefficient:
+            loss = loss + self._coefficient * total / count * weight
+        metrics = {**metrics, "kl_to_reference": (total.detach(), count)}
+        if self.dimensions:
+            metrics["path_kl"] = total.detach() * self.dimensions, columns["record"].max() + 1
+        return loss, weight, metrics
+
+
+def _check_objective(objective: Objective, config: DiffusionTrainerConfig, context: WorkerContext) -> None:
+    """Raises ConfigError, before anything is loaded, when the objective requires what this trainer has not."""
+    where = f"roles.{context.role}.config"
+    if unknown := sorted(frozenset(objective.requires) - _SUPPLIED):
+        raise ConfigError(
+            f"the objective requires {', '.join(unknown)}, which a denoising policy does not have.",
+            where=f"roles.{context.role}.use",
+            why=f"This trainer computes {', '.join(sorted(_SUPPLIED))}; the entropy of its noise depends on no weight.",
+        )
+    if "ref_logp" in objective.requires and not config.reference:
+        raise ConfigError("the objective requires ref_logp, and there is no reference.", where=f"{where}.reference")

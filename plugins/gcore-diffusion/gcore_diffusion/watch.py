@@ -1,0 +1,141 @@
+"""What is watched beside the reward: how much images of one prompt differ, how many real ones they cover, KL.
+
+A reward that rises while these fall is being exploited, and says nothing about it itself. Light: numpy alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcore_core.records import RunFacts, StepReport
+from gcore_core.run.directory import METRICS
+
+ALARMS = "alarms.jsonl"
+#: A real image is covered when a generated one is nearer than its fifth nearest real one (Naeem et al. 2020).
+NEIGHBOURS = 5
+_SIDE = 16  # images are compared at most this large
+_TAIL_BYTES = 1 << 16
+_RECENT = 2  # steps that are averaged, against the noise of a few images
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """diversity, coverage: the share of their beginning below which they count as collapsed. kl_to_reference: of a
+    transition, in nats a dimension."""
+
+    diversity: float = 0.6
+    coverage: float = 0.7
+    kl_to_reference: float = 0.02
+
+
+def flat(images: np.ndarray) -> np.ndarray:
+    """uint8[S, H, W, C] -> float32[S, *] in 0..1, averaged over squares so that no side is longer than 16."""
+    _, height, width, _ = images.shape
+    square = max(1, -(-max(height, width) // _SIDE))
+    cut = images[:, : height - height % square or None, : width - width % square or None].astype(np.float32) / 255
+    count, height, width, channels = cut.shape
+    small = cut.reshape(count, height // square, square, width // square, square, channels).mean((2, 4))
+    return small.reshape(count, -1)
+
+
+def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """float32[N, M]: root mean squared difference of pixels."""
+    squares = (one**2).mean(1)[:, None] + (other**2).mean(1)[None] - 2 * (one @ other.T) / one.shape[1]
+    return np.sqrt(np.maximum(squares, 0))
+
+
+def diversity(images: np.ndarray) -> float | None:
+    """Mean distance between two of the images uint8[S, H, W, C]; None of a single one."""
+    count = len(images)
+    if count < 2:
+        return None
+    pixels = flat(images)
+    return float(distances(pixels, pixels).sum() / (count * (count - 1)))
+
+
+def coverage(images: np.ndarray, real: np.ndarray | None) -> float | None:
+    """Share of the real images uint8[N, H, W, C] that some generated one is close to; None when there are none."""
+    if real is None or len(real) <= NEIGHBOURS:
+        return None
+    points = flat(real)
+    among = distances(points, points)
+    np.fill_diagonal(among, np.inf)
+    radius = np.partition(among, NEIGHBOURS - 1, axis=1)[:, NEIGHBOURS - 1]
+    return float((distances(flat(images), points) < radius[None]).any(0).mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealImages:
+    """``real.safetensors`` beside a model: images uint8[N, H, W, C], labels int64[N]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    @classmethod
+    def of_model(cls, directory: Path) -> RealImages | None:
+        from safetensors.numpy import load_file
+
+        file = directory / "real.safetensors"
+        if not file.is_file():
+            return None
+        held = load_file(file)
+        return cls(images=held["images"], labels=held["labels"])
+
+    def of(self, label: int | None) -> np.ndarray | None:
+        return None if label is None else self.images[self.labels == label]
+
+
+def alarm_in(steps: Sequence[Mapping[str, float]], limits: Limits | None = None) -> str:
+    """What is wrong at the last of the steps' metrics: the reward has risen since the first step while diversity or
+    coverage fell under its limit, or KL rose above its own; empty when nothing is."""
+    limits = limits or Limits()
+
+    def before_and_now(name: str) -> tuple[float, float] | None:
+        values = [step[name] for step in steps if step.get(name) is not None]  # a NaN is written as null
+        return (values[0], float(np.mean(values[-_RECENT:]))) if len(values) > _RECENT else None
+
+    reward = before_and_now("reward")
+    if reward is None or not reward[1] > reward[0]:
+        return ""
+    rose = f"reward rose from {reward[0]:.3f} to {reward[1]:.3f} while"
+    for name, limit in (("diversity", limits.diversity), ("coverage", limits.coverage)):
+        seen = before_and_now(name)
+        if seen is not None and seen[1] < limit * seen[0]:
+            return f"{rose} {name} fell from {seen[0]:.3f} to {seen[1]:.3f}"
+    path_kl = steps[-1].get("path_kl")
+    if path_kl is not None and steps[-1]["kl_to_reference"] > limits.kl_to_reference:
+        return f"{rose} the policy went {path_kl:.0f} nats away from its reference"
+    return ""
+
+
+def after_step(run: RunFacts, report: StepReport) -> None:
+    """Adds a line to ``alarms.jsonl`` and to the log when something is wrong that was not at the step before."""
+    if "diversity" not in report.metrics:
+        return
+    steps = _first_and_last(Path(run.directory, METRICS))
+    told = alarm_in(steps)
+    if not told or alarm_in(steps[:-1]):
+        return
+    log.warning("step %d: %s", report.step, told)
+    with Path(run.directory, ALARMS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": report.step, "alarm": told}) + "\n")
+
+
+def _first_and_last(file: Path) -> list[dict[str, Any]]:
+    """Metrics of the first step and of the last ones: a long run's file is not read through at every step."""
+    with file.open("rb") as opened:
+        first = next((row for row in map(json.loads, opened) if row["step"]), None)
+        if (tail := file.stat().st_size - _TAIL_BYTES) > opened.tell():
+            opened.seek(tail)
+            opened.readline()  # the rest of a line
+        last = [json.loads(line) for line in opened if line.endswith(b"\n")]
+    return [row["metrics"] for row in ([first] if first else []) + last[-_RECENT - 1 :]]

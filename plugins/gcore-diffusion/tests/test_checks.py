@@ -1,0 +1,82 @@
+"""What is refused before anything starts, and that the recipe is a valid job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gcore_diffusion.checks import problems
+from gcore_diffusion.config import DiffusionTrainerConfig
+
+from gcore_core import config
+from gcore_core.errors import ConfigError
+
+RECIPE = Path(__file__).parents[3] / "recipes/digits.yaml"
+
+
+def test_the_recipe_is_a_valid_job() -> None:
+    plan = config.load(RECIPE, [])
+    assert plan.config["objective"]["use"] == "algorithms/ppo_clip"
+    assert list(problems(plan.config)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["roles.rollout.config.guidance=3.0"], r"roles.rollout.config.guidance: is 3.0, but 1.0 in roles.policy"),
+        (["roles.policy.config.dtype=bfloat16"], r"roles.rollout.config.dtype: is 'float32', but 'bfloat16'"),
+        (["roles.policy.config.lora.rank=8"], r"roles.rollout.config.lora: is .*, but .* in roles.policy"),
+        (["roles.rollout.config.scale=0"], r"without noise there are no actions, which algorithms/ppo_clip needs"),
+        (["roles.rollout.config.window=11"], r"window: must be in 0..9, is 11"),
+        (["objective.config.entropy_coefficient=-0.1", "advantage.use=algorithms/gae"], r"critic"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_path(overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        config.load(RECIPE, overrides)
+
+
+def test_the_forward_objective_takes_the_deterministic_sampler() -> None:
+    plain: dict[str, Any] = {"use": "diffusion/nft", "config": None}
+    plan = config.load(RECIPE, ["roles.rollout.config.scale=0"] + ["objective.use=diffusion/nft"] + _cleared())
+    assert plan.config["objective"]["use"] == plain["use"]
+
+
+def _cleared() -> list[str]:
+    """The recipe's settings of another objective, in this one's words."""
+    return ["objective.config=null"]
+
+
+def test_the_forward_objective_is_for_denoisers() -> None:
+    plan = {"objective": {"use": "diffusion/nft"}, "roles": {"policy": {"use": "torch", "config": {}}}}
+    assert list(problems(plan)) == [
+        "objective.use: diffusion/nft teaches denoisers, and roles.policy uses none; choose another."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"kl_coefficient": 0.1, "reference": False}, "kl_coefficient: needs reference: true"),
+        ({"guidance": 0.5}, "guidance: must be at least 1, is 0.5"),
+        ({"betas": [0.9]}, "betas: must be two numbers in 0..1"),
+        ({"draws": 0}, "draws: must be positive, is 0"),
+    ],
+)
+def test_settings_that_make_no_sense_name_themselves(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DiffusionTrainerConfig(**settings)
+    assert told in str(caught.value)
+
+
+def test_a_prompt_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
+    from gcore_core.data_config import JsonLinesConfig
+    from gcore_core.datasets import JsonLines
+    from gcore_core.errors import DataError
+
+    with pytest.raises((ConfigError, DataError), match="gone.jsonl"):
+        JsonLines(JsonLinesConfig(path=str(tmp_path / "gone.jsonl")))
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises((ConfigError, DataError), match="empty"):
+        JsonLines(JsonLinesConfig(path=str(tmp_path / "empty.jsonl")))

@@ -1,0 +1,105 @@
+"""The transition density: against closed forms, against torch's own normal distribution, at its edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gcore_diffusion.config import DiffusionGeneratorConfig
+from gcore_diffusion.kernel import Kernel, Levels, divergence, entropy, log_prob
+from gcore_diffusion.way import window_of
+
+from gcore_core.errors import ConfigError
+
+ROWS, DIMS = 512, 64
+
+
+def levels(here: float, after: float, second: float = 0.9) -> Levels:
+    return Levels(here=full(here), after=full(after), second=full(second))
+
+
+def full(value: float) -> torch.Tensor:
+    return torch.full((ROWS,), value)
+
+
+def noisy(sigma: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(clean, noise, x) of a flow at sigma."""
+    draw = torch.Generator().manual_seed(0)
+    clean, noise = torch.randn(ROWS, DIMS, generator=draw), torch.randn(ROWS, DIMS, generator=draw)
+    return clean, noise, (1 - sigma) * clean + sigma * noise
+
+
+def test_log_prob_and_divergence_are_those_of_normal_distributions() -> None:
+    mean, other, x = torch.randn(3, ROWS, DIMS)
+    std = torch.rand(ROWS, 1) + 0.1
+    ours, theirs = torch.distributions.Normal(mean, std), torch.distributions.Normal(other, std)
+    torch.testing.assert_close(log_prob(x, mean, std), ours.log_prob(x).mean(1))
+    expected = torch.distributions.kl_divergence(ours, theirs).mean(1)
+    torch.testing.assert_close(divergence(mean, other, std), expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(entropy(std, x), ours.entropy().mean(1))
+
+
+@pytest.mark.parametrize("noise", ["sde", "dance", "cps"])
+def test_without_noise_a_step_is_the_flow_s_own(noise: str) -> None:
+    """With the true velocity x(0.6) goes to x(0.4) exactly."""
+    clean, eps, x = noisy(0.6)
+    mean, std = Kernel(noise=noise, scale=0.0, prediction="flow").moments(eps - clean, x, levels(0.6, 0.4))
+    torch.testing.assert_close(mean, 0.4 * eps + 0.6 * clean, atol=1e-5, rtol=1e-5)
+    assert float(std.abs().max()) == 0
+
+
+def test_coefficients_preserving_noise_leaves_the_level_exact() -> None:
+    """What is added and what is taken away sum to the schedule's level: variance of (next - (1 - after) clean)."""
+    clean, eps, x = noisy(0.6)
+    mean, std = Kernel(noise="cps", scale=0.8, prediction="flow").moments(eps - clean, x, levels(0.6, 0.4))
+    kept = (mean - 0.6 * clean) / eps
+    torch.testing.assert_close(kept**2 + std**2, torch.full_like(kept, 0.4**2), atol=1e-4, rtol=1e-4)
+
+
+def test_the_flow_sde_keeps_the_marginal_to_first_order() -> None:
+    """For data that are one point the marginal at sigma is N((1 - sigma) c, sigma^2), and a small step keeps it."""
+    clean = torch.zeros(ROWS, DIMS)
+    x = 0.6 * torch.randn(ROWS, DIMS, generator=torch.Generator().manual_seed(1))
+    velocity = x / 0.6 - clean  # the posterior's mean noise, less the point
+    mean, std = Kernel(noise="sde", scale=0.7, prediction="flow").moments(velocity, x, levels(0.6, 0.59))
+    variance = (mean / x) ** 2 * 0.6**2 + std**2
+    assert float((variance.sqrt() - 0.59).abs().max()) < 2e-3
+
+
+def test_at_pure_noise_the_schedule_s_second_level_stands_for_one() -> None:
+    clean, eps, x = noisy(1.0)
+    mean, std = Kernel(noise="sde", scale=0.7, prediction="flow").moments(eps - clean, x, levels(1.0, 0.9))
+    assert torch.isfinite(mean).all()
+    torch.testing.assert_close(std, torch.full_like(std, 0.7 * (1 / (1 - 0.9)) ** 0.5 * 0.1**0.5))
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v"])
+def test_ddim_goes_to_the_next_level_of_what_it_predicts(prediction: str) -> None:
+    """eta 0 is exact for the true noise; eta 1 has the posterior's variance (ancestral sampling)."""
+    draw = torch.Generator().manual_seed(0)
+    clean, eps = torch.randn(ROWS, DIMS, generator=draw), torch.randn(ROWS, DIMS, generator=draw)
+    here, after = 0.3, 0.5
+    x = here**0.5 * clean + (1 - here) ** 0.5 * eps
+    said = eps if prediction == "epsilon" else here**0.5 * eps - (1 - here) ** 0.5 * clean
+    mean, _ = Kernel(noise="ddim", scale=0.0, prediction=prediction).moments(said, x, levels(here, after))
+    torch.testing.assert_close(mean, after**0.5 * clean + (1 - after) ** 0.5 * eps, atol=1e-5, rtol=1e-5)
+    _, std = Kernel(noise="ddim", scale=1.0, prediction=prediction).moments(said, x, levels(here, after))
+    beta = 1 - here / after
+    torch.testing.assert_close(std**2, torch.full_like(std, (1 - after) / (1 - here) * beta))
+
+
+def test_windows_lie_before_the_end_and_follow_the_version() -> None:
+    config = DiffusionGeneratorConfig(steps=10, window=2, window_end=6)
+    seen = {window_of(config, version, seed=3) for version in range(50)}
+    assert seen == {range(k, k + 2) for k in range(5)}
+    assert [window_of(config, v, 3) for v in range(9)] == [window_of(config, v, 3) for v in range(9)]
+    sliding = DiffusionGeneratorConfig(steps=10, window=2, window_end=6, window_moves="slide")
+    assert [window_of(sliding, v, 0).start for v in range(6)] == [0, 1, 2, 3, 4, 0]
+    assert window_of(DiffusionGeneratorConfig(steps=10), 0, 0) == range(9)
+    assert window_of(DiffusionGeneratorConfig(steps=10, scale=0.0), 0, 0) == range(0)
+
+
+def test_a_window_that_does_not_fit_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"window: must be in 0..6, is 7"):
+        DiffusionGeneratorConfig(window=7, window_end=6)
+    with pytest.raises(ConfigError, match=r"window_end: must be in 1..10, is 11"):
+        DiffusionGeneratorConfig(window_end=11)

@@ -1,0 +1,119 @@
+"""diffusers' own pipelines sample through the shared kernel, and a trainer without them says the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+from gcore_diffusion.config import LoraSettings  # noqa: E402
+from gcore_diffusion.rows import transitions  # noqa: E402
+
+from gcore_core.errors import ConfigError, DataError  # noqa: E402
+from gcore_core.testing.contracts.weights import exported, push  # noqa: E402
+
+GUIDANCE = {"sd3": 4.5, "flux": 3.5, "sana": 3.0, "qwen": 2.0}
+SIZE = {"height": 32, "width": 32, "steps": 4, "max_sequence_length": 16}
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Name -> directory; each pipeline is made when it is first asked for."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("tiny_pipelines", Path(__file__).with_name("tiny_pipelines.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            module.save(name, made[name])
+        return made[name]
+
+    return folder
+
+
+def gap(trainer: Any, records: list[Any]) -> float:
+    """Largest difference of log-probs, as the trainer computes them now."""
+    trainer._denoising.kernel = trainer._kernel(records)
+    rows = transitions(list(enumerate(records)), trainer._engine.device, trainer._diffusion.guidance)
+    (logp,) = trainer._denoising.logprobs([rows], "policy")
+    return float((logp - rows.columns["rollout_logp"]).abs().max())
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("name", list(GUIDANCE))
+def test_a_trainer_repeats_what_the_pipeline_sampled(kit: Any, folders: Any, name: str, guided: bool) -> None:
+    """0 in the same batches, at most 1e-6 in others."""
+    same = {"guidance": GUIDANCE[name] if guided else 1.0, "max_sequence_length": SIZE["max_sequence_length"]}
+    generator = kit.make_generator(folders(name), **{**SIZE, **same})
+    requests = kit.make_requests(3, 2, text="a red circle, and a cat" if guided else "a")
+    records = kit.records_of(kit.sampled(generator, requests))
+    trainer = kit.make_trainer(folders(name), **same, reference=False)
+    assert len(records[0].columns["logp"]) == 3
+    for k in range(3):
+        assert gap(trainer, [kit.only(record, k) for record in records]) == 0.0
+    assert gap(trainer, records) <= 1e-6
+    small = kit.make_trainer(folders(name), **same, reference=False, budget_rows=2)
+    assert gap(small, records) <= 1e-6
+    image = records[0].columns["image"]
+    assert image.dtype == np.uint8 and image.shape[-1] == 3 and len(image) >= 32
+
+
+@pytest.mark.parametrize("name", list(GUIDANCE))
+def test_adapters_are_trained_pushed_and_switched_off_for_the_reference(kit: Any, folders: Any, name: str) -> None:
+    """The push holds the adapters alone; KL is 0 before the first update and positive after it; they agree again."""
+    same: dict[str, Any] = {"max_sequence_length": 16, "lora": LoraSettings(rank=4, alpha=8.0)}
+    generator = kit.make_generator(folders(name), **{**SIZE, **same})
+    trainer = kit.make_trainer(folders(name), **same, learning_rate=1e-2, kl_coefficient=0.1)
+    assert {spec.name.split(".lora_")[-1][:2] for spec in trainer.weight_specs()} == {"A.", "B."}
+    told = []
+    for step in range(2):
+        records = kit.records_of(kit.sampled(generator, kit.make_requests(2, 3, step=step)))
+        told.append(kit.train(trainer, records, step=step))
+        push(generator, exported(trainer), step + 1)
+    assert told[0]["kl_to_reference"] == 0
+    assert told[1]["kl_to_reference"] > 0
+    assert told[1]["logprob_gap_max"] <= 1e-6
+
+
+def test_a_saved_pipeline_is_one_that_diffusers_loads(kit: Any, folders: Any, tmp_path: Path) -> None:
+    trainer = kit.make_trainer(folders("sana"), max_sequence_length=16, learning_rate=1e-2)
+    records = kit.records_of(kit.sampled(kit.make_generator(folders("sana"), **SIZE), kit.make_requests(2, 2)))
+    kit.train(trainer, records)
+    trainer.save_pretrained(tmp_path / "weights")
+    trained = {spec.name: array.tobytes() for spec, array in exported(trainer)}
+    again = kit.make_trainer(tmp_path / "weights", max_sequence_length=16)
+    assert {spec.name: array.tobytes() for spec, array in exported(again)} == trained
+    import diffusers
+
+    assert type(diffusers.DiffusionPipeline.from_pretrained(str(tmp_path / "weights"))).__name__ == "SanaPipeline"
+
+
+def test_a_pipeline_without_an_adapter_is_named_with_those_there_are(kit: Any, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "KandinskyPipeline"}))
+    with pytest.raises(ConfigError, match="no adapter for KandinskyPipeline") as caught:
+        kit.make_generator(tmp_path)
+    assert "StableDiffusion3Pipeline, FluxPipeline, SanaPipeline, QwenImagePipeline" in str(caught.value)
+
+
+def test_a_half_written_pipeline_is_a_data_error(kit: Any, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with pytest.raises(DataError, match="the pipeline cannot be read"):
+        kit.make_generator(tmp_path)
+    with pytest.raises(DataError, match="the pipeline cannot be read"):
+        kit.make_trainer(tmp_path)
+
+
+def test_a_trainer_opens_the_transformer_alone(kit: Any, folders: Any) -> None:
+    trainer = kit.make_trainer(folders("sd3"), max_sequence_length=16)
+    assert trainer._denoising.denoiser.pipeline is None

@@ -1,0 +1,107 @@
+"""Rewards of images: what they measure, and that a bad one fails alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gcore_diffusion.config import ClassifierConfig
+from gcore_diffusion.rewards import Brightness, Classifier, Compressibility
+
+from gcore_core.data_config import FunctionRewardConfig
+from gcore_core.errors import ConfigError, DataError
+from gcore_core.protocols import Prompt, ScoredRecord, WorkerContext
+from gcore_core.rewards import FunctionScorer
+
+CONTEXT = WorkerContext(role="scorer")
+
+
+def record(image: np.ndarray | None, **fields: Any) -> ScoredRecord:
+    columns = {} if image is None else {"image": image}
+    prompt = Prompt(row=0, text="a", fields=fields)
+    return ScoredRecord(ordinal=0, sample=0, prompt=prompt, text="", status="finished", columns=columns)
+
+
+def picture(level: int) -> np.ndarray:
+    return np.full((8, 8, 1), level, np.uint8)
+
+
+def test_brightness_is_the_mean_pixel() -> None:
+    scores = Brightness(None, CONTEXT).score([record(picture(0)), record(picture(255)), record(picture(51))])
+    assert [score.value for score in scores] == [0, 1, pytest.approx(0.2)]
+
+
+def test_noise_compresses_worse_than_one_colour() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    plain, noisy = Compressibility(None, CONTEXT).score([record(np.zeros_like(noise)), record(noise)])
+    assert plain.value > 0.99 and noisy.value < 0.6
+
+
+def test_an_image_may_come_as_a_medium() -> None:
+    as_medium = replace(record(None), media={"image": picture(255)})
+    assert Brightness(None, CONTEXT).score([as_medium])[0].value == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (None, "the record has no image"),
+        (np.zeros((8, 8), np.uint8), r"the image is uint8[8, 8], not uint8[H, W, C]"),
+        (np.zeros((8, 8, 1), np.float32), r"the image is float32[8, 8, 1], not uint8[H, W, C]"),
+    ],
+)
+def test_what_is_no_image_fails_alone(image: np.ndarray | None, reason: str) -> None:
+    good, bad = Brightness(None, CONTEXT).score([record(picture(255)), record(image)])
+    assert good.value == 1
+    assert (bad.value, bad.status, bad.reason) == (None, "failed", reason)
+
+
+def test_a_reward_that_is_not_a_number_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    """A user's function of images: NaN, the wrong shape, too few values."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\n"
+        "def nan(record): return float('nan')\n"
+        "def picture(record): return record.columns['image']\n"
+        "def few(records): return [1.0]\n"
+    )
+    records = [record(picture(1)), record(picture(2))]
+
+    def reasons(name: str, batch: bool = False) -> set[str]:
+        scorer = FunctionScorer(FunctionRewardConfig(path=str(file), name=name, batch=batch), CONTEXT)
+        scores = scorer.score(records)
+        assert {score.status for score in scores} == {"failed"} and {score.value for score in scores} == {None}
+        return {score.reason for score in scores}
+
+    assert reasons("nan") == {"nan returned nan"}
+    assert reasons("picture") == {"picture returned ndarray, not a number"}
+    assert reasons("few", batch=True) == {"few returned 1 values for 2 records"}
+
+
+def test_the_classifier_knows_held_out_digits(taught_dir: Path) -> None:
+    from gcore_diffusion.watch import RealImages
+
+    real = RealImages.of_model(taught_dir)
+    assert real is not None
+    records = [record(i, label=int(label)) for i, label in zip(real.images, real.labels, strict=True)]
+    for file in ("classifier.safetensors", "judge.safetensors"):
+        config = ClassifierConfig(path=str(taught_dir), file=file, measure="correct")
+        assert np.mean([score.value for score in Classifier(config, CONTEXT).score(records)]) > 0.9
+
+
+def test_a_record_without_a_class_fails_alone(taught_dir: Path) -> None:
+    scorer = Classifier(ClassifierConfig(path=str(taught_dir)), CONTEXT)
+    good, bad, none = scorer.score([record(picture(9), label=3), record(picture(9)), record(None, label=3)])
+    assert good.status == "ok" and 0 <= good.value <= 1
+    assert bad.reason == "the row's field 'label' is None, which is no class"
+    assert none.reason == "the record has no image"
+
+
+def test_a_missing_classifier_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the classifier cannot be read"):
+        Classifier(ClassifierConfig(path=str(tmp_path)), CONTEXT)
+    with pytest.raises(ConfigError, match="no such directory"):
+        Classifier(ClassifierConfig(path=str(tmp_path / "gone")), CONTEXT)

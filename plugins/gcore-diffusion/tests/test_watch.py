@@ -1,0 +1,147 @@
+"""Diversity, coverage, and the alarm: silent while a run learns, loud while a reward is exploited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gcore_algorithms.advantages import Grpo
+from gcore_algorithms.config import GrpoConfig, PpoClipConfig
+from gcore_algorithms.objectives import PpoClip
+from gcore_diffusion.config import ClassifierConfig
+from gcore_diffusion.rewards import Brightness, Classifier
+from gcore_diffusion.watch import ALARMS, RealImages, after_step, alarm_in, coverage, diversity, flat
+
+from gcore_core.protocols import GroupScalars, TrainRecord, WorkerContext
+from gcore_core.records import RunFacts, StepReport
+from gcore_core.run.directory import MetricsFile
+from gcore_core.testing.contracts.weights import exported, push
+
+DIGITS, GROUP = 10, 24
+
+
+def test_equal_images_have_no_diversity_and_one_has_none_to_speak_of() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1)).astype(np.uint8)
+    assert diversity(np.repeat(image, 5, 0)) == pytest.approx(0, abs=1e-3)
+    assert diversity(image) is None
+    black_and_white = np.stack([np.zeros((8, 8, 1), np.uint8), np.full((8, 8, 1), 255, np.uint8)])
+    assert diversity(black_and_white) == pytest.approx(1)
+
+
+def test_large_images_are_compared_small() -> None:
+    large = np.repeat(np.repeat(np.eye(16, dtype=np.uint8)[None, :, :, None] * 255, 64, 1), 64, 2)
+    np.testing.assert_allclose(flat(large)[0], np.eye(16, dtype=np.float32).reshape(-1))
+    assert flat(np.zeros((2, 33, 50, 3), np.uint8)).shape == (2, 8 * 12 * 3)
+
+
+def test_real_images_cover_themselves_and_one_of_them_few() -> None:
+    real = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1)).astype(np.uint8)
+    assert coverage(real, real) == 1
+    assert coverage(real[:1], real) < 0.5
+    assert coverage(np.zeros((9, 8, 8, 1), np.uint8), real) == 0
+    assert coverage(real, None) is None
+
+
+def steps(**series: list[float]) -> list[dict[str, float]]:
+    return [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
+
+
+def test_the_alarm_needs_a_reward_that_rises_while_images_become_alike() -> None:
+    rising, falling = [0.1, 0.2, 0.3, 0.4, 0.5], [0.5, 0.4, 0.3, 0.2, 0.1]
+    flat_ = [0.3] * 5
+    assert alarm_in(steps(reward=rising, diversity=flat_)) == ""
+    assert alarm_in(steps(reward=falling, diversity=falling)) == ""
+    told = alarm_in(steps(reward=rising, diversity=falling))
+    assert told == "reward rose from 0.100 to 0.450 while diversity fell from 0.500 to 0.150"
+    assert "coverage fell" in alarm_in(steps(reward=rising, diversity=flat_, coverage=falling))
+    away = steps(reward=rising, diversity=flat_, kl_to_reference=[0, 0.01, 0.02, 0.04, 0.05], path_kl=[0, 1, 2, 3, 40])
+    assert alarm_in(away) == "reward rose from 0.100 to 0.450 while the policy went 40 nats away from its reference"
+    assert alarm_in(steps(reward=rising[:2], diversity=[0.5, 0.1])) == "", "two steps say nothing"
+
+
+def test_an_alarm_is_written_once_for_each_stretch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = RunFacts(name="r", directory=str(tmp_path), steps=9, config={})
+    file = MetricsFile(tmp_path)
+    for step, value in enumerate([0.5, 0.5, 0.5, 0.1, 0.1, 0.1]):
+        report = StepReport(step=step + 1, version=step + 1, metrics={"reward": step * 1.0, "diversity": value})
+        file.append(report)
+        after_step(run, report)
+    file.close()
+    lines = [json.loads(line) for line in (tmp_path / ALARMS).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5]
+    assert "diversity fell" in lines[0]["alarm"] and "step 5: reward rose" in caplog.text
+
+
+def test_of_a_long_run_the_first_and_the_last_steps_are_read(tmp_path: Path) -> None:
+    run, file = RunFacts(name="r", directory=str(tmp_path), steps=9, config={}), MetricsFile(tmp_path)
+    padding = {f"padding/{i}": 0.123456 for i in range(100)}
+    for step in range(200):
+        value = 0.5 if step < 199 else 0.1
+        metrics = {"reward": float(step), "diversity": value, **padding}
+        file.append(StepReport(step=step, version=step, metrics=metrics if step else {}))
+    assert (tmp_path / "metrics.jsonl").stat().st_size > 200_000
+    after_step(run, StepReport(step=199, version=199, metrics=metrics))
+    assert not (tmp_path / ALARMS).exists(), "one step is not yet an alarm"
+    file.append(StepReport(step=200, version=200, metrics={**metrics, "reward": 200.0}))
+    after_step(run, StepReport(step=200, version=200, metrics=metrics))
+    assert "from 1.000 to 199.500 while diversity fell from 0.500 to 0.100" in (tmp_path / ALARMS).read_text()
+
+
+# -- on the digits ----------------------------------------------------------------------------------------------------
+
+
+def run_digits(kit: Any, directory: Path, reward: Any, **settings: Any) -> Iterator[tuple[dict[str, float], float]]:
+    """The recipe's step, again and again; (metrics, coverage of 500 images of the weights after the step)."""
+    generator = kit.make_generator(directory)
+    objective = PpoClip(PpoClipConfig(clip_low=2e-3, clip_high=2e-3))
+    trainer = kit.make_trainer(directory, objective, **{"learning_rate": 3e-4, **settings})
+    advantage, real = Grpo(GrpoConfig(group_size=GROUP)), RealImages.of_model(directory)
+    assert real is not None
+    step = 0
+    while True:
+        drawn = kit.sampled(generator, kit.make_requests(DIGITS, GROUP, step=step))
+        for record in drawn:  # every step asks for the ten digits
+            assert record.request.prompt.fields["label"] == record.request.ordinal % DIGITS
+        values = np.array([score.value for score in reward.score(kit.scored_of(drawn))])
+        groups = [GroupScalars(rewards=part, lengths=np.full(GROUP, 9)) for part in values.reshape(DIGITS, GROUP)]
+        records: list[TrainRecord] = kit.records_of(drawn, minibatches=2)
+        trainer.prepare(records, frozenset())
+        metrics = trainer.train(step, np.concatenate(advantage.of(groups, np.zeros(0))), 2, 1)
+        push(generator, exported(trainer), step + 1)
+        images = kit.sampled(generator, kit.make_requests(DIGITS, 50, greedy=True))
+        covered = [
+            coverage(np.stack([r.columns["image"] for r in images if r.request.ordinal == digit]), real.of(digit))
+            for digit in range(DIGITS)
+        ]
+        yield {**metrics, "reward": float(values.mean())}, float(np.mean(covered))
+        step += 1
+
+
+def test_the_alarm_fires_before_brightness_alone_has_cost_coverage(kit: Any, taught_dir: Path) -> None:
+    """KL off: the pictures turn white, and the reward alone would call that a success."""
+    reward, seen = Brightness(None, WorkerContext(role="scorer")), []
+    for metrics, covered in run_digits(kit, taught_dir, reward):
+        seen.append(metrics)
+        if alarm_in(seen):
+            break
+        assert covered >= 0.3, f"no alarm in {len(seen)} steps"
+    assert covered >= 0.3
+    assert seen[-1]["reward"] > seen[0]["reward"]
+
+
+def test_no_alarm_while_the_digits_are_learned(kit: Any, taught_dir: Path) -> None:
+    reward = Classifier(ClassifierConfig(path=str(taught_dir)), WorkerContext(role="scorer"))
+    seen: list[dict[str, float]] = []
+    coverages = []
+    for metrics, covered in run_digits(kit, taught_dir, reward, kl_coefficient=0.1):
+        seen.append(metrics)
+        coverages.append(covered)
+        assert alarm_in(seen) == "", f"step {len(seen)}"
+        if len(seen) == 12:
+            break
+    assert seen[-1]["reward"] > seen[0]["reward"] + 0.1
+    assert coverages[-1] > coverages[0] - 0.05
