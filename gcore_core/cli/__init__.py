@@ -19,7 +19,8 @@ VERBS = {
     "conformance": "hold a plugin to the contracts of what it provides",
     "env": "make, list and examine the environments that engines run in",
     "trace": "sum up a run's trace, or write it as a timeline",
-    "export": "copy a run's final weights out",
+    "checkpoint": "list what a run has saved, or verify that it is whole",
+    "export": "copy a run's weights out",
 }
 
 _NO_PLUGINS = "--no-plugins"
@@ -31,7 +32,8 @@ examples:
   g-core plugins
   g-core <plugin> <command>      commands that a plugin brings
 
-Exit codes: 0 well, 2 configuration, 3 plugin, 4 data, 5 worker, 6 training, 7 address.
+Exit codes: 0 well, 2 configuration, 3 plugin, 4 data, 5 worker, 6 training, 7 address,
+8 checkpoint.
 G_CORE_PLUGINS=off does what --no-plugins does; G_CORE_TRACEBACK=1 shows tracebacks.
 """
 

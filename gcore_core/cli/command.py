@@ -1,4 +1,5 @@
-"""``g-core <plugin> <command> ...``: commands that a plugin brings."""
+"""``g-core <plugin> <command> ...``: commands that a plugin brings. One named ``default`` is what ``g-core <plugin>``
+does with words that name no other."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ def run(name: str, words: list[str]) -> int:
     commands = {item.spec.name: item.spec for item in plugins.providers("command")}
     if words and words[0] in commands:
         return int(import_attribute(commands[words[0]].factory)(words[1:]) or 0)
+    if "default" in commands:
+        return int(import_attribute(commands["default"].factory)(words) or 0)
     if words and words[0] in ("-h", "--help") and commands:
         for spec in commands.values():
             print(f"g-core {name} {spec.name:<12} {spec.summary}")

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,27 @@ def export(run_dir: Path, to: Path) -> int:
     weights, a damaged file) or ConfigError (``to`` exists or cannot be written).
     """
     weights = _final_weights(run_dir)
+
+    def copy(fresh: Path) -> None:
+        _check(weights)
+        shutil.copytree(weights, fresh)
+
+    return write_whole(to, copy)
+
+
+def write_whole(to: Path, write: Callable[[Path], None]) -> int:
+    """Has ``write`` make a directory of weights, checks it and moves it to ``to``; returns its bytes.
+
+    Raises ConfigError when ``to`` exists or cannot be written, DataError when a file in it is damaged.
+    """
     if to.exists() or to.is_symlink():
         raise ConfigError(
             f"{to} exists already.", where="g-core export", todo="name a directory that does not exist yet"
         )
-    _check(weights)
     fresh = to.with_name(f".{to.name}.{os.getpid()}.new")
     try:
         to.absolute().parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(weights, fresh)
+        write(fresh)
         _check(fresh)
         fresh.rename(to)
     except (OSError, shutil.Error) as error:

@@ -1,0 +1,83 @@
+"""The trainer that saved a state writes its weights in Hugging Face layout, in processes of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gcore_core import cli
+from gcore_core.errors import CheckpointError, DataError
+from gcore_core.protocols import WorkerContext
+from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
+from gcore_core.testing.fake import FakeTrainer, FakeTrainerConfig
+from gcore_core.testing.installed import InstalledPlugins
+from gcore_core.testing.safetensors_files import read_safetensors
+
+JOB = """\
+run: {name: job}
+launcher: {use: core/inline}
+data: {use: letters}
+advantage: {use: letters}
+objective: {use: letters}
+roles:
+  policy: {use: letters}
+  rollout: {use: letters}
+rewards:
+  letters: {use: letters}
+"""
+
+
+@pytest.fixture
+def run(installed: InstalledPlugins, tmp_path: Path) -> Path:
+    """Two checkpoints of a fake trainer; the weights of the second one are shifted by one."""
+    installed.add("letters", "from gcore_core.testing.fake import *\n")
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.yaml").write_text(JOB)
+    trainer = FakeTrainer(FakeTrainerConfig(), WorkerContext(role="policy"))
+    checkpoints = Checkpoints(directory)
+    for step in (1, 2):
+        part = checkpoints.begin(step) / "policy"
+        part.mkdir()
+        trainer.save(part)
+        checkpoints.commit(step, CheckpointFacts(run="a"))
+        trainer._logits = trainer._logits + np.float32(1)
+    return directory
+
+
+def values(directory: Path) -> np.ndarray:
+    return np.concatenate([array.view(np.float32) for _, array in read_safetensors(directory / "model.safetensors")])
+
+
+def test_a_step_is_exported_by_the_trainer_that_saved_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2):
+        assert cli.main(["export", str(run), "--step", str(step), "--to", str(tmp_path / f"to{step}")]) == 0
+    np.testing.assert_array_equal(values(tmp_path / "to1") + np.float32(1), values(tmp_path / "to2"))
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/to1: 0.0 MB")
+    assert sorted(child.name for child in tmp_path.glob("*to*")) == ["to1", "to2"]
+
+
+def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
+    from gcore_core.cli.checkpoint_export import export_step
+
+    (run / "checkpoints/step-000002/policy/state.npz").write_text("9")
+    with pytest.raises(CheckpointError, match="step 2 is not whole"):
+        export_step(run, 2, tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_trainer_that_cannot_load_says_why(run: Path, tmp_path: Path) -> None:
+    from gcore_core.cli.checkpoint_export import export_step
+
+    checkpoints = Checkpoints(run)
+    (checkpoints.begin(3) / "policy").mkdir()
+    (checkpoints.directory / "step-000003.partial/policy/other").touch()
+    checkpoints.commit(3, CheckpointFacts(run="a"))
+    with pytest.raises(DataError, match="could not export this state .rank 0, exit code 1.") as caught:
+        export_step(run, 3, tmp_path / "to")
+    assert "state.npz" in caught.value.why
+    assert not (tmp_path / "to").exists()
