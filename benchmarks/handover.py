@@ -61,7 +61,7 @@ class Producer:
         self._step += 1
         self._payload += np.uint8(1)
         self._digest = xxhash.xxh3_64_intdigest(self._payload.data)
-        self._writer.release(0, 0, self._step)
+        self._writer.release({0: (0, self._step)})
         await self.call(self._step)
 
     async def call(self, step: int = 0) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core import schema, sources
-from gcore_core.errors import ConfigError, GcoreError
+from gcore_core.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.factories import replica_slots
 from gcore_core.interpreters import Environment, differences, open_environment, unmet_needs
 from gcore_core.plugins import Plugins, Provided
@@ -36,9 +36,15 @@ def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> N
     )
 
 
-def run(config: Mapping[str, Any], objects: Mapping[str, Any], plugins: Plugins, file: Path) -> None:
+def run(
+    config: Mapping[str, Any],
+    provided: Mapping[str, Provided],
+    objects: Mapping[str, Any],
+    plugins: Plugins,
+    file: Path,
+) -> None:
     """Raises one ConfigError with every problem; ``objects`` are the providers' config objects by path."""
-    problems = [*_ranges(config), *_follows(config), *_workers(config), *_cluster(config)]
+    problems = [*_ranges(config), *_follows(config), *_workers(config), *_cluster(config), *_judges(config, provided)]
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), config)
     problems += _replicas(config, objects)
@@ -101,8 +107,13 @@ def _ranges(config: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{path}: must be at least {least}, not {value}."
     for pattern in schema.POSITIVE:
         for path, value in _matching(config, pattern):
-            if not value > 0:
+            if value is not None and not value > 0:
                 yield f"{path}: must be greater than 0, not {value}."
+    for pattern, words in schema.ONE_OF.items():
+        for path, value in _matching(config, pattern):
+            if value not in words:
+                guess = did_you_mean(str(value), list(words))
+                yield f"{path}: must be one of {', '.join(words)}{guess}, not {value!r}."
 
 
 def _matching(tree: Any, pattern: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -137,12 +148,33 @@ def _replicas(config: Mapping[str, Any], objects: Mapping[str, Any]) -> Iterator
 
 
 def _workers(config: Mapping[str, Any]) -> Iterator[str]:
-    """Processes are named by role or scorer worker, so these must differ."""
+    """Processes are named by role or scorer worker, so these must differ; rewards of one worker are as many."""
     taken = {*config["roles"], "controller", "supervisor"}
+    counts: dict[str, int] = {}
     for name, reward in config["rewards"].items():
         worker = reward["worker"]
+        if reward["workers"] != counts.setdefault(worker, reward["workers"]):
+            yield f"rewards.{name}.workers: rewards of one worker ({worker!r}) have as many; give it another worker."
         if worker in taken or not schema.NAME.fullmatch(worker):
             yield f"rewards.{name}.worker: {worker!r} is no free name (letters, digits, '_', '-'; not a role)."
+
+
+def _judges(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> Iterator[str]:
+    """A reward that asks names a role that answers, and no other reward does; a role that answers is asked."""
+    answer = {name for name in config["roles"] if provided[f"roles.{name}"].kind == "generator"}
+    asked = set()
+    for name, reward in config["rewards"].items():
+        spec, role = provided[f"rewards.{name}"].spec, reward["role"]
+        asked.add(role)
+        if role is None and getattr(spec, "asks", False):
+            yield f"rewards.{name}.role: {reward['use']} asks a model; name the role that runs it, such as role: judge."
+        elif role is not None and not getattr(spec, "asks", False):
+            yield f"rewards.{name}.role: {reward['use']} asks no model; leave it out."
+        elif role is not None and role not in answer:
+            guess = did_you_mean(role, sorted(answer))
+            yield f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are {', '.join(answer)}."
+    for name in sorted(answer - asked - {"rollout"}):
+        yield f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the role out."
 
 
 def _requirements(path: str, settings: Any, config: Mapping[str, Any]) -> Iterator[str]:

@@ -103,7 +103,7 @@ def load(file: str | Path, overrides: Sequence[str] = (), installed: catalog.Cat
         plugins=plugins,
     )
     objects = {path: _config_object(plan, path) for path in provided}
-    checks.run(config, objects, plugins, source.file)
+    checks.run(config, provided, objects, plugins, source.file)
     return plan
 
 
@@ -245,10 +245,12 @@ def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Pat
 
 
 def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, Provided]]:
-    roles = _roles(plugins)
+    roles, judges = _roles(plugins), {reward["role"] for reward in core["rewards"].values()}
     for path, use in _uses(core):
         section, _, name = path.partition(".")
-        if section == "roles":
+        if section == "roles" and name in judges and name not in roles:
+            kind = "generator"
+        elif section == "roles":
             if name not in roles:
                 raise ConfigError(
                     f"no loaded plugin knows a role {name!r}{did_you_mean(name, list(roles))}.",

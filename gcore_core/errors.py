@@ -17,7 +17,8 @@
     ├── TrainingError                6
     │   ├── NonFiniteLoss
     │   └── WeightMismatch               generator and trainer disagree about the weights
-    └── AddressError (OSError)       7   a port is taken, a socket path is too long, a bind is unsafe
+    ├── AddressError (OSError)       7   a port is taken, a socket path is too long, a bind is unsafe
+    └── CheckpointError              8   a checkpoint cannot be written, or none is whole
 
 An error says what, where, why and what to do, in at most six lines, the most useful first. The parts stay attributes,
 so that tools and tests do not parse text.
@@ -119,6 +120,10 @@ class WeightMismatch(TrainingError):
 
 class AddressError(GcoreError, OSError):
     exit_code = 7
+
+
+class CheckpointError(GcoreError):
+    exit_code = 8
 
 
 def _rebuild(kind: type[GcoreError], what: str, where: str, why: str, todo: str, facts: dict[str, Any]) -> GcoreError:

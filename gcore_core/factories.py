@@ -57,6 +57,12 @@ def logprob_band(*settings: Any) -> float:
     return max((one.logprob_band() for one in settings if hasattr(one, "logprob_band")), default=1e-3)
 
 
+def takes_stale(settings: Any) -> bool:
+    """Whether an objective's loss is right for actions that older weights sampled, by its config object."""
+    told = getattr(settings, "takes_stale", None)
+    return bool(told()) if callable(told) else False
+
+
 def import_attribute(reference: str) -> Any:
     """What ``reference`` names; PluginBroken, with the cause chained, if its module fails to import or lacks it."""
     source, _, path = reference.rpartition(":")

@@ -24,17 +24,25 @@ class _Group:
     attempt: int = 0
     records: dict[int, Header] = field(default_factory=dict)
     scored: set[int] = field(default_factory=set)
+    carried: bool = False  # drawn by the step before
 
 
 class Ledger:
-    """One shard's book. ``rows``: size of the dataset; ``samples``: records a group has."""
+    """One shard's book. ``rows``: size of the dataset; ``samples``: records a group has.
+
+    A step may lease more ordinals than it needs and end before the last of them (``close``): what lies behind the end
+    is leased again by the next step, drawn already or to be drawn anew.
+    """
 
     def __init__(self, *, shard: int, shards: int, rows: int, seed: int, samples: int, next_ordinal: int = 0) -> None:
         self.shard, self.shards = shard, shards
         self.next_ordinal = next_ordinal  # of the whole run: every shard moves it alike
         self._rows, self._seed, self._samples = rows, seed, samples
         self._open: dict[int, _Group] = {}
-        self._verdicts: dict[int, tuple[str, str]] = {}  # of the step that is not committed yet
+        self._settled: dict[int, _Group] = {}  # by the step that is not committed yet
+        self._verdicts: dict[int, tuple[str, str]] = {}  # of these
+        self._carried: dict[int, _Group] = {}  # drawn by the step before, which ended before them
+        self._ended: list[int] = []  # ordinals of the step in the order in which their groups became complete
 
     def lease(self, count: int) -> list[Lease]:
         """Takes the next ``count`` ordinals of the run; returns this shard's part, to be drawn."""
@@ -43,7 +51,7 @@ class Ledger:
         for ordinal in slice_:
             if ordinal % self.shards == self.shard:
                 turn, row = row_of(ordinal, self._rows, self._seed)
-                self._open[ordinal] = _Group(row, turn)
+                self._open[ordinal] = self._carried.pop(ordinal, _Group(row, turn))
         return self.unfinished(slice_)
 
     def adopt(self, leases: list[Lease]) -> None:
@@ -73,7 +81,7 @@ class Ledger:
             return False
         group.records[header.sample] = header
         if header.status == FAILED:
-            group.scored.add(header.sample)  # nothing to score
+            self._has_score(header.ordinal, group, header.sample)  # nothing to score
         return True
 
     def scored(self, score: RecordScore, names: set[str]) -> None:
@@ -86,7 +94,20 @@ class Ledger:
         header.reward_status = {**header.reward_status, **score.statuses}
         header.reason = header.reason or score.reason
         if names <= header.reward_status.keys():
-            group.scored.add(score.sample)
+            self._has_score(score.ordinal, group, score.sample)
+
+    def _has_score(self, ordinal: int, group: _Group, sample: int) -> None:
+        if sample not in group.scored:
+            group.scored.add(sample)
+            if len(group.scored) == self._samples:
+                self._ended.append(ordinal)
+
+    def whole(self, ordinal: int) -> list[Header]:
+        """The records of an open group whose last one has finished, by sample; none while one is missing."""
+        group = self._open.get(ordinal)
+        if group is None or len(group.records) < self._samples:
+            return []
+        return [group.records[sample] for sample in range(self._samples)]
 
     def complete(self) -> list[list[Header]]:
         """Groups without a verdict whose records are all finished and scored, by ordinal; records by sample."""
@@ -100,14 +121,39 @@ class Ledger:
         """Gives an open ordinal its verdict. Raises ContractError for one that is not open here."""
         if ordinal not in self._open:
             raise ContractError("settled an ordinal that is not open here", where=f"ordinal {ordinal}")
-        del self._open[ordinal]
+        self._settled[ordinal] = self._open.pop(ordinal)
         self._verdicts[ordinal] = verdict, reason
+
+    def close(self, end: int, carry: bool) -> list[int]:
+        """The step takes no ordinal from ``end`` on; the next one leases them again. Returns those of this shard.
+
+        ``carry``: what was drawn of them is kept for one step, but for groups that could not be used. Else it is
+        forgotten, and drawn again under newer weights with the same seeds.
+        """
+        surplus = [ordinal for ordinal in self._settled if ordinal >= end]
+        for ordinal in surplus:
+            group, (verdict, _) = self._settled.pop(ordinal), self._verdicts.pop(ordinal)
+            if carry and verdict != QUARANTINED and not group.carried:
+                group.carried = True
+                self._carried[ordinal] = group
+        self.next_ordinal = end
+        return surplus
+
+    def verdicts(self) -> list[str]:
+        """Of the groups that this step drew, in the order in which they ended."""
+        return [self._verdicts[ordinal][0] for ordinal in self._ended if ordinal in self._verdicts]
+
+    def carried(self) -> list[int]:
+        """Ordinals that wait for the next step with their records."""
+        return sorted(self._carried)
 
     def commit(self) -> dict[int, tuple[str, str]]:
         """Ends the step: its verdicts. Raises ContractError while a leased ordinal has none."""
         if self._open:
             raise ContractError("a step cannot end with open groups", where=f"ordinals {sorted(self._open)[:8]}")
         verdicts, self._verdicts = self._verdicts, {}
+        self._settled.clear()
+        self._ended.clear()
         return verdicts
 
     def state(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from gcore_core.errors import ContractError
+from gcore_core.questions import Sampler
 from gcore_core.records import Prompt, TensorSpec, WeightPlan
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class WorkerContext:
     rendezvous: an existing private directory in which the ranks of one role may meet (a file store); empty when alone.
     parts: factories the backend needs besides its own (a trainer's "objective", "advantage"), already made.
     directory: the run's, for what a person may want to look into after a failure.
+    sampler: of a reward, the generator role that its ``role:`` names; None where it names none.
     progress: call it during long work; it extends the caller's deadline.
     """
 
@@ -48,6 +50,7 @@ class WorkerContext:
     parts: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     directory: str = "."
+    sampler: Sampler | None = None
     progress: Callable[[], None] = lambda: None
 
 
@@ -125,11 +128,17 @@ class Fingerprints(Protocol):
 
 @runtime_checkable
 class Sleeps(Protocol):
-    """Capability "sleep"."""
+    """Capability "sleep".
 
-    def sleep(self) -> None: ...
+    Samples that run keep what they have and go on after the wake, read again. Asleep, ``step`` and a weight push raise
+    an error that says so; a second ``sleep``, or ``wake`` of one that is awake, does nothing.
+    """
 
-    def wake(self) -> None: ...
+    def sleep(self) -> None:
+        """Gives the memory of weights and caches back. Not between ``begin_weights`` and ``commit_weights``."""
+
+    def wake(self) -> None:
+        """Takes the memory again; holds the same bytes of the same ``version``, or raises WeightMismatch."""
 
 
 @runtime_checkable
@@ -168,6 +177,17 @@ class Score:
 @runtime_checkable
 class Scorer(Protocol):
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        """One score per record, in order. Calls come one at a time from one thread.
+
+        Of a provider of level "group" the records are those of whole groups, neighbours by ordinal.
+        """
+
+
+@runtime_checkable
+class AsyncScorer(Protocol):
+    """A scorer that waits for others, such as a judge or a service: calls overlap, on the worker's event loop."""
+
+    async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """One score per record, in order."""
 
 
@@ -176,13 +196,14 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord:
-    """A record at its data-parallel rank. ``minibatch`` says in which update of an epoch it takes part."""
+    """A record at its data-parallel rank. minibatch: in which update of an epoch. fresh: of this step's weights."""
 
     ordinal: int
     sample: int
     minibatch: int
     columns: Columns
     media: Columns = field(default_factory=dict)
+    fresh: bool = True
 
 
 @runtime_checkable
@@ -203,7 +224,7 @@ class Trainer(Protocol):
 
         advantages: float64[records], in their order. Every loss is divided by a normaliser summed over all ranks.
         Returns metrics already reduced over ranks, at least: loss, grad_norm (before clipping), learning_rate,
-        entropy, kl, clip_share, logprob_gap_max (rollout against trainer, same weights, before the first update),
+        entropy, kl, clip_share, logprob_gap_max (rollout against trainer, of fresh records, before the first update),
         logprob_gap_mean. Raises NonFiniteLoss. Sets ``version`` to step + 1.
 
         ``busy_s`` among them is this rank's own: seconds it worked, without waiting for other ranks; 0 when it cannot
@@ -225,6 +246,17 @@ class Trainer(Protocol):
         """Weights and tokenizer in Hugging Face layout (safetensors)."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SavesInBackground(Protocol):
+    """Capability "save.background" of a trainer. One save at a time; the other calls go on between these two."""
+
+    def begin_save(self, directory: Path) -> None:
+        """Takes the state as it is now for ``save(directory)`` and returns as soon as training may go on."""
+
+    def finish_save(self) -> None:
+        """Waits until this rank's part is on the disk; raises what failed. Without a save under way it does nothing."""
 
 
 @runtime_checkable

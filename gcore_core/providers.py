@@ -20,6 +20,7 @@ CAPABILITIES = frozenset(
         "determinism",  # the same seed gives the same tokens bit for bit when `deterministic` is set
         "images",  # accepts image inputs
         "logprobs",  # can score given actions (ScoresLogprobs)
+        "save.background",  # a trainer that trains on while its state is written (SavesInBackground)
         "sharding",  # a trainer that takes more than one slot
         "sleep",  # can give its memory back and take it again (Sleeps)
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
@@ -36,7 +37,8 @@ class Provider:
     factory: ``"module:attribute"``; called in a worker as ``factory(config, context)`` unless its protocol says more.
     config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. It may have a method
         ``requires() -> frozenset[str]`` naming record columns or preparation scalars it cannot work without, and that
-        of a generator or trainer ``logprob_band() -> float``: by how many nats its log-probs of one action may be off.
+        of a generator or trainer ``logprob_band() -> float``: by how many nats its log-probs of one action may be off;
+        that of an objective ``takes_stale() -> bool``: its loss is right for actions that older weights sampled.
     needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
     """
 
@@ -96,7 +98,11 @@ class TrainerProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardProvider(Provider):
-    """Something that scores finished records."""
+    """Something that scores finished records. ``level`` "record": each by itself, the moment it is finished; "group":
+    all records of a prompt together. ``asks``: it has a generator role answer questions, which ``role:`` must name."""
+
+    level: str = "record"
+    asks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ FACTS_LIMIT_BYTES = 64
 #: status of a record
 FINISHED, TRUNCATED, ABORTED, FAILED = "finished", "truncated", "aborted", "failed"
 #: status of a reward
-OK, REWARD_FAILED, REWARD_TIMEOUT = "ok", "failed", "timeout"
+OK, REWARD_FAILED, REWARD_TIMEOUT, REWARD_SKIPPED = "ok", "failed", "timeout", "skipped"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,14 +93,26 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     attempt: int = 0
 
 
+class Inquiry(msgspec.Struct, frozen=True, array_like=True):
+    """One answer that a reward got about a record. Seconds are those before it was told, so that no clock is shared."""
+
+    role: str
+    replica: int
+    n_prompt: int
+    n_actions: int
+    began_ago_s: float
+    ended_ago_s: float
+
+
 class RecordScore(msgspec.Struct, frozen=True, array_like=True):
     """What the rewards of one scorer worker said of a record."""
 
     ordinal: int
     sample: int
     values: dict[str, float]
-    statuses: dict[str, str]  # reward name -> "ok" | "failed" | "timeout"
+    statuses: dict[str, str]  # reward name -> "ok" | "failed" | "timeout" | "skipped"
     reason: str = ""
+    asked: list[Inquiry] = []
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):

@@ -27,6 +27,7 @@ def _open() -> Any:
 class Run:
     name: str | None = None  # None: stem of the file
     steps: int = 100
+    epochs: float | None = None  # the run ends when this many passes over the data are consumed; None: by steps alone
     seed: int = 0
     dir: str | None = None  # None: runs/<name>/<NNN>
     deterministic: bool = False
@@ -96,8 +97,12 @@ class Role(Choice):
 @dataclass
 class Reward(Choice):
     weight: float = 1.0
+    normalise: str = "none"  # "group" | "batch"
+    when: dict[str, Any] = _open()
+    role: str | None = None
     timeout_s: float = 10.0
     worker: str = "scorer"
+    workers: int = 1
 
 
 @dataclass
@@ -142,9 +147,12 @@ AT_LEAST = {
     "evaluation.prompts": 1,
     "evaluation.show": 0,
     "roles.*.slots": 1,
+    "rewards.*.workers": 1,
 }
 #: Numbers that must be greater than zero.
-POSITIVE = ("rewards.*.timeout_s",)
+POSITIVE = ("rewards.*.timeout_s", "run.epochs")
+#: What a value must be one of.
+ONE_OF = {"rewards.*.normalise": ("none", "group", "batch")}
 
 
 def core_keys() -> dict[str, Any]:

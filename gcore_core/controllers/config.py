@@ -12,7 +12,9 @@ class SyncConfig:
 
     prompts: groups that a step trains on, over all shards.
     minibatches, epochs: a step makes minibatches x epochs optimizer updates over the same records.
-    max_rounds: rounds of generation after which a step that still lacks useful groups goes on with those it has.
+    max_rounds: a step issues at most this many times ``prompts`` groups; then it goes on with those that teach.
+    surplus: groups beyond those that a step needed: "keep" for the next step, under the weights that sampled them;
+        "redraw" with newer ones; "auto" keeps them when the objective corrects for older weights.
     logprob_band: largest |generator - trainer| log-prob of one action, right after a push, before the run stops; empty:
         what the pair states for its dtypes and engines, 1e-3 where it states nothing.
     too_long: what happens to a prompt longer than the context: its group is dropped and counted, or the run stops.
@@ -24,6 +26,7 @@ class SyncConfig:
     minibatches: int = 1
     epochs: int = 1
     max_rounds: int = 10
+    surplus: Literal["auto", "keep", "redraw"] = "auto"
     logprob_band: float | None = None
     too_long: Literal["drop", "error"] = "drop"
     failure_limit: float = 0.5

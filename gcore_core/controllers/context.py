@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from gcore_core.controllers.moving import PlacementFacts
 from gcore_core.controllers.tracing import Trace
+from gcore_core.controllers.weighing import Weighing
 from gcore_core.factories import FactorySpec, build
+from gcore_core.placement.devices import PlacementPolicy
 from gcore_core.processes.agreements import Agreements
 from gcore_core.processes.insist import insist
 from gcore_core.processes.service import Network, Peer, Traffic
@@ -20,7 +23,10 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Plain facts of the job, the same for every shard but ``shard``.
 
     replicas: peer names of generator replicas. ranks: of the workers of each data-parallel trainer rank. scorers: peer
-    name -> the rewards it hosts. rows: size of the datasets "train" and "evaluation".
+    name -> the rewards it hosts. rows: size of the datasets "train" and "evaluation". rewards: how each counts.
+    takes_stale: the objective corrects for actions sampled by older weights. judges: generator role that rewards ask ->
+    peer names of its replicas. placement: where devices move between generators. last_ordinal: the step that consumes
+    up to here is the last.
     """
 
     shard: int
@@ -31,7 +37,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     replicas: list[str]
     ranks: list[list[str]]
     scorers: dict[str, list[str]]
-    weights: dict[str, float]
+    rewards: dict[str, Weighing]
     logprob_band: float = 1e-3
     deterministic: bool = False
     evaluate_every: int = 0
@@ -39,8 +45,12 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     show: int = 0
     output: str = ""
     trace: str = ""
+    takes_stale: bool = False
+    judges: dict[str, list[str]] = {}
+    placement: PlacementFacts | None = None
     next_ordinal: int = 0
     start_step: int = 0
+    last_ordinal: int = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +66,8 @@ class ControllerContext:
     advantage: Advantage
     filter: Filter
     balancer: Balancer
+    judges: Mapping[str, list[Peer]] = field(default_factory=dict)
+    placement: PlacementPolicy | None = None
 
     @property
     def trainers(self) -> list[Peer]:
@@ -80,4 +92,6 @@ def make_context(
         advantage=build(factories["advantage"]),
         filter=build(factories["filter"]),
         balancer=build(factories["balance"]),
+        judges={role: [network.peer(name) for name in names] for role, names in facts.judges.items()},
+        placement=build(factories["placement"]) if "placement" in factories else None,
     )

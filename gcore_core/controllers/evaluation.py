@@ -26,13 +26,11 @@ class Evaluation:
     def __init__(self, context: ControllerContext, rollout: Rollout) -> None:
         self._context, self._rollout = context, rollout
 
-    async def at(self, version: int) -> Evaluated | None:
+    async def at(self, version: int, last: bool) -> Evaluated | None:
         """Evaluates weights ``version`` where one is due: at the start, at the end and every so many steps."""
         facts = self._context.facts
         rows = min(facts.evaluate_prompts, facts.rows.get("evaluation", 0))
-        due = version in (facts.start_step, facts.steps) or (
-            facts.evaluate_every and not version % facts.evaluate_every
-        )
+        due = last or version == facts.start_step or (facts.evaluate_every and not version % facts.evaluate_every)
         if not rows or not due:
             return None
         found = Evaluated()

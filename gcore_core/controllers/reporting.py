@@ -40,15 +40,15 @@ class Reporting:
     ) -> ShardReport:
         """This shard's sums over the records it trained on."""
         records = [header for group in groups for header in group]
-        weights, n = self._context.facts.weights, float(len(records))
+        rewards, n = self._context.facts.rewards, float(len(records))
         before, self._before = self._before, replace(self._context.traffic)
         sums: Sums = {
             "length": (float(sum(h.n_actions for h in records)), n),
             "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),
-            "reward": (sum(weights[name] * v for h in records for name, v in h.rewards.items()), n),
+            "reward": (sum(rewards[name].weight * v for h in records for name, v in h.rewards.items()), n),
             "controller/bytes_per_record": (float(self._before.nbytes - before.nbytes), n),
         }
-        for name in weights:
+        for name in rewards:
             values = [h.rewards[name] for h in records if name in h.rewards]
             sums[f"reward/{name}"] = sum(values), float(len(values))
         told = {f"groups/{name}": float(value) for name, value in counts.items()}

@@ -9,141 +9,176 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.placing import Placing
+from gcore_core.controllers.quota import Quota
+from gcore_core.controllers.scoring import Scoring
+from gcore_core.controllers.tracing import Record
 from gcore_core.controllers.training import group_scalars
+from gcore_core.controllers.weighing import rewards_of
 from gcore_core.errors import DataError, DeadlineExceeded, TrainingError, WorkerDied
 from gcore_core.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
-from gcore_core.processes.insist import TRIES, backoff_s, insist
-from gcore_core.processes.messages import TRAIN, GenerateRequest, ScoreRequest
+from gcore_core.processes.insist import TRIES, backoff_s
+from gcore_core.processes.messages import TRAIN, GenerateRequest
 from gcore_core.processes.service import Peer
-from gcore_core.records import FAILED, OK, Header, Lease, RecordScore
+from gcore_core.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
 
 GENERATE_DEADLINE_S = 600.0
-SCORE_DEADLINE_S = 600.0
+TICK_S = 1.0  # how often shards look together whether more groups must be issued
+SURPLUS = "surplus"
 LANES = 2  # parts of a round that a replica works on at a time: it has the next one before this one ends
 
 
 @dataclass(frozen=True)
-class _Settled:
-    """What became of a round's groups of one shard; ``kept`` teach, ``failures`` could not be used."""
+class _Verdict:
+    """What became of a complete group."""
 
-    kept: list[list[Header]]
-    failures: list[list[Header]]
-    complete: int
+    ordinal: int
+    group: list[Header]
+    verdict: str
+    reason: str
 
 
 class Rollout:
     """One shard's part of the rollout phase."""
 
-    def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
-        self._context, self._config = context, config
-        self._names = {name for _, rewards in context.scorers for name in rewards}
+    def __init__(self, context: ControllerContext, config: SyncConfig, placing: Placing) -> None:
+        self._context, self._config, self._placing = context, config, placing
+        self.quota = Quota.of(config, context.facts.deterministic, context.facts.takes_stale)
+
+    def oldest(self, version: int) -> int:
+        """The first step of which records are still needed when ``version`` is pushed."""
+        return version - 1 if self.quota.holds else version
 
     async def groups(self, ledger: Ledger, step: int) -> tuple[list[list[Header]], Counter[str]]:
-        """Draws until the shards together hold enough groups that teach, or ``max_rounds`` are over.
+        """Draws until the shards together hold enough groups that teach, or as many are issued as may be.
 
-        A round leases exactly as many ordinals as are missing and waits for all of them, so a step takes the lowest
-        ordinals that pass, never the first to finish. Returns this shard's groups by ordinal, and counts.
+        Returns this shard's groups by ordinal, and counts.
         """
-        kept: list[list[Header]] = []
+        found: list[_Verdict] = []
         counts: Counter[str] = Counter()
-        missing, unusable, seen = self._config.prompts, 0, 0
-        for turn in range(self._config.max_rounds):
-            leases = ledger.lease(missing)
-            counts["issued"] += len(leases)
-            await self.draw(ledger, step, turn, TRAIN, leases)
-            settled = self._settle(ledger, counts)
-            self._context.trace.flush()
-            kept += settled.kept
-            told = [len(settled.kept), len(settled.failures), settled.complete]
-            totals = await self._context.agree.sum("settled", np.array(told))
-            new, failed, complete = (round(float(total)) for total in totals)
-            missing, unusable, seen = missing - new, unusable + failed, seen + complete
-            if settled.failures and unusable > self._config.failure_limit * seen:
-                raise _too_many_failures(settled.failures, unusable, seen)
-            if missing == 0:
-                break
-        counts["kept"] = len(kept)
-        return kept, counts
+        draws: set[asyncio.Task[None]] = set()
+        self._placing.begin()
+        self.quota.begin()
+        try:
+            while not self.quota.over:
+                turn, count = self.quota.rounds, self.quota.issue()
+                if count:
+                    leases = ledger.lease(count)
+                    draws.add(asyncio.ensure_future(self.draw(ledger, step, turn, TRAIN, leases)))
+                await self._tick(draws)
+                settled = self._settle(ledger)
+                found += settled
+                await self._agree_on(settled)
+        finally:
+            for task in draws:
+                task.cancel()
+        end = await self.quota.close(
+            self._context.agree, ledger, [v.ordinal for v in found if v.verdict == TRAINED], counts
+        )
+        return self._taken(found, end, counts), counts
+
+    async def _tick(self, draws: set[asyncio.Task[None]]) -> None:
+        """Until everything that was issued is there, or it is time to look whether more must be."""
+        if draws:
+            wait_s = None if self.quota.exact or self._placing.in_turns else TICK_S
+            done, _ = await asyncio.wait(draws, timeout=wait_s, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+                draws.discard(task)
+
+    async def _agree_on(self, settled: list[_Verdict]) -> None:
+        unusable = [verdict.group for verdict in settled if verdict.verdict == QUARANTINED]
+        kept = sum(verdict.verdict == TRAINED for verdict in settled)
+        await self.quota.settled(self._context.agree, kept, len(unusable), len(settled))
+        totals = self.quota.totals
+        if unusable and totals.unusable > self._config.failure_limit * totals.complete:
+            raise _too_many_failures(unusable, totals.unusable, totals.complete)
+
+    def _taken(self, found: list[_Verdict], end: int, counts: Counter[str]) -> list[list[Header]]:
+        """The groups that the step trains on; what became of each is counted and written down."""
+        kept, records = [], list[Record]()
+        for verdict in sorted(found, key=lambda one: one.ordinal):
+            taken = verdict.ordinal < end
+            if taken and verdict.verdict == TRAINED:
+                kept.append(verdict.group)
+            elif taken:
+                counts[f"dropped/{verdict.reason}"] += 1
+            told = verdict.verdict if taken else SURPLUS
+            records += self._context.trace.settled(verdict.group, told, verdict.reason)
+        self._placing.end(records)
+        self._context.trace.flush()
+        counts["issued"], counts["kept"] = len(found), len(kept)
+        counts["rounds"] = self.quota.rounds if self._context.agree.lead else 0
+        return kept
 
     async def draw(self, ledger: Ledger, step: int, turn: int, purpose: str, leases: list[Lease]) -> None:
         """Has the leases drawn and scored; returns when every record is finished and scored.
 
         Replicas take groups as they work them off, from whichever shard has some left, so that long answers hold up
-        only themselves. In a deterministic run an ordinal has its replica, so that batches repeat.
+        only themselves. A shard speaks to no more replicas than it has parts. In a deterministic run an ordinal has its
+        replica, which waits for a word from every shard, so that batches repeat.
         """
-        facts, replicas = self._context.facts, self._context.replicas
+        facts, replicas = self._context.facts, await self._placing.sampling()
+        scoring = Scoring(self._context, ledger, purpose, self._placing)
 
-        async def serve(replica: Peer, waiting: deque[list[Lease]]) -> None:
-            begun = False
-            while waiting or not begun:  # at least once: a replica waits for a word from every shard
-                part, begun = waiting.popleft() if waiting else [], True
-                await self._replica(ledger, replica, GenerateRequest(step, turn, facts.shard, purpose, part, step))
+        async def serve(replica: Peer, part: list[Lease]) -> None:
+            request = GenerateRequest(step, turn, facts.shard, purpose, part)
+            await self._replica(ledger, replica, request, scoring)
+
+        async def work_off(replica: Peer, waiting: deque[list[Lease]]) -> None:
+            while waiting:
+                await serve(replica, waiting.popleft())
 
         if facts.deterministic or len(replicas) == 1:
             own = [[x for x in leases if x.ordinal % len(replicas) == i] for i in range(len(replicas))]
-            await _all(serve(replica, deque([part])) for replica, part in zip(replicas, own, strict=True))
+            work = [serve(replica, part) for replica, part in zip(replicas, own, strict=True)]
         else:
             lanes = [replica for _ in range(LANES) for replica in replicas]
             shared = shares(leases, len(lanes))
-            first = facts.shard * len(lanes) // facts.shards  # so that shards of few groups do not meet at one replica
-            await _all(serve(replica, shared) for replica in lanes[first:] + lanes[:first])
-
-    async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest) -> None:
-        ordinals = {lease.ordinal for lease in request.leases}
-        scoring: list[asyncio.Task[None]] = []
+            # so that shards of few groups do not meet at one replica
+            first = facts.shard * len(replicas) // facts.shards
+            work = [work_off(replica, shared) for replica in (lanes[first:] + lanes[:first])[: len(shared)]]
         try:
-            for attempt in range(TRIES):
-                try:
-                    sent_s = asyncio.get_running_loop().time()
-                    stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
-                    async with contextlib.aclosing(stream):
-                        async for headers in stream:
-                            fresh = [header for header in headers if ledger.finished(header)]
-                            self._context.trace.finished(request.step, replica.name, sent_s, fresh)
-                            if ready := [header for header in fresh if header.status != FAILED]:
-                                scoring.append(asyncio.ensure_future(self._score(ledger, request.purpose, ready)))
-                    break
-                except (WorkerDied, DeadlineExceeded):
-                    if attempt == TRIES - 1:
-                        raise
-                    await asyncio.sleep(backoff_s(attempt))
-                    request = msgspec.structs.replace(request, leases=ledger.lost(ordinals))
-            await asyncio.gather(*scoring)
+            await _all(work)
+            await self._placing.judging()
+            await scoring.finish()
         finally:
-            for task in scoring:
-                task.cancel()
+            scoring.cancel()
 
-    async def _score(self, ledger: Ledger, purpose: str, headers: list[Header]) -> None:
-        async def ask(peer: Peer) -> None:
-            request = ScoreRequest(purpose, headers)
-            for score in await insist(peer, "score", request, list[RecordScore], SCORE_DEADLINE_S):
-                ledger.scored(score, self._names)
+    async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest, scoring: Scoring) -> None:
+        ordinals = {lease.ordinal for lease in request.leases}
+        for attempt in range(TRIES):
+            try:
+                sent_s = asyncio.get_running_loop().time()
+                stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
+                async with contextlib.aclosing(stream):
+                    async for headers in stream:
+                        fresh = [header for header in headers if ledger.finished(header)]
+                        self._context.trace.finished(request.step, replica.name, sent_s, fresh)
+                        scoring.add(fresh)
+                return
+            except (WorkerDied, DeadlineExceeded):
+                if attempt == TRIES - 1:
+                    raise
+                await asyncio.sleep(backoff_s(attempt))
+                request = msgspec.structs.replace(request, leases=ledger.lost(ordinals))
 
-        await _all(ask(peer) for peer, _ in self._context.scorers)
-        self._context.trace.scored(headers)
-
-    def _settle(self, ledger: Ledger, counts: Counter[str]) -> _Settled:
-        """Gives every complete group its verdict."""
-        kept: list[list[Header]] = []
-        failures: list[list[Header]] = []
-        complete = ledger.complete()
-        for group in complete:
+    def _settle(self, ledger: Ledger) -> list[_Verdict]:
+        """Gives every group that became complete its verdict."""
+        found = []
+        for group in ledger.complete():
             if reason := self._unusable(group):
                 verdict = QUARANTINED
-                failures.append(group)
             else:
-                keep, reason = self._context.filter.keep(group_scalars(group, self._context.facts.weights))
+                rewards = rewards_of(group, self._context.facts.rewards)
+                keep, reason = self._context.filter.keep(group_scalars(group, rewards))
                 verdict = TRAINED if keep else FILTERED
-                kept += [group] if keep else []
-            if verdict != TRAINED:
-                counts[f"dropped/{reason}"] += 1
             ledger.settle(group[0].ordinal, verdict, reason)
-            self._context.trace.settled(group, verdict, reason)
-        return _Settled(kept, failures, len(complete))
+            found.append(_Verdict(group[0].ordinal, group, verdict, reason))
+        return found
 
     def _unusable(self, group: list[Header]) -> str:
         for header in group:
@@ -155,7 +190,7 @@ class Rollout:
                         todo="shorten it, raise the context length, or set controller.config.too_long: drop",
                     )
                 return header.reason or "failed"
-            if any(status != OK for status in header.reward_status.values()):
+            if any(status not in (OK, REWARD_SKIPPED) for status in header.reward_status.values()):
                 return "reward_failed"
         return ""
 

@@ -11,6 +11,7 @@ import asyncio
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluation
+from gcore_core.controllers.placing import Placing
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.rollout import Rollout
@@ -31,23 +32,26 @@ class SynchronousController:
             samples=context.advantage.group_size,
             next_ordinal=facts.next_ordinal,
         )
-        self._rollout = Rollout(context, config)
+        self._placing = Placing(context)
+        self._rollout = Rollout(context, config, self._placing)
         self._training = Training(context, config)
-        self._publishing = Publishing(context, config)
+        self._publishing = Publishing(context, config, self._placing)
         self._reporting = Reporting(context)
         self._evaluation = Evaluation(context, self._rollout)
 
     async def run(self) -> None:
         facts = self._context.facts
-        await self._publishing.publish(facts.start_step)
-        await self._reporting.begin(facts.start_step, await self._evaluation.at(facts.start_step))
+        await self._placing.at(facts.start_step, facts.start_step)
+        await self._publishing.publish(facts.start_step, facts.start_step)
+        await self._reporting.begin(facts.start_step, await self._evaluation.at(facts.start_step, False))
         for step in range(facts.start_step, facts.steps):
-            await self.step(step)
+            if await self.step(step):
+                break
         await self._publishing.save()
         self._context.trace.flush()
 
-    async def step(self, step: int) -> None:
-        """One pass of the four stages and one push."""
+    async def step(self, step: int) -> bool:
+        """One pass of the four stages and one push; whether it was the last one."""
         watch = Stopwatch(self._context.trace, step)
         groups, counts = await self._rollout.groups(self._ledger, step)
         watch.lap("rollout")
@@ -57,13 +61,17 @@ class SynchronousController:
         watch.lap("prepare")
         trained = await self._training.train(step, advantages, plan)
         watch.lap("train")
-        await self._publishing.publish(step + 1)
+        await self._placing.at(step + 1, self._rollout.oldest(step + 1))
+        await self._publishing.publish(step + 1, self._rollout.oldest(step + 1))
         watch.lap("push")
         verdicts = self._ledger.commit()
-        evaluated = await self._evaluation.at(step + 1)
+        facts = self._context.facts
+        last = step + 1 == facts.steps or self._ledger.next_ordinal >= facts.last_ordinal
+        evaluated = await self._evaluation.at(step + 1, last)
         watch.lap("evaluation")
         mine = self._reporting.summary(groups, counts, verdicts, evaluated)
         await self._reporting.end(step + 1, mine, trained | watch.metrics(), self._ledger.state())
+        return last
 
 
 class Stopwatch:

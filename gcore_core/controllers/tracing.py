@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gcore_core.errors import DataError
-from gcore_core.records import Header
+from gcore_core.records import Header, RecordScore
 
 _FLUSH_LINES = 1024
 
@@ -26,10 +26,22 @@ class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
     wall_s: float
 
 
+class Asked(msgspec.Struct, array_like=True, frozen=True):
+    """One answer that a reward got about a record from a replica of a generator role, and when."""
+
+    role: str
+    replica: int
+    n_prompt: int
+    n_actions: int
+    sent_s: float
+    finished_s: float
+
+
 class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_defaults=True):
     """One sampled record. sent_s: its lease left for the replica; finished_s: its header came; scored_s: its last
     reward came, or never (0). chunk_bytes: of the chunk its columns lie in, with others; media_bytes: of its media.
-    verdict: "trained", "filtered" or "quarantined". Fields that have their default are left out."""
+    verdict: "trained", "filtered", "quarantined", or "surplus" of one that its step did not need. asked: what judges
+    answered about it. Fields that have their default are left out."""
 
     step: int
     ordinal: int
@@ -47,6 +59,7 @@ class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_
     reason: str = ""
     chunk_bytes: int = 0
     media_bytes: int = 0
+    asked: list[Asked] = []
 
 
 class Stage(msgspec.Struct, tag="stage", tag_field="what", frozen=True):
@@ -87,6 +100,10 @@ def read_trace(directory: Path) -> Iterator[Line]:
 
 def _of_day(line: Line, ahead_s: float) -> Line:
     times = {name: getattr(line, name) for name in line.__struct_fields__ if name.endswith("_s") and name != "wall_s"}
+    if isinstance(line, Record):
+        line.asked = [
+            msgspec.structs.replace(a, sent_s=a.sent_s + ahead_s, finished_s=a.finished_s + ahead_s) for a in line.asked
+        ]
     return msgspec.structs.replace(line, **{name: value + ahead_s for name, value in times.items() if value})
 
 
@@ -116,15 +133,21 @@ class Trace:
                 finished_s=now_s,
             )
 
-    def scored(self, headers: Iterable[Header]) -> None:
+    def scored(self, scores: Iterable[RecordScore]) -> None:
+        """Some rewards of some records came."""
         if self._open:
             now_s = asyncio.get_running_loop().time()
-            for header in headers:
-                if header.key in self._open:
-                    self._open[header.key].scored_s = now_s
+            for score in scores:
+                if record := self._open.get((score.ordinal, score.sample)):
+                    record.scored_s = now_s
+                    record.asked = record.asked + [
+                        Asked(a.role, a.replica, a.n_prompt, a.n_actions, now_s - a.began_ago_s, now_s - a.ended_ago_s)
+                        for a in score.asked
+                    ]
 
-    def settled(self, group: Iterable[Header], verdict: str, reason: str) -> None:
-        """A group got its verdict: its records are written."""
+    def settled(self, group: Iterable[Header], verdict: str, reason: str) -> list[Record]:
+        """A group got its verdict: its records are written, and returned."""
+        found = []
         for h in group:
             record = self._open.pop(h.key, None)
             if record is not None:
@@ -133,6 +156,8 @@ class Trace:
                 record.chunk_bytes = 0 if h.columns is None else h.columns.nbytes
                 record.media_bytes = sum(ref.nbytes for ref in h.media.values())
                 self._write(record)
+                found.append(record)
+        return found
 
     def stage(self, step: int, name: str, start_s: float, end_s: float) -> None:
         if self._path is not None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.weighing import rewards_of, statistics
 from gcore_core.errors import ContractError, TrainingError, WeightMismatch
 from gcore_core.order import step_seed
-from gcore_core.processes.insist import T, insist
-from gcore_core.processes.messages import PrepareRequest, TrainItem, TrainReply, TrainRequest
-from gcore_core.processes.service import Peer
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import PrepareRequest, RelayRequest, TrainItem, TrainReply, TrainRequest
+from gcore_core.processes.relay import DEADLINE_S, RELAYED
+from gcore_core.processes.service import Peer, encode
 from gcore_core.protocols import Balancer, GroupScalars, LearnsCosts, Work
 from gcore_core.records import Assignment, Facts, Header, Ref
 
-TRAIN_DEADLINE_S = 1800.0
 Key = tuple[int, int]
 Plan = dict[Key, Assignment]
 
@@ -67,10 +69,11 @@ class Training:
         for header in (header for group in groups for header in group):
             place = plan[header.key]
             ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
-            items[place.rank].append(TrainItem(*header.key, place.minibatch, ref, header.slot, header.media))
-        shard = self._context.facts.shard
-        requests = [PrepareRequest(step, shard, part, names) for part in items]
-        replies = await self._ask("prepare", requests, list[list[float]])
+            items[place.rank].append(
+                TrainItem(*header.key, place.minibatch, ref, header.slot, header.media, header.versions[0])
+            )
+        requests = [PrepareRequest(step, part, names) for part in items]
+        replies = await self._ask("prepare", step, requests, list[list[float]])
         return {
             (item.ordinal, item.sample): row
             for part, rows in zip(items, replies, strict=True)
@@ -81,41 +84,55 @@ class Training:
         """One number per record, from this shard's groups and statistics summed over all shards."""
         advantage = self._context.advantage
         names = sorted(advantage.requires)
-        told = [self._scalars(group, names, scalars) for group in groups]
-        statistics = np.asarray(advantage.statistics(told), np.float64)
-        if statistics.size:
-            statistics = await self._context.agree.sum("statistics", statistics)
-        values = advantage.of(told, statistics)
+        rewards = self._context.facts.rewards
+        totals = statistics(groups, rewards)
+        if totals.size:
+            totals = (await self._context.agree.sum("rewards", totals)).reshape(totals.shape)
+        told = [self._scalars(group, rewards_of(group, rewards, totals), names, scalars) for group in groups]
+        shared = np.asarray(advantage.statistics(told), np.float64)
+        if shared.size:
+            shared = await self._context.agree.sum("statistics", shared)
+        values = advantage.of(told, shared)
         return {
             header.key: float(value)
             for group, row in zip(groups, values, strict=True)
             for header, value in zip(group, row, strict=True)
         }
 
-    def _scalars(self, group: list[Header], names: list[str], scalars: Mapping[Key, list[float]]) -> GroupScalars:
-        bare = group_scalars(group, self._context.facts.weights)
+    def _scalars(
+        self, group: list[Header], rewards: np.ndarray, names: list[str], scalars: Mapping[Key, list[float]]
+    ) -> GroupScalars:
         rows = np.array([scalars[header.key] for header in group], np.float64).reshape(len(group), len(names))
-        return replace(bare, scalars={name: rows[:, i] for i, name in enumerate(names)})
+        return replace(group_scalars(group, rewards), scalars={name: rows[:, i] for i, name in enumerate(names)})
 
     async def train(self, step: int, advantages: Mapping[Key, float], plan: Plan) -> dict[str, float]:
-        """All updates of the step, on all ranks; metrics as the ranks agreed on them."""
-        shard, config = self._context.facts.shard, self._config
+        """All updates of the step, on all ranks; for the lead, metrics as the ranks agreed on them."""
+        config = self._config
         parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
         for (ordinal, sample), value in advantages.items():
             parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
-        requests = [TrainRequest(step, shard, part, config.minibatches, config.epochs) for part in parts]
-        replies = await self._ask("train", requests, TrainReply)
-        metrics = replies[0].metrics
+        requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
+        replies: list[TrainReply | None] = await self._ask("train", step, requests, TrainReply | None)
+        told = [reply for reply in replies if reply is not None]
+        if not told:
+            return {}
+        metrics = told[0].metrics
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
-        return metrics | self._balance_metrics(np.array([reply.busy_s for reply in replies], np.float64))
+        return metrics | self._balance_metrics(np.array([reply.busy_s for reply in told], np.float64))
 
-    async def _ask(self, method: str, requests: Sequence[object], reply: type[T]) -> list[T]:
-        """One request for each data-parallel rank. All workers of a rank get the same and know the same answer."""
+    async def _ask(self, method: str, step: int, parts: Sequence[object], reply: Any) -> list[Any]:
+        """One part for each data-parallel rank, through relays; the ranks' answers."""
 
-        async def ask(rank: list[Peer], request: object) -> T:
-            return (await asyncio.gather(*(insist(peer, method, request, reply, TRAIN_DEADLINE_S) for peer in rank)))[0]
+        async def ask(ranks: list[list[Peer]], parts: Sequence[object]) -> list[Any]:
+            names = [[worker.name for worker in rank] for rank in ranks]
+            bodies = [msgspec.Raw(encode(part)) for part in parts]
+            request = RelayRequest(method, step, self._context.facts.shard, names, bodies)
+            return await insist(ranks[0][0], "relay", request, list[reply], DEADLINE_S)
 
-        return await asyncio.gather(*map(ask, self._context.ranks, requests))
+        ranks = self._context.ranks
+        relayed = [slice(first, first + RELAYED) for first in range(0, len(ranks), RELAYED)]
+        answers = await asyncio.gather(*(ask(ranks[some], parts[some]) for some in relayed))
+        return [answer for part in answers for answer in part]
 
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
         """How even the ranks' work was meant to be and was; shows it to a balancer that learns. Only the lead can."""
@@ -133,12 +150,9 @@ class Training:
         return found
 
 
-def group_scalars(group: list[Header], weights: Mapping[str, float]) -> GroupScalars:
+def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:
     """A group in numbers: its weighted rewards and its lengths."""
-    rewards = [sum(weights[name] * value for name, value in header.rewards.items()) for header in group]
-    return GroupScalars(
-        rewards=np.array(rewards, np.float64), lengths=np.array([header.n_actions for header in group], np.int64)
-    )
+    return GroupScalars(rewards=rewards, lengths=np.array([header.n_actions for header in group], np.int64))
 
 
 def draw_plan(facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer) -> Drawn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config import Plan
-from gcore_core.factories import FactorySpec, build, config_object, logprob_band, replica_slots
-from gcore_core.placement.devices import Partition, PlacementPolicy, Window, find_devices
+from gcore_core.factories import FactorySpec, config_object, logprob_band, replica_slots, takes_stale
+from gcore_core.placement.placed import Placed
 from gcore_core.processes import handshake
 from gcore_core.processes.launchers import AGENT, Site
 from gcore_core.processes.messages import WorkerSpec
@@ -29,7 +30,7 @@ class Job:
     directory: Path
     models: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, int]
-    partition: Partition = field(default_factory=lambda: Partition({}))
+    placed: Placed = field(default_factory=Placed)
 
     @property
     def shards(self) -> int:
@@ -37,10 +38,17 @@ class Job:
 
     def names(self) -> list[str]:
         """Every process that serves or is served, but the supervisor and the agent."""
-        config = self.plan.config
-        workers = [f"{role}.{rank}" for role, node in config["roles"].items() for rank in range(node["slots"])]
-        scorers = [f"{name}.0" for name in self.scorers()]
+        workers = [name for role in self.plan.config["roles"] for name in self.workers(role)]
+        scorers = [f"{name}.{i}" for name, rewards in self.scorers().items() for i in range(self.scorer_count(rewards))]
         return [*workers, *scorers, *(f"controller.{shard}" for shard in range(self.shards))]
+
+    def workers(self, role: str) -> list[str]:
+        """Names of a role's processes."""
+        return [f"{role}.{rank}" for rank in range(len(self.devices(role)))]
+
+    def devices(self, role: str) -> list[list[int]]:
+        """Of each of a role's processes; none where nothing was placed."""
+        return self.placed.workers.get(role) or [[]] * int(self.plan.config["roles"][role]["slots"])
 
     def scorers(self) -> dict[str, list[str]]:
         """Scorer worker -> the rewards it hosts."""
@@ -49,24 +57,21 @@ class Job:
             found[node["worker"]].append(name)
         return dict(found)
 
-
-def place(plan: Plan) -> Partition:
-    """Asks the placement policy. Raises PlacementError naming the role that does not fit."""
-    devices = find_devices(plan.config["cluster"]["devices"])
-    slots = {role: int(node["slots"]) for role, node in plan.config["roles"].items()}
-    policy: PlacementPolicy = build(plan.factory("placement"))
-    return policy.revise(None, Window(devices=devices, slots=slots))
+    def scorer_count(self, rewards: list[str]) -> int:
+        """How many processes there are of the worker that hosts these rewards."""
+        return int(self.plan.config["rewards"][rewards[0]]["workers"])
 
 
 def worker_specs(job: Job, site: Site) -> list[WorkerSpec]:
     """One spec per worker: roles, scorers, controllers."""
     config = job.plan.config
     specs = []
-    for role, node in config["roles"].items():
+    for role in config["roles"]:
         kind = job.plan.provided[f"roles.{role}"].kind
-        for rank in range(node["slots"]):
+        for rank in range(len(job.workers(role))):
             specs.append(_role_worker(job, site, role, rank, kind))
-    specs += [_scorer(job, site, worker, rewards) for worker, rewards in job.scorers().items()]
+    for worker, rewards in job.scorers().items():
+        specs += [_scorer(job, site, worker, rank, rewards) for rank in range(job.scorer_count(rewards))]
     specs += [_controller(job, site, shard) for shard in range(job.shards)]
     return specs
 
@@ -78,11 +83,12 @@ def _spec(
     built = {spec.factory for spec in factories.values()}
     plugins = sorted({p.distribution for p in job.plan.provided.values() if p.installed and p.spec.factory in built})
     node = job.plan.config["roles"].get(role, {})
+    ranks = len(job.workers(role)) if node else settings.pop("workers", 1)
     return WorkerSpec(
         kind=kind,
         role=role,
         rank=int(rank),
-        ranks=int(node.get("slots", 1)),
+        ranks=ranks,
         peers=site.addresses,
         factories=factories,
         secret=site.secret,
@@ -107,37 +113,75 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
     return _spec(job, site, f"{role}.{rank}", kind, factories, settings)
 
 
-def _scorer(job: Job, site: Site, worker: str, rewards: list[str]) -> WorkerSpec:
-    config = job.plan.config
+def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:
+    nodes = {name: job.plan.config["rewards"][name] for name in rewards}
     factories = {f"reward/{name}": job.plan.factory(f"rewards.{name}") for name in rewards}
     settings = {
-        "timeouts_s": {name: config["rewards"][name]["timeout_s"] for name in rewards},
-        "context": _context(job, site, worker, 0),
+        "workers": job.scorer_count(rewards),
+        "rewards": {
+            name: {
+                "timeout_s": node["timeout_s"],
+                "role": node["role"],
+                "when": {key: _listed(value) for key, value in node["when"].items()},
+            }
+            for name, node in nodes.items()
+        },
+        "asks": {node["role"]: job.workers(node["role"]) for node in nodes.values() if node["role"]},
+        "context": _context(job, site, worker, rank),
     }
-    return _spec(job, site, f"{worker}.0", "scorer", factories | _datasets(job), settings)
+    return _spec(job, site, f"{worker}.{rank}", "scorer", factories | _datasets(job), settings)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _placement(job: Job) -> dict[str, Any] | None:
+    """What the lead asks the policy with."""
+    roles, needed = job.plan.config["roles"], getattr(config_object(job.plan.factory("controller")), "prompts", 0)
+    sleeps = [role for role in roles if "sleep" in job.plan.provided[f"roles.{role}"].spec.capabilities]
+    return job.placed.facts(sleeps, needed, str(job.directory))
+
+
+def _last_ordinal(job: Job) -> dict[str, int]:
+    epochs = job.plan.config["run"]["epochs"]
+    return {"last_ordinal": math.ceil(epochs * job.rows["train"])} if epochs else {}
 
 
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     config = job.plan.config
-    names = ("controller", "advantage", "filter", "balance")
+    names = ("controller", "advantage", "filter", "balance", *(["placement"] if job.placed.moves else []))
     factories = {name: job.plan.factory(name) for name in names}
-    roles = config["roles"]
+    roles, asked = config["roles"], {node["role"]: None for node in config["rewards"].values()}
     settings = {
         "shard": shard,
         "steps": config["run"]["steps"],
         "seed": config["run"]["seed"],
         "deterministic": config["run"]["deterministic"],
         "rows": dict(job.rows),
-        "replicas": [f"rollout.{i}" for i in range(roles["rollout"]["slots"])],
+        "replicas": job.workers("rollout"),
         "ranks": _data_parallel(job),
-        "scorers": {f"{worker}.0": rewards for worker, rewards in job.scorers().items()},
+        "scorers": {
+            f"{worker}.{shard % job.scorer_count(rewards)}": rewards for worker, rewards in job.scorers().items()
+        },
         "logprob_band": logprob_band(*(config_object(job.plan.factory(f"roles.{role}")) for role in roles)),
-        "weights": {name: node["weight"] for name, node in config["rewards"].items()},
+        "rewards": {
+            name: {
+                "weight": node["weight"],
+                "normalise": node["normalise"],
+                "level": job.plan.provided[f"rewards.{name}"].spec.level,  # type: ignore[attr-defined]
+            }
+            for name, node in config["rewards"].items()
+        },
         "evaluate_every": config["evaluation"]["every"],
         "evaluate_prompts": config["evaluation"]["prompts"],
         "show": config["evaluation"]["show"],
         "output": str(job.directory / "weights"),
         "trace": str(job.directory / "trace"),
+        "takes_stale": takes_stale(config_object(job.plan.factory("objective"))),
+        "judges": {role: job.workers(role) for role in asked if role and role != "rollout"},
+        "placement": _placement(job),
+        **_last_ordinal(job),
     }
     return _spec(job, site, f"controller.{shard}", "controller", factories, settings)
 
@@ -145,7 +189,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
 def _data_parallel(job: Job) -> list[list[str]]:
     """The workers of each of the policy's data-parallel ranks: neighbours that hold one replica together."""
     size = replica_slots(config_object(job.plan.factory("roles.policy")))
-    workers = [f"policy.{i}" for i in range(job.plan.config["roles"]["policy"]["slots"])]
+    workers = job.workers("policy")
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
 
@@ -161,13 +205,13 @@ def _context(job: Job, site: Site, role: str, rank: int) -> dict[str, Any]:
     meeting = site.meeting / f"meet-{role}"
     meeting.mkdir(mode=0o700, exist_ok=True)
     return {
-        "devices": list(job.partition.devices(role, rank)) if role in job.partition.cells else [],
+        "devices": job.devices(role)[rank] if node else [],
         "seed": config["run"]["seed"],
         "deterministic": config["run"]["deterministic"],
         "steps": config["run"]["steps"],
         "updates_per_step": config_object(job.plan.factory("controller")).updates_per_step,
         "model": dict(job.models.get(role, {})),
-        "rendezvous": str(meeting) if node.get("slots", 1) > 1 else "",
+        "rendezvous": str(meeting) if node and len(job.workers(role)) > 1 else "",
         "engine": dict(node.get("engine", {})),
         "directory": str(job.directory),
     }

@@ -22,7 +22,7 @@ from gcore_core.processes.inline import InlineNetwork
 from gcore_core.processes.messages import Nothing, SpawnRequest, StopRequest, UsageReply, WorkerExit, WorkerSpec
 from gcore_core.processes.service import Call, Network, Peer, Service
 from gcore_core.processes.slabs import SlabService, StoreSpec
-from gcore_core.processes.spawning import spawn_process
+from gcore_core.processes.spawning import allow_open_files, spawn_process
 
 AGENT = "agent.0"
 _MEMORY = Path("/dev/shm")
@@ -56,6 +56,7 @@ class LocalLauncher:
     async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
         from gcore_core.processes.rpc import RpcNetwork, check_free
 
+        allow_open_files(len(names) + 2)
         with _private_directory(self._config.socket_dir) as directory:
             addresses = self._addresses([supervisor.name, AGENT, *names], directory)
             for address in addresses.values():

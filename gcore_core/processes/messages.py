@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.factories import FactorySpec
-from gcore_core.records import Header, Lease, Ref, StepReport, TensorSpec
+from gcore_core.records import Header, Lease, Prompt, Ref, StepReport, TensorSpec
 
 RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
 TRAIN, GREEDY, SAMPLED = "train", "greedy", "sampled"  # why records are drawn; the last two are evaluation
@@ -40,13 +40,47 @@ class GenerateRequest(Message):
     shard: int
     purpose: str
     leases: list[Lease]
-    release_before: int = 0  # records of earlier steps are no longer needed
-    epoch: int = 0  # of the shard: how often its controller was replaced
 
 
 class ScoreRequest(Message):
     purpose: str
     headers: list[Header]
+    rewards: list[str] = []  # of those the worker hosts; none named: all
+    awake: dict[str, list[int]] = {}  # generator role -> its replicas that may be asked; one that is not named: all
+
+
+class SleepRequest(Message):
+    """``release_before`` as of a push, which one that sleeps does not hear."""
+
+    release_before: int = 0
+
+
+class WakeReply(Message):
+    version: int  # of the weights it holds
+
+
+class QuestionItem(Message):
+    """A question of a reward; its answers name it by ``index``; ``samples``: which of them are wanted."""
+
+    index: int
+    prompt: Prompt
+    seed: int
+    samples: list[int]
+    greedy: bool
+
+
+class AskRequest(Message):
+    questions: list[QuestionItem]
+
+
+class AnswerItem(Message):
+    index: int
+    sample: int
+    text: str
+    status: str
+    reason: str
+    n_prompt: int
+    n_actions: int
 
 
 # -- preparation and training -----------------------------------------------------------------------------------------
@@ -59,18 +93,29 @@ class TrainItem(Message):
     columns: Ref
     slot: int
     media: dict[str, Ref] = {}
+    version: int = 0  # of the weights that sampled it
+
+
+class RelayRequest(Message):
+    """What one shard has for some ranks, to be passed on together with what the other shards have."""
+
+    method: str
+    step: int
+    shard: int
+    workers: list[list[str]]  # peer names of each rank's
+    parts: list[msgspec.Raw]  # one for each rank
 
 
 class PrepareRequest(Message):
+    """One shard's part for one rank, like the next; a rank gets a list with those of all shards."""
+
     step: int
-    shard: int
     items: list[TrainItem]
     scalars: list[str]
 
 
 class TrainRequest(Message):
     step: int
-    shard: int
     advantages: list[tuple[int, int, float]]  # (ordinal, sample, advantage)
     minibatches: int
     epochs: int
@@ -99,6 +144,7 @@ class PullWeights(Message):
     receiver: int
     source: str  # peer name of trainer rank 0
     attempt: int = 0
+    release_before: int = 0  # no shard needs records of earlier steps
 
 
 class PlanRequest(Message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import time
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gcore_core.errors import ContractError, GcoreError, WorkerError, error_type
 
 T = TypeVar("T")
 MESSAGE_LIMIT_BYTES = 64 << 20
+PROGRESS_S = 1.0  # a request shows progress no more often; no deadline may be that short
 
 encode = msgspec.msgpack.Encoder().encode
 
@@ -36,12 +38,13 @@ class Call:
     """A running request, as its handler sees it. ``progress`` extends the deadline; any thread may call it."""
 
     def __init__(self, report: Callable[[], None]) -> None:
-        self._report, self._loop, self._last_s = report, asyncio.get_running_loop(), 0.0
+        self._report, self._loop = report, asyncio.get_running_loop()
+        self._last_s = self._loop.time()  # that it began is known: what takes less than a second sends no sign
 
     def progress(self) -> None:
-        now = self._loop.time()
-        if now - self._last_s >= 1.0:
-            self._last_s = now
+        now_s = self._loop.time()
+        if now_s - self._last_s >= PROGRESS_S:
+            self._last_s = now_s
             self._loop.call_soon_threadsafe(self._report)
 
 
@@ -59,14 +62,18 @@ class Service:
         self.name = name
         self._handlers: dict[str, tuple[msgspec.msgpack.Decoder[Any], Handler]] = {}
         self._running: set[Call] = set()
+        self._clock, self._walked_s = time.monotonic, float("-inf")
 
     def add(self, method: str, request: type, handler: Handler) -> None:
         self._handlers[method] = msgspec.msgpack.Decoder(request), handler
 
     def progress(self) -> None:
-        """Extends the deadline of every running request; any thread may call it."""
-        for call in tuple(self._running):
-            call.progress()
+        """Extends the deadline of every running request; any thread may call it, as often as it likes."""
+        now_s = self._clock()
+        if now_s - self._walked_s >= PROGRESS_S / 2:
+            self._walked_s = now_s
+            for call in tuple(self._running):
+                call.progress()
 
     async def handle(
         self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Callable[[bytes], Awaitable[None]]
@@ -80,6 +87,7 @@ class Service:
             request = decoder.decode(body)
         except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
             raise ContractError(f"malformed request {method!r}: {error}", where=self.name) from None
+        self._clock = asyncio.get_running_loop().time
         self._running.add(call)
         try:
             outcome = handler(request, call)

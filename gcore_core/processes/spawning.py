@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gcore_core.errors import ConfigError
+
+_OPEN_FILES = 1 << 16  # enough, and few enough for libraries that walk over all there may be
 T = TypeVar("T")
+
+
+def allow_open_files(peers: int) -> None:
+    """Raises this process's limit, which those it starts inherit, so that each may speak with ``peers`` others.
+
+    Raises ConfigError when the system forbids it.
+    """
+    needed = 2 * peers + 128  # a connection to each and one from each
+    soft, hard = (limit if limit >= 0 else 1 << 62 for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if hard < needed:
+        raise ConfigError(
+            f"a process may open {hard} files here, and one that speaks with {peers} others needs {needed}.",
+            where="launcher",
+            todo=f"sudo prlimit --pid $$ --nofile={needed}, or lower controller.shards or slots of roles",
+        )
+    if soft < (wanted := min(hard, max(needed, _OPEN_FILES))):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard if hard < 1 << 62 else resource.RLIM_INFINITY))
 
 
 async def spawn_process(

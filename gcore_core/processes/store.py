@@ -32,7 +32,7 @@ from gcore_core.records import Header, Ref
 
 DEADLINE_S = 60.0
 NOTHING_RELEASED = (0, 0)
-_PIECE_BYTES = 256 << 10  # copied, then hashed while it is in the core's own cache
+_PIECE_BYTES = 512 << 10  # hashed, then copied while it is in the core's own cache: a hash reads ahead, a copy does not
 
 
 def sign(secret: bytes, ref: Ref) -> bytes:
@@ -55,8 +55,8 @@ def copy_hashed(parts: Iterable[bytes | memoryview], target: memoryview) -> int:
     for part in parts:
         for start in range(0, len(part), _PIECE_BYTES):
             piece = part[start : start + _PIECE_BYTES]
-            target[offset : offset + len(piece)] = piece
             digest.update(piece)
+            target[offset : offset + len(piece)] = piece
             offset += len(piece)
     return int(digest.intdigest())
 
@@ -189,27 +189,31 @@ class StoreWriter:
         """Stores an array once: the same bytes, dtype and shape have one reference on this node.
 
         xxh3 finds the candidate, a comparison of the bytes decides: what was made to collide is merely stored twice.
+        It is stored before the agent is asked, and given back if the node has it: most are new, and calls are slow.
         """
         if not NUMBERS.fullmatch(array.dtype.str):
             raise ContractError(f"a blob has dtype {array.dtype.str}; it must be of numbers or bools", where="store")
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         kind, held = (array.dtype.str, array.shape), dict.fromkeys(shards, step)
-        key = encode((xxhash.xxh3_64_intdigest(flat.data), *kind))
-        made: Ref | None = None
-        while True:
-            found = self._blobs.get((step, shards, key))
-            if found is None:
-                told = await insist(self._agent, "blob", BlobRequest(key, held, made), list[Ref], DEADLINE_S)
-                found = told[0] if told else None
-            if found is not None:
-                stored = self._slabs[found.slab][found.offset : found.offset + found.nbytes]
-                if found == made or np.array_equal(stored, flat):
-                    self._blobs[step, shards, key] = found
-                    return found
-            if made is not None:
-                return made
-            room = await self.reserve(step, shards, flat.nbytes, kind)
-            made = room.commit(copy_hashed([flat.data], room.memory))
+        digest = xxhash.xxh3_64_intdigest(flat.data)
+        key = encode((digest, *kind))
+        known = self._blobs.get((step, shards, key))
+        if known is not None and self._holds(known, flat):
+            return known
+        room = await self.reserve(step, shards, flat.nbytes, kind)
+        slab, end = self._open[step, True], self._open[step, True].used
+        room.memory[:] = flat.data
+        made = room.commit(digest)
+        for found in await insist(self._agent, "blob", BlobRequest(key, held, made), list[Ref], DEADLINE_S):
+            if found != made:
+                if not self._holds(found, flat):
+                    break
+                slab.used = made.offset if slab.used == end else slab.used
+            self._blobs[step, shards, key] = made = found
+        return made
+
+    def _holds(self, ref: Ref, flat: np.ndarray) -> bool:
+        return np.array_equal(self._slabs[ref.slab][ref.offset : ref.offset + ref.nbytes], flat)
 
     async def reserve(
         self, step: int, shards: frozenset[int], nbytes: int, kind: tuple[str, tuple[int, ...]] = ("columns", ())
@@ -227,16 +231,15 @@ class StoreWriter:
         bare = Ref(self._node, slab.name, start, nbytes, 0, b"", *kind)
         return Room(slab.memory[start : start + nbytes], bare, self._secret)
 
-    def release(self, shard: int, epoch: int, step: int) -> None:
-        """``shard`` needs no record of earlier steps. A later ``epoch`` of it takes over, from whatever step."""
-        before = self._released.get(shard, NOTHING_RELEASED)
-        self._released[shard] = max(before, (epoch, step))
-        if self._released[shard] == before:
+    def release(self, told: Released) -> None:
+        """Shards need no record of earlier steps. A later epoch of one takes over, from whatever step."""
+        fresh = {shard: at for shard, at in told.items() if at > self._released.get(shard, NOTHING_RELEASED)}
+        if not fresh:
             return
-        released = self._released
+        released = self._released = self._released | fresh
         self._open = {k: s for k, s in self._open.items() if not is_over(released, dict.fromkeys(s.shards, k[0]))}
         self._blobs = {k: r for k, r in self._blobs.items() if not is_over(released, dict.fromkeys(k[1], k[0]))}
-        told = ReleaseRequest(self._owner, {shard: released[shard]})
-        telling = asyncio.ensure_future(insist(self._agent, "release", told, Nothing, DEADLINE_S))
+        request = ReleaseRequest(self._owner, fresh)
+        telling = asyncio.ensure_future(insist(self._agent, "release", request, Nothing, DEADLINE_S))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)

@@ -22,11 +22,12 @@ from omegaconf import OmegaConf
 from gcore_core import checks, config
 from gcore_core.errors import GcoreError, WorkerDied
 from gcore_core.factories import build
+from gcore_core.placement.placed import place
 from gcore_core.plugins import observer_failure
 from gcore_core.processes import handshake
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.gathering import Gathering
-from gcore_core.processes.jobs import Job, place, worker_specs
+from gcore_core.processes.jobs import Job, worker_specs
 from gcore_core.processes.launchers import AGENT, Launcher, Site
 from gcore_core.processes.messages import Hello, Nothing, Published, SpawnRequest, StepEnd, UsageReply, WorkerExit
 from gcore_core.processes.service import Call, RemoteFailure, Service, from_wire
@@ -234,7 +235,7 @@ def prepare(file: Path, overrides: Sequence[str], display_of: Any) -> tuple[Job,
     rows = {"train": len(build(plan.factory("data")))}
     if "evaluation.data" in plan.provided:
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))
-    partition = place(plan)
+    placed = place(plan)
     settings = plan.config["run"]
     directory = run_directory.create(Path("runs"), settings["name"], settings["dir"])
     display: Display = display_of(settings["steps"])
@@ -244,7 +245,7 @@ def prepare(file: Path, overrides: Sequence[str], display_of: Any) -> tuple[Job,
     for role, node in plan.config["roles"].items():
         if node["follows"] and not models[role]:
             models[role] = models[node["follows"]]
-    return Job(plan=plan, directory=directory, models=models, rows=rows, partition=partition), display
+    return Job(plan=plan, directory=directory, models=models, rows=rows, placed=placed), display
 
 
 def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from gcore_core.processes.service import Network, Peer, Service, to_wire
 from gcore_core.processes.spawning import read_spec
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import Dataset, WorkerContext
+from gcore_core.questions import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -88,17 +89,27 @@ class Worker:
         shell.register(service)
 
     def _scorer(self, service: Service) -> None:
+        from gcore_core.processes.sampling import RoleSampler
         from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
 
-        timeouts: dict[str, float] = self._spec.settings["timeouts_s"]
+        samplers: dict[str, RoleSampler] = {}
+        for role, replicas in self._spec.settings["asks"].items():
+            samplers[role] = RoleSampler(role, [self._network.peer(name) for name in replicas], service.progress)
         scorers = [
-            NamedScorer(name=name, scorer=build(self._spec.factories[f"reward/{name}"], self._context({})), timeout_s=t)
-            for name, t in timeouts.items()
+            NamedScorer(
+                name=name,
+                scorer=build(self._spec.factories[f"reward/{name}"], self._context({}, samplers.get(told["role"]))),
+                timeout_s=told["timeout_s"],
+                when=told["when"],
+                sampler=samplers.get(told["role"]),
+            )
+            for name, told in self._spec.settings["rewards"].items()
         ]
         reader = StoreReader(*self._place())
         ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave).register(service)
 
     def _trainer(self, service: Service) -> None:
+        from gcore_core.processes.relay import Relay
         from gcore_core.processes.shells.trainer import TrainerShell
 
         spec = self._spec
@@ -108,8 +119,9 @@ class Worker:
         path = Path(spec.settings["store"]) / f"{spec.name}-push"
         reader = StoreReader(*self._place())
         TrainerShell(backend, reader, self._compute, path, spec.settings).register(service)
+        Relay(self._network, spec.settings["shards"]).register(service)
 
-    def _context(self, parts: dict[str, Any]) -> WorkerContext:
+    def _context(self, parts: dict[str, Any], sampler: Sampler | None = None) -> WorkerContext:
         told = self._spec.settings["context"]
         return WorkerContext(
             role=self._spec.role,
@@ -125,6 +137,7 @@ class Worker:
             parts=parts,
             engine=told["engine"],
             directory=told["directory"],
+            sampler=sampler,
             progress=self._service.progress,
         )
 

@@ -7,10 +7,11 @@ The layout; ``latest`` is the run with the highest number:
         plugins.lock.json          plugin -> distribution and version
         metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation
         position.json              the last committed step and the ledger's state after it
-        samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line
+        samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
+                                   their pictures, in samples/step_000020/
         logs/<process>.log
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
-        summary.md, curves.png, tensorboard/
+        summary.md, curves.png, tensorboard/; summary.md shows every other .png there, too
     runs/<name>/latest -> <NNN>
 """
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gcore_core.errors import ConfigError, RunExists
 from gcore_core.records import StepReport
@@ -144,8 +146,22 @@ def write_lock(run_dir: Path, lock: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the evaluated answers of one step; a full disk is logged and ends no run."""
-    _write_or_log(samples_path(run_dir, step), "".join(_json(row).decode() + "\n" for row in rows))
+    """Writes the evaluated answers of one step; a full disk is logged and ends no run.
+
+    A row's ``arrays`` become files beside it, step_000020/<line>-<name>.npy, and their names below ``samples/``.
+    """
+    path, told = samples_path(run_dir, step), []
+    for line, row in enumerate(rows):
+        arrays = {name: f"{path.stem}/{line}-{name}.npy" for name in row.get("arrays", {})}
+        try:
+            for name, file in arrays.items():
+                (path.parent / path.stem).mkdir(exist_ok=True)
+                np.save(path.parent / file, row["arrays"][name], allow_pickle=False)
+        except OSError as error:
+            log.error("%s", _refusal(error, path.parent / path.stem))
+            arrays = {}
+        told.append({**row, "arrays": arrays} if arrays else {k: v for k, v in row.items() if k != "arrays"})
+    _write_or_log(path, "".join(_json(row).decode() + "\n" for row in told))
 
 
 def write_position(run_dir: Path, position: Mapping[str, Any]) -> None:

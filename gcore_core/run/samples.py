@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from gcore_core.processes.store import StoreReader
 from gcore_core.protocols import Dataset
 from gcore_core.records import Header
 
 
 def shown_rows(headers: Iterable[Header], reader: StoreReader, dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Rows of ``samples/step_*.jsonl``: prompt, text, rewards, mode ("greedy" or "sampled"), status."""
+    """Rows of ``samples/step_*.jsonl``: prompt, text, rewards, mode ("greedy" or "sampled"), status, and ``arrays``,
+    the record's pictures by name, if it has any: columns or media that are uint8[H, W, C]."""
     for header in headers:
         if header.columns is None:
             continue
         columns = reader.open(header.columns)[header.slot]
+        media = {name: reader.open_array(ref) for name, ref in header.media.items()}
+        pictures = {n: a for n, a in {**columns, **media}.items() if a.dtype == np.uint8 and a.ndim == 3}
         prompt = dataset[header.row]
         text = columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else ""
         yield {
@@ -24,4 +29,4 @@ def shown_rows(headers: Iterable[Header], reader: StoreReader, dataset: Dataset)
             "rewards": header.rewards,
             "mode": ("greedy", "sampled")[(-header.ordinal - 1) % 2],
             "status": header.status,
-        }
+        } | ({"arrays": pictures} if pictures else {})

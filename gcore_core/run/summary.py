@@ -44,7 +44,7 @@ def write(run: RunFacts, wall_s: float, cpu_s: float) -> Path:
         _section("Answers", _answers(run_dir, metrics)),
         _section("Time", _markdown(_stage_times(metrics))),
         _section("Files", _files(run_dir)),
-        "![curves](curves.png)\n" if (run_dir / d.CURVES).exists() else "",
+        *(f"![{file.stem.replace('_', ' ')}]({file.name})\n" for file in _pictures(run_dir)),
     ]
     path = run_dir / d.SUMMARY
     d.write_text(path, "\n".join(section for section in sections if section))
@@ -135,7 +135,7 @@ def _answers(run_dir: Path, metrics: Rows) -> str:
     if not steps:
         return ""
     before, after = (_by_prompt(d.read_samples(run_dir, step)) for step in (steps[0], steps[-1]))
-    shown = [key for key in before if key in after][:ANSWERS]
+    shown = [key for key in before if key in after and before[key]["text"]][:ANSWERS]  # a picture has none
     parts = []
     for key in shown:
         parts.append(f"**Prompt** ({before[key].get('mode', '')})\n\n{_fenced(key[1])}")
@@ -152,6 +152,11 @@ def _by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
         prompt = row["prompt"] if isinstance(row["prompt"], str) else json.dumps(row["prompt"], ensure_ascii=False)
         found.setdefault((str(row.get("mode", "")), prompt), row)
     return found
+
+
+def _pictures(run_dir: Path) -> list[Path]:
+    """What observers have drawn, the curves last."""
+    return sorted(run_dir.glob("*.png"), key=lambda file: (file.name == d.CURVES, file.name))
 
 
 def _files(run_dir: Path) -> str:

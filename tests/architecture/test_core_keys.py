@@ -14,6 +14,7 @@ CHOICES += ["placement", "roles.*", "rewards.*"]
 KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | {
     "run.name",
     "run.steps",
+    "run.epochs",
     "run.seed",
     "run.dir",
     "run.deterministic",
@@ -29,6 +30,10 @@ KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | 
     "roles.*.model",
     "roles.*.engine",
     "rewards.*.weight",
+    "rewards.*.normalise",
+    "rewards.*.when",
+    "rewards.*.role",
+    "rewards.*.workers",
     "rewards.*.timeout_s",
     "rewards.*.worker",
     "plugins",

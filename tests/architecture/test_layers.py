@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 #: What the core consists of, lowest first; a folder stands for all modules in it.
 LAYERS = [
-    ["errors", "records", "order", "ledger"],
+    ["errors", "records", "order", "oversampling", "questions", "ledger"],
     ["providers", "protocols", "hookspecs"],
     [
         *("catalog", "plugins", "config", "schema", "sources", "checks", "interpreters", "environments"),
@@ -160,7 +160,7 @@ def test_help_is_printed_by_the_standard_library_alone() -> None:
 
 
 #: Not plugins, so plugins may import them.
-LIBRARIES = {"gcore_core", "gcore_language"}
+LIBRARIES = {"gcore_core", "gcore_language", "gcore_queueing"}
 
 
 def is_plugin(folder: Path) -> bool:

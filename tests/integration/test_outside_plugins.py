@@ -60,7 +60,7 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl, providers
 from gcore_core.errors import PlacementError
-from gcore_core.placement.devices import Cell, Partition
+from gcore_core.placement.devices import Cell, Decision, Partition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Last:
 
     def revise(self, partition, window):
         if partition is not None:
-            return partition
+            return Decision(partition=partition)
         cells = {}
         for role, slots in window.slots.items():
             if slots > len(window.devices):
@@ -82,7 +82,7 @@ class Last:
             cells[role] = tuple(Cell((device,)) for device in window.devices[-slots:])
         with open(self.note, "a") as file:
             file.write(" ".join(sorted(cells)) + "\\n")
-        return Partition(cells)
+        return Decision(partition=Partition(cells))
 
 
 @hookimpl

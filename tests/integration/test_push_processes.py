@@ -156,7 +156,8 @@ async def test_a_generator_killed_in_a_push_leaves_the_trainer_able_to_push(site
             site.start("rollout.1", "backends:Generator"),
         )
         policy = site.network.peer("policy.0")
-        assert (await policy.call("train", TrainRequest(0, 0, [], 1, 1), TrainReply)).version == 1
+        (trained,) = await policy.call("train", [TrainRequest(0, [], 1, 1)], list[TrainReply])
+        assert trained.version == 1
         await site.open(attempt=0)
         surviving, killed = site.pull(0, attempt=0), site.pull(1, attempt=0)
         await halted.wait()

@@ -40,7 +40,7 @@ ANSWERS = {
     "placement": [
         """
         cells = {role: tuple(Cell((device,)) for device in devices[:slots]) for role, slots in window.slots.items()}
-        return partition or Partition(cells)
+        return Decision(partition=partition or Partition(cells))
         """
     ],
     "advantage": ["return rewards - rewards.mean() if np.ptp(rewards) else np.zeros(len(rewards))"],

@@ -36,7 +36,8 @@ def message(file: Path, *overrides: str, kind: type[GcoreError] = ConfigError) -
 
 def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
     plan = config.load(job())
-    assert plan.config["run"] == {"name": "job", "steps": 100, "seed": 0, "dir": None, "deterministic": False}
+    run = {"name": "job", "steps": 100, "epochs": None, "seed": 0, "dir": None, "deterministic": False}
+    assert plan.config["run"] == run
     assert plan.config["controller"]["config"]["prompts"] == 32, "the provider's defaults are filled in"
     assert plan.config["roles"]["rollout"]["config"] == {
         "tensor_parallel": 2,
@@ -197,7 +198,7 @@ def test_an_unknown_key_is_answered_with_path_line_and_suggestion(job: Job) -> N
     assert message(job("run: {stepz: 3}")) == (
         "run.stepz: there is no such key (did you mean 'steps'?).\n"
         "  job.yaml, line 12\n"
-        "  there are: name, steps, seed, dir, deterministic"
+        "  there are: name, steps, epochs, seed, dir, deterministic"
     )
     assert message(job(), "role.x=1").startswith("role: there is no such key (did you mean 'roles'?).")
 
@@ -300,6 +301,11 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
         ("roles.rollout.follows=judge", "roles.rollout.follows: 'judge' is no other role of this run (policy)."),
         ("objective.config.values=true", "objective: requires 'values', which needs a role 'critic'; add roles."),
         ("rewards.length.worker=policy", "rewards.length.worker: 'policy' is no free name"),
+        ("run.epochs=0", "run.epochs: must be greater than 0, not 0.0."),
+        ("rewards.length.workers=0", "rewards.length.workers: must be at least 1, not 0."),
+        ("rewards.length.normalise=groups", "rewards.length.normalise: must be one of none, group, batch (did you"),
+        ("rewards.length.role=rollout", "rewards.length.role: fake/length asks no model; leave it out."),
+        ("roles.judge.use=fake", "roles.judge: no reward asks it; set rewards.<name>.role: judge, or leave"),
         ("advantage.config.scalars=[kl]", "advantage: requires 'kl', which nothing supplies (known: entropy, kl_k1,"),
     ],
 )

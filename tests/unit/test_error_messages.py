@@ -7,6 +7,7 @@ docs/errors.md is made of the same file. After a message has changed on purpose,
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -28,6 +30,7 @@ from gcore_core.processes import handshake, rpc, supervisor
 from gcore_core.processes.messages import Versions
 from gcore_core.records import RunFacts, StepReport
 from gcore_core.run import directory as run_directory
+from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 ROOT = Path(__file__).parents[2]
@@ -217,6 +220,12 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "no such field": lambda w: w.data("core/jsonl", '{"question": "1+1="}\n'),
         "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
     },
+    "Checkpoints": {
+        "no checkpoints": lambda w: w.command("checkpoint", "verify", str(w.directory)),
+        "no whole checkpoint": lambda w: damaged(w).open(),
+        "damaged checkpoint": lambda w: damaged(w).open(10),
+        "full disk": lambda w: without_room(w),
+    },
     "Processes": {
         "address in use": lambda w: taken(),
         "address that others can reach": lambda w: rpc.check_free("tcp:0.0.0.0:5000"),
@@ -270,6 +279,27 @@ def unmakable(world: World) -> None:
     python.write_text(f"#!/bin/sh\nmkdir $3/bin; printf %s {shlex.quote(pip)} >$3/bin/python; chmod +x $3/bin/python\n")
     python.chmod(0o755)
     world.command("env", "create", "mine", "--python", str(python))
+
+
+def damaged(world: World) -> Checkpoints:
+    """One of two lacks a part, the other has other bytes."""
+    checkpoints = Checkpoints(world.directory)
+    for step in (10, 20):
+        (checkpoints.begin(step) / "ledger.json").write_text("{}")
+        (checkpoints.commit(step, CheckpointFacts(run="job")) / "ledger.json").write_text("[]")
+    (checkpoints.directory / "step-000020" / "ledger.json").unlink()
+    return checkpoints
+
+
+def without_room(world: World) -> None:
+    """The system says so when the manifest is written."""
+    checkpoints = Checkpoints(world.directory)
+    (checkpoints.begin(10) / "ledger.json").write_text("{}")
+    checkpoints.commit(10, CheckpointFacts(run="job"))
+    (checkpoints.begin(20) / "ledger.json").write_text("{}")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch("gcore_core.run.checkpoints.write_durably", side_effect=full):
+        checkpoints.commit(20, CheckpointFacts(run="job"))
 
 
 def taken() -> None:

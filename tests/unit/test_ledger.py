@@ -180,3 +180,38 @@ def test_a_ledger_that_starts_where_another_stood_leases_on(parts: list[int]) ->
         whole.lease(size)
     resumed = make(next_ordinal=whole.state()["next_ordinal"])
     assert resumed.lease(5) == whole.lease(5)
+
+
+def draw(ledger: Ledger, leases: list[Lease], version: int) -> None:
+    for lease in leases:
+        for sample in lease.samples:
+            ledger.finished(record(lease.ordinal, sample, versions=(version, version)))
+            ledger.scored(score(lease.ordinal, sample, "exact"), {"exact"})
+
+
+@pytest.mark.parametrize("carry", [True, False])
+def test_what_lies_behind_the_end_of_a_step_is_leased_by_the_next_one(carry: bool) -> None:
+    ledgers = [make(shard, 2) for shard in range(2)]
+    for ledger in ledgers:
+        draw(ledger, ledger.lease(6), version=0)
+        for group in ledger.complete():
+            ledger.settle(group[0].ordinal, QUARANTINED if group[0].ordinal == 5 else TRAINED)
+    assert sorted(ordinal for ledger in ledgers for ordinal in ledger.close(3, carry)) == [3, 4, 5]
+    assert [ledger.commit().keys() for ledger in ledgers] == [{0, 2}, {1}]
+    assert {ordinal for ledger in ledgers for ordinal in ledger.carried()} == ({3, 4} if carry else set())
+    again = [lease.ordinal for ledger in ledgers for lease in ledger.lease(4)]
+    assert sorted(again) == ([5, 6] if carry else [3, 4, 5, 6])  # a group that could not be used is drawn again
+    complete = [group[0].ordinal for ledger in ledgers for group in ledger.complete()]
+    assert sorted(complete) == ([3, 4] if carry else [])
+    assert not any(ledger.carried() for ledger in ledgers)
+
+
+def test_a_carried_group_keeps_the_version_that_sampled_it() -> None:
+    ledger = make()
+    draw(ledger, ledger.lease(2), version=4)
+    for ordinal in range(2):
+        ledger.settle(ordinal, FILTERED)
+    ledger.close(1, True)
+    ledger.commit()
+    draw(ledger, ledger.lease(2), version=5)
+    assert [group[0].versions for group in ledger.complete()] == [(4, 4), (5, 5)]

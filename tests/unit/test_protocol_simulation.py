@@ -62,14 +62,15 @@ def test_a_store_of_one_page_gives_the_calm_run_as_well(calm: Outcome, tmp_path:
 def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> None:
     """Request (from whoever asks) and answer (from whoever is asked) of every method of a run."""
     asked = {
-        "controller": ["generate", "score", "prepare", "train", "open_push", "pull", "published", "step_end"],
+        "controller": ["generate", "score", "relay", "open_push", "pull", "published", "step_end"],
         "rollout": ["plan", "bucket", "slab", "release"],
+        "policy": ["prepare", "train"],
     }
     asked["controller"] += ["agree.sum", "agree.collect", "agree.deal"]
     answered = {
         "rollout": ["generate", "pull"],
         "scorer": ["score"],
-        "policy": ["prepare", "train", "open_push", "plan", "bucket"],
+        "policy": ["relay", "prepare", "train", "open_push", "plan", "bucket"],
         "supervisor": ["published", "step_end", "slab", "release", "agree.sum", "agree.collect", "agree.deal"],
     }
     if not lost:

@@ -318,7 +318,7 @@ async def test_slabs_are_written_again_when_their_steps_are_over(reader: StoreRe
     node = await open_node(tmp_path, budget_bytes=1 << 15)  # slabs of a page
     writer, counts = node.writer(), set()
     for step in range(20):
-        writer.release(0, 0, step)
+        writer.release({0: (0, step)})
         await node.settled()
         refs = [await writer.put(step, ALL, [RECORD]) for _ in range(10)]
         for ref in refs:
@@ -333,11 +333,11 @@ async def test_a_chunk_stays_until_all_shards_that_have_records_in_it_have_relea
     ref = await writer.put(1, frozenset({0, 2}), [RECORD])
     other = node.writer("rollout.1-1")
     for shard, step in [(0, 2), (1, 9), (2, 1)]:
-        writer.release(shard, 0, step)
+        writer.release({shard: (0, step)})
         await node.settled()
         assert (await other.put(5, frozenset({7}), [RECORD])).slab != ref.slab
     assert_same(reader.open(ref)[0], RECORD)
-    writer.release(2, 0, 2)
+    writer.release({2: (0, 2)})
     await node.settled()
     assert (await other.put(6, frozenset({7}), [{"x": -RECORD["x"]}])).slab == ref.slab
     with pytest.raises(DataError, match="the content is not what the reference says"):
@@ -346,7 +346,7 @@ async def test_a_chunk_stays_until_all_shards_that_have_records_in_it_have_relea
 
 async def test_a_shard_holds_what_came_after_the_slab_was_asked_for(node: Node, writer: StoreWriter) -> None:
     first, second = await writer.put(1, frozenset({0}), [RECORD]), await writer.put(1, frozenset({1}), [RECORD])
-    writer.release(0, 0, 2)
+    writer.release({0: (0, 2)})
     await node.settled()
     again = {(await writer.put(step, ALL, [RECORD])).slab for step in (2, 3)}
     assert first.slab in again
@@ -375,7 +375,7 @@ async def test_what_a_dead_writer_made_stays_and_then_its_slab_goes_to_another(
     successor = node.writer("rollout.0-2")
     assert (await successor.put(0, ALL, [RECORD])).slab != ref.slab
     assert_same(reader.open(ref)[0], RECORD)
-    successor.release(0, 0, 1)
+    successor.release({0: (0, 1)})
     await node.settled()
     assert (await successor.put(1, ALL, [RECORD])).slab == ref.slab
 
@@ -384,7 +384,7 @@ async def test_a_living_writer_keeps_a_slab_until_it_knows_itself_that_it_is_ove
     """It may be in the middle of it, whatever others have heard."""
     first, second = node.writer("rollout.0-1"), node.writer("rollout.1-1")
     ref = await first.put(0, ALL, [RECORD])
-    second.release(0, 0, 1)
+    second.release({0: (0, 1)})
     await node.settled()
     assert (await second.put(1, ALL, [RECORD])).slab != ref.slab
 
@@ -393,21 +393,21 @@ async def test_a_controllers_successor_takes_over_its_leases(node: Node, reader:
     """Epoch 0 of the shard had come to step 5; epoch 1 begins again at 3. What epoch 0 says from then on is void."""
     writer = node.writer()
     before = [await writer.put(step, ALL, [RECORD]) for step in (3, 4)]
-    writer.release(0, 1, 3)
-    writer.release(0, 0, 9)
+    writer.release({0: (1, 3)})
+    writer.release({0: (0, 9)})
     await node.settled()
     for ref in before:
         assert_same(reader.open(ref)[0], RECORD)
     again = await writer.put(3, ALL, [RECORD])
     assert again.slab == before[0].slab
-    writer.release(0, 1, 4)
+    writer.release({0: (1, 4)})
     await node.settled()
     assert (await writer.put(4, ALL, [RECORD])).slab == before[1].slab
     assert (await writer.put(5, ALL, [RECORD])).slab == before[0].slab
 
 
 async def test_a_step_that_is_over_cannot_be_written_to(writer: StoreWriter) -> None:
-    writer.release(0, 0, 3)
+    writer.release({0: (0, 3)})
     with pytest.raises(ContractError, match="its shards have released step 2"):
         await writer.put(2, ALL, RECORDS)
 
@@ -454,6 +454,32 @@ async def test_an_image_of_many_records_is_stored_once(node: Node, reader: Store
     assert_same({"x": reader.open_array(refs.pop())}, {"x": IMAGE})
 
 
+async def test_a_blob_that_the_node_has_takes_no_room_of_its_own(node: Node, reader: StoreReader) -> None:
+    """It is written before the agent is asked; the next blob lies where it lay."""
+    first, second = node.writer("rollout.0-1"), node.writer("rollout.1-1")
+    shared, own = await first.put_blob(0, ALL, IMAGE), IMAGE + 1
+    assert await second.put_blob(0, ALL, IMAGE.copy()) == shared
+    ref = await second.put_blob(0, ALL, own)
+    assert (ref.slab != shared.slab, ref.offset) == (True, 0)
+    assert_same({"x": reader.open_array(ref)}, {"x": own})
+    assert_same({"x": reader.open_array(shared)}, {"x": IMAGE})
+
+
+async def test_a_blob_is_hashed_once_and_costs_one_call(writer: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, digest = list[int](), store.xxhash.xxh3_64_intdigest
+    monkeypatch.setattr(store.xxhash, "xxh3_64_intdigest", lambda content: hashed.append(1) or digest(content))
+    asked, insist = list[str](), store.insist
+
+    async def counted(peer: Peer, method: str, *rest: Any) -> Any:
+        asked.append(method)
+        return await insist(peer, method, *rest)
+
+    monkeypatch.setattr(store, "insist", counted)
+    for _ in range(2):  # the second time it is known
+        await writer.put_blob(0, ALL, IMAGE)
+    assert (len(hashed), asked) == (2, ["slab", "blob"])
+
+
 async def test_the_same_bytes_in_another_shape_or_dtype_are_another_blob(
     writer: StoreWriter, reader: StoreReader
 ) -> None:
@@ -479,13 +505,13 @@ async def test_a_blob_stays_while_a_later_step_uses_it(node: Node, reader: Store
     ref = await writer.put_blob(0, ALL, IMAGE)
     assert await other.put_blob(1, ALL, IMAGE) == ref
     for each in (writer, other):
-        each.release(0, 0, 1)
+        each.release({0: (0, 1)})
     await node.settled()
     assert await writer.put_blob(2, ALL, IMAGE + 1) != ref
     assert_same({"x": reader.open_array(ref)}, {"x": IMAGE})
     assert await other.put_blob(1, ALL, IMAGE) == ref
     for each in (writer, other):
-        each.release(0, 0, 2)
+        each.release({0: (0, 2)})
     await node.settled()
     assert (await other.put_blob(2, ALL, IMAGE + 2)).slab == ref.slab
 
@@ -513,7 +539,7 @@ def test_a_full_store_makes_a_writer_wait_just_until_something_is_freed(tmp_path
             "the store is full (0.03125 MiB, launcher.config.store_gib): generators wait, "
             f"and after 3600 s they write to {tmp_path / 'spill'}"
         ]
-        writer.release(0, 0, 1)
+        writer.release({0: (0, 1)})
         assert (await waits).slab == refs[0].slab
         assert asyncio.get_running_loop().time() == 3000.5
         assert node.service.notes() == []
@@ -530,7 +556,7 @@ async def test_what_finds_no_room_goes_to_disk_and_leaves_it_when_it_is_over(
     assert {path.name for path in spill.iterdir()} == {ref.slab for ref in refs[8:]}
     for ref in refs:
         assert_same(reader.open(ref)[0], RECORD)
-    writer.release(0, 0, 12)
+    writer.release({0: (0, 12)})
     await node.settled()
     assert list(spill.iterdir()) == []
     assert node.slabs() == {ref.slab for ref in refs[:8]}
@@ -544,7 +570,7 @@ async def test_free_slabs_that_are_too_small_make_room_for_a_larger_one(tmp_path
     writer = node.writer()
     for step in range(8):
         await writer.put(step, ALL, [RECORD])
-    writer.release(0, 0, 8)
+    writer.release({0: (0, 8)})
     await node.settled()
     large = {"x": np.zeros(3000)}  # six pages
     assert_same(reader.open(await writer.put(8, ALL, [large]))[0], large)

@@ -12,7 +12,7 @@ import pytest
 from gcore_core.cli.tracing import numbers, timeline
 from gcore_core.controllers.tracing import Clock, Record, Stage, Trace, read_trace
 from gcore_core.errors import DataError
-from gcore_core.records import Header, Ref
+from gcore_core.records import Header, Inquiry, RecordScore, Ref
 
 
 def header(ordinal: int, sample: int = 0) -> Header:
@@ -25,7 +25,8 @@ async def _write(directory: Path, ordinals: list[int]) -> None:
     headers = [header(ordinal) for ordinal in ordinals]
     now_s = asyncio.get_running_loop().time()
     trace.finished(4, "rollout.0", now_s - 1.0, headers)
-    trace.scored(headers[:1])
+    asked = [Inquiry("judge", 2, 30, 4, began_ago_s=0.5, ended_ago_s=0.25)]
+    trace.scored([RecordScore(ordinals[0], 0, {"judged": 1.0}, {"judged": "ok"}, asked=asked)])
     for one in headers:
         trace.settled([one], "trained", "")
     trace.stage(4, "rollout", now_s - 1.0, now_s)
@@ -43,6 +44,10 @@ def test_records_and_stages_are_read_back_with_times_of_day(tmp_path: Path) -> N
     assert (first.chunk_bytes, first.media_bytes) == (640, 640)
     assert before_s - 2 < first.sent_s < first.finished_s <= first.scored_s <= time.time() + 1
     assert second.scored_s == 0, "it was not scored, so it has no such time"
+    (asked,) = first.asked
+    assert (asked.role, asked.replica, asked.n_prompt, asked.n_actions) == ("judge", 2, 30, 4)
+    assert asked.finished_s - asked.sent_s == pytest.approx(0.25)
+    assert first.sent_s < asked.sent_s < asked.finished_s < first.scored_s
     assert stage.end_s - stage.start_s == pytest.approx(1.0)
 
 

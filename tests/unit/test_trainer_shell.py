@@ -41,9 +41,11 @@ async def compute(work: Callable[..., Any], *args: Any) -> Any:
 
 
 async def trained(says: dict[str, float], path: Path) -> TrainReply:
-    shell = TrainerShell(Ranked(says), NoRecords(), compute, path, {"shards": 1, "rank": 0})  # type: ignore[arg-type]
-    await shell.prepare(PrepareRequest(0, 0, [], []), None)  # type: ignore[arg-type]
-    return await shell.train(TrainRequest(0, 0, [], 2, 1), None)  # type: ignore[arg-type]
+    shell = TrainerShell(Ranked(says), NoRecords(), compute, path, {"rank": 0})  # type: ignore[arg-type]
+    await shell.prepare([PrepareRequest(0, [], [])], None)  # type: ignore[arg-type]
+    (reply,) = await shell.train([TrainRequest(0, [], 2, 1)], None)  # type: ignore[arg-type]
+    assert reply is not None
+    return reply
 
 
 async def test_waiting_is_not_work(tmp_path: Path) -> None:

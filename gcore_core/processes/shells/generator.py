@@ -15,11 +15,24 @@ from gcore_core.errors import ContractError
 from gcore_core.order import sample_seed
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
-from gcore_core.processes.messages import GREEDY, TRAIN, GenerateRequest, PullWeights, PushConfirmed, short_reason
+from gcore_core.processes.messages import (
+    GREEDY,
+    TRAIN,
+    AnswerItem,
+    AskRequest,
+    GenerateRequest,
+    Nothing,
+    PullWeights,
+    PushConfirmed,
+    SleepRequest,
+    WakeReply,
+    short_reason,
+)
 from gcore_core.processes.push import pull_weights
 from gcore_core.processes.service import Call, Network, Service, encode
-from gcore_core.processes.store import NOTHING_RELEASED, StoreWriter
-from gcore_core.protocols import Dataset, Finished, Generator, ReceivesWeights, SampleRequest
+from gcore_core.processes.shells.asking import Asking
+from gcore_core.processes.store import StoreWriter
+from gcore_core.protocols import Dataset, Finished, Generator, ReceivesWeights, SampleRequest, Sleeps
 from gcore_core.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease, Prompt
 
 Key = tuple[int, int]  # ordinal, sample; evaluation uses ordinals below zero, so that no two purposes share a key
@@ -69,15 +82,20 @@ class GeneratorShell:
         self._driver: asyncio.Task[None] | None = None
         self._pulls = Gathering(1)
         self._mapped: dict[str, np.ndarray] = {}
-        self._released = dict.fromkeys(range(self._shards), NOTHING_RELEASED)
+        self._over = 0  # records of earlier steps are gone
+        self._asking = Asking()
 
     def register(self, service: Service) -> None:
         service.add("generate", GenerateRequest, self.generate)
         service.add("pull", PullWeights, self.pull)
+        service.add("ask", AskRequest, self.ask)
+        service.add("sleep", SleepRequest, self.sleep)
+        service.add("wake", Nothing, self.wake)
 
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncIterator[list[Header]]:
         """Streams headers as records finish. Asking again for a sample gives the record it already made."""
-        self._release(request)
+        if request.step < self._over:
+            raise ContractError(f"step {request.step} is over, its records are gone", where="generate")
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
         listener = _Listener(set(keys), call)
         self._listeners.append(listener)
@@ -131,6 +149,9 @@ class GeneratorShell:
                         attempt=lease.attempt,
                     )
                 )
+        await self._enqueue(wanted)
+
+    async def _enqueue(self, wanted: list[SampleRequest]) -> None:
         if wanted:
             async with self._engine:
                 await self._compute(self._backend.submit, wanted)
@@ -139,22 +160,24 @@ class GeneratorShell:
 
     async def _drive(self) -> None:
         try:
-            while self._running:
+            while self._running or len(self._asking):
                 async with self._engine:
                     finished = await self._compute(self._advance)
                 for listener in self._listeners:
                     listener.call.progress()
-                if finished:
-                    await self._emit(finished)
+                self._asking.progress()
+                if records := self._asking.take(finished):
+                    await self._emit(records)
         except Exception:  # isolation point: every open request raises it
             for listener in self._listeners:
                 listener.inbox.put_nowait([])
+            self._asking.failed()
             raise
 
     def _advance(self) -> list[Finished]:
         """Steps for at least ``batch_s``, so that records that end close together travel in one message."""
         until_s, finished = time.perf_counter() + self._batch_s, self._backend.step()
-        while time.perf_counter() < until_s and len(finished) < len(self._running):
+        while time.perf_counter() < until_s and len(finished) < len(self._running) + len(self._asking):
             finished += self._backend.step()
         return finished
 
@@ -175,7 +198,7 @@ class GeneratorShell:
         """Stores columns and media, for all shards that have asked for records of the step: so they share slabs."""
         rounds = [group.parts.items() for key, group in self._rounds.items() if key[0] == step]
         asked = frozenset(shard for parts in rounds for shard, leases in parts if leases)
-        if all(self._released[shard][1] > step for shard in asked):
+        if step < self._over:
             return  # nobody waits for them any more
         ref = await self._store.put(step, asked, [record.columns for record in records])
         for slot, record in enumerate(records):
@@ -184,19 +207,43 @@ class GeneratorShell:
             for name, array in record.media.items():
                 header.media = {**header.media, name: await self._store.put_blob(step, asked, array)}
 
-    def _release(self, request: GenerateRequest) -> None:
-        """Forgets the steps that all shards have released. A shard's later epoch takes over from its first word on."""
-        told = max(self._released[request.shard], (request.epoch, request.release_before))
-        if (request.epoch, request.step) < told:
-            raise ContractError(f"step {request.step} is over, its records are gone", where="generate")
-        self._released[request.shard] = told
-        self._store.release(request.shard, *told)
-        over = min(step for _, step in self._released.values())
+    def _release(self, before: int) -> None:
+        """Forgets earlier steps. Every replica hears of it by the push, also those that some shards never speak to."""
+        self._over = over = max(self._over, before)
+        self._store.release(dict.fromkeys(range(self._shards), (0, over)))
         self._finished = {key: found for key, found in self._finished.items() if found[0] >= over}
         self._rounds = {key: group for key, group in self._rounds.items() if key[0] >= over}
 
+    async def ask(self, request: AskRequest, call: Call) -> AsyncIterator[list[AnswerItem]]:
+        """Streams the answers to a reward's questions as they finish."""
+        asked, wanted = self._asking.open(request, call)
+        try:
+            await self._enqueue(wanted)
+            owed = len(wanted)
+            while owed:
+                answers = await asked.inbox.get()
+                if not answers and self._driver is not None:
+                    await self._driver  # it failed: raises what the engine raised
+                owed -= len(answers)
+                yield answers
+        finally:
+            self._asking.close(asked)
+
+    async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
+        """Gives the engine's memory back; what runs goes on after the wake."""
+        self._release(request.release_before)
+        async with self._engine:
+            await self._compute(cast(Sleeps, self._backend).sleep)
+        return Nothing()
+
+    async def wake(self, request: Nothing, call: Call) -> WakeReply:
+        async with self._engine:
+            await self._compute(cast(Sleeps, self._backend).wake)
+        return WakeReply(self._backend.version)
+
     async def pull(self, request: PullWeights, call: Call) -> PushConfirmed:
         """Takes a push from the trainer; no step of the engine runs meanwhile."""
+        self._release(request.release_before)
 
         async def act(_: list[PullWeights]) -> PushConfirmed:
             async with self._engine:

@@ -1,4 +1,4 @@
-"""The shell of a trainer rank: waits for all shards, runs the backend once, answers all."""
+"""The shell of a trainer rank: gets what all shards have for it at once (see ``relay``), runs the backend once."""
 
 from __future__ import annotations
 
@@ -31,40 +31,47 @@ from gcore_core.records import WeightPlan
 
 
 class TrainerShell:
-    """Settings: shards, rank."""
+    """Settings: rank."""
 
     def __init__(
         self, backend: Trainer, store: StoreReader, compute: Compute, push_path: Path, settings: Mapping[str, Any]
     ) -> None:
         self._backend, self._store, self._compute = backend, store, compute
         self._memory, self._rank = PushMemory(push_path), settings["rank"]
-        self._gathering = Gathering(settings["shards"])
+        self._once = Gathering(1)
         self._keys: list[tuple[int, int]] = []
         self._push: PushSource | None = None
-        self._pushes = Gathering(1)
 
     def register(self, service: Service) -> None:
-        service.add("prepare", PrepareRequest, self.prepare)
-        service.add("train", TrainRequest, self.train)
+        service.add("prepare", list[PrepareRequest], self.prepare)
+        service.add("train", list[TrainRequest], self.train)
         service.add("open_push", OpenPush, self.open_push)
         service.add("plan", PlanRequest, self.plan)
         service.add("bucket", BucketRequest, self.bucket)
         service.add("save_pretrained", SaveWeights, self.save_pretrained)
 
-    async def prepare(self, request: PrepareRequest, call: Call) -> list[list[float]]:
-        """One row per item, in the order of the names asked for."""
+    async def prepare(self, parts: list[PrepareRequest], call: Call) -> list[list[list[float]]]:
+        """For each shard a row per item, in the order of the names asked for."""
 
-        async def act(parts: list[PrepareRequest]) -> dict[tuple[int, int], list[float]]:
+        async def act(_: list[list[PrepareRequest]]) -> list[list[list[float]]]:
             items = [item for part in parts for item in part.items]
             held = zip(items, await self._store.records(items), strict=True)
             records = [
-                TrainRecord(ordinal=x.ordinal, sample=x.sample, minibatch=x.minibatch, columns=columns, media=media)
+                TrainRecord(
+                    ordinal=x.ordinal,
+                    sample=x.sample,
+                    minibatch=x.minibatch,
+                    columns=columns,
+                    media=media,
+                    fresh=x.version == parts[0].step,
+                )
                 for x, (columns, media) in sorted(held, key=lambda pair: (pair[0].ordinal, pair[0].sample))
             ]
-            return await self._compute(self._prepare, parts[0], records)
+            found = await self._compute(self._prepare, parts[0], records)
+            return [[found[item.ordinal, item.sample] for item in part.items] for part in parts]
 
-        found = await self._gathering.join(("prepare", request.step), request.shard, request, act)
-        return [found[item.ordinal, item.sample] for item in request.items]
+        rows: list[list[list[float]]] = await self._once.join(("prepare", parts[0].step), 0, parts, act)
+        return rows
 
     def _prepare(self, request: PrepareRequest, records: list[TrainRecord]) -> dict[tuple[int, int], list[float]]:
         self._keys = [(record.ordinal, record.sample) for record in records]
@@ -73,12 +80,14 @@ class TrainerShell:
         rows = self._backend.prepare(records, frozenset(request.scalars))
         return {key: [row[name] for name in request.scalars] for key, row in zip(self._keys, rows, strict=True)}
 
-    async def train(self, request: TrainRequest, call: Call) -> TrainReply:
-        async def act(parts: list[TrainRequest]) -> TrainReply:
+    async def train(self, parts: list[TrainRequest], call: Call) -> list[TrainReply | None]:
+        """Tells the lead, the others that it is done."""
+
+        async def act(_: list[list[TrainRequest]]) -> TrainReply:
             return await self._compute(self._train, parts)
 
-        reply: TrainReply = await self._gathering.join(("train", request.step), request.shard, request, act)
-        return reply
+        reply: TrainReply = await self._once.join(("train", parts[0].step), 0, parts, act)
+        return [reply, *[None] * (len(parts) - 1)]
 
     def _train(self, parts: list[TrainRequest]) -> TrainReply:
         """Its processor time stands for the rank's own work: one that waits for another rank uses none."""
@@ -98,7 +107,7 @@ class TrainerShell:
                 f"asked to push version {request.version}, the trainer holds {self._backend.version}", where="push"
             )
         act = self._follow if self._rank else self._offer
-        await self._pushes.join((request.version, request.attempt), 0, request, act)
+        await self._once.join((request.version, request.attempt), 0, request, act)
         return Nothing()
 
     async def _follow(self, _: list[OpenPush]) -> None:

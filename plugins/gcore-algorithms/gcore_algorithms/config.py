@@ -196,6 +196,10 @@ class ObjectiveConfig:
                 todo="set old_logprobs: recompute, or correction.kind: none",
             )
 
+    def takes_stale(self) -> bool:
+        """The ratio, or the correction's weights, are over the log-probs of the weights that sampled the actions."""
+        return self.old_logprobs == "rollout" or self.correction.kind != "none"
+
     def requires(self) -> frozenset[str]:
         """Columns and outputs beyond those that every objective gets."""
         needed = {

@@ -1,0 +1,102 @@
+"""What a rollout's requests were, in columns: each shard tells its own, the lead sees them all and no record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gcore_core.controllers.tracing import Record
+from gcore_core.ledger import TRAINED
+from gcore_core.placement.measured import Requests
+
+#: 27 and 23 bytes: a record and a question to a judge together stay below the 64 that the lead may know of a record
+SAMPLED = np.dtype(
+    [
+        ("group", "<i8"),
+        ("start_s", "<f4"),
+        ("end_s", "<f4"),
+        ("prompt", "<i4"),
+        ("actions", "<i4"),
+        ("kept", "?"),
+        ("replica", "<i2"),
+    ]
+)
+ANSWERED = np.dtype(
+    [
+        ("parent", "<i4"),
+        ("role", "u1"),
+        ("replica", "<i2"),
+        ("prompt", "<i4"),
+        ("actions", "<i4"),
+        ("start_s", "<f4"),
+        ("end_s", "<f4"),
+    ]
+)
+
+
+def tell(records: Sequence[Record], roles: Sequence[str], since_s: float) -> tuple[bytes, bytes]:
+    """One shard's records and the questions about them. Times count from ``since_s``, the start of its rollout."""
+    sampled = np.zeros(len(records), SAMPLED)
+    answered = []
+    for i, r in enumerate(records):
+        replica = int(r.replica.rpartition(".")[2])
+        times = r.sent_s - since_s, r.finished_s - since_s
+        sampled[i] = (r.ordinal, *times, r.n_prompt, r.n_actions, r.verdict == TRAINED, replica)
+        for a in r.asked:
+            asked = a.sent_s - since_s, a.finished_s - since_s
+            answered.append((i, roles.index(a.role), a.replica, a.n_prompt, a.n_actions, *asked))
+    return sampled.tobytes(), np.array(answered, ANSWERED).tobytes()
+
+
+def heard(told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Sequence[str]) -> dict[str, Requests]:
+    """All shards' requests, by role."""
+    parts = [np.frombuffer(sampled, SAMPLED) for sampled, _ in told]
+    answers = [np.frombuffer(answered, ANSWERED) for _, answered in told]
+    offsets = np.cumsum([0, *(len(part) for part in parts)])
+    sampled = np.concatenate(parts)
+    found = {
+        policy: Requests(
+            step=np.full(len(sampled), step, np.int64),
+            group=sampled["group"].copy(),
+            arrival_s=sampled["start_s"].astype(float),
+            start_s=sampled["start_s"].astype(float),
+            end_s=sampled["end_s"].astype(float),
+            prompt=sampled["prompt"].astype(np.int64),
+            actions=sampled["actions"].astype(np.int64),
+            parent=np.full(len(sampled), -1, np.int64),
+            kept=sampled["kept"].copy(),
+            replica=sampled["replica"].astype(np.int64),
+        )
+    }
+    parent = np.concatenate([part["parent"] + offset for part, offset in zip(answers, offsets, strict=False)])
+    answered = np.concatenate(answers)
+    for index, role in enumerate(roles):
+        mine = answered["role"] == index
+        own = answered[mine]
+        found[role] = Requests(
+            step=np.full(len(own), step, np.int64),
+            group=sampled["group"][parent[mine]],
+            arrival_s=sampled["end_s"][parent[mine]].astype(float),
+            start_s=own["start_s"].astype(float),
+            end_s=own["end_s"].astype(float),
+            prompt=own["prompt"].astype(np.int64),
+            actions=own["actions"].astype(np.int64),
+            parent=parent[mine].astype(np.int64),
+            kept=np.zeros(len(own), bool),
+            replica=own["replica"].astype(np.int64),
+        )
+    return found
+
+
+def idle_share(requests: Requests, replicas: Sequence[int], seconds: float) -> float:
+    """Share of the replicas' time in which they ran nothing."""
+    busy = 0.0
+    for replica in replicas:
+        mine = requests.replica == replica
+        order = np.argsort(requests.start_s[mine])
+        starts, ends = requests.start_s[mine][order], requests.end_s[mine][order]
+        if len(starts):
+            reached = np.maximum.accumulate(np.concatenate([[0.0], ends[:-1]]))
+            busy += float(np.clip(ends - np.maximum(starts, reached), 0, None).sum())
+    return 1 - busy / max(seconds * len(replicas), 1e-9)

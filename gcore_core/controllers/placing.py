@@ -1,0 +1,74 @@
+"""Who is awake in a rollout: the lead asks the placement policy and moves replicas, and every shard learns of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.measuring import heard, tell
+from gcore_core.controllers.moving import POLICY, Awake, Mover
+from gcore_core.controllers.tracing import Record
+from gcore_core.processes.service import Peer
+
+
+class Placing:
+    """One shard's view. In a run whose policy moves nothing every replica is always awake."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._agree, self._facts = context.agree, context.facts.placement
+        self._peers = {POLICY: context.replicas, **context.judges}
+        self.awake = {role: list(range(len(peers))) for role, peers in self._peers.items()}
+        self.in_turns = False
+        self._mover = Mover(context, self._peers) if self._facts is not None and self._agree.lead else None
+        self._records: list[Record] = []
+        self._began_s = self._took_s = 0.0
+        self._judging = False
+
+    @property
+    def replicas(self) -> list[Peer]:
+        """The policy's generators that are awake."""
+        return [self._peers[POLICY][i] for i in self.awake[POLICY]]
+
+    def begin(self) -> None:
+        """The rollout begins."""
+        self._began_s, self._records = asyncio.get_running_loop().time(), []
+
+    def end(self, records: Iterable[Record]) -> None:
+        """The rollout is over; what was drawn in it."""
+        self._took_s, self._records = asyncio.get_running_loop().time() - self._began_s, list(records)
+
+    async def at(self, step: int, release_before: int) -> None:
+        """Decides who is awake in the rollout of ``step``, and has it so. Before the push, which only they hear."""
+        if self._facts is None:
+            return
+        judges = [role for role in self._peers if role != POLICY]
+        mine = msgspec.msgpack.encode(tell(self._records, judges, self._began_s))
+        told = await self._agree.collect("load", mine)
+        parts: list[bytes] = []
+        if self._mover is not None:
+            rows = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in told]
+            measured = heard(rows, step - 1, POLICY, judges) if self._records else {}
+            awake = await self._mover.decide(step, release_before, measured, self._took_s)
+            parts = [msgspec.msgpack.encode(awake)] * self._agree.shards
+        now = msgspec.msgpack.decode(await self._agree.deal("placement", parts), type=Awake)
+        self.awake, self.in_turns, self._judging = now.replicas, now.in_turns, False
+
+    async def sampling(self) -> list[Peer]:
+        """The replicas to draw from. In turns, all shards come here together, and the cells are the policy's."""
+        await self._turn(False)
+        return self.replicas
+
+    async def judging(self) -> None:
+        """All that this shard had drawn is there. In turns, all shards come here together, and the cells judge."""
+        await self._turn(True)
+
+    async def _turn(self, judging: bool) -> None:
+        if self.in_turns and judging != self._judging:
+            await self._agree.barrier("turn")
+            if self._mover is not None:
+                await self._mover.turn(judging)
+            await self._agree.barrier("turned")
+            self._judging = judging

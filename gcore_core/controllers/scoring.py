@@ -1,0 +1,91 @@
+"""Rewarding: records go to the scorers as they are finished, those that end close together in one request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.placing import Placing
+from gcore_core.controllers.weighing import GROUP
+from gcore_core.ledger import Ledger
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import ScoreRequest
+from gcore_core.processes.service import Peer
+from gcore_core.records import FAILED, REWARD_FAILED, Header, RecordScore
+
+SCORE_DEADLINE_S = 600.0
+WAIT_S = 0.005  # for others: a request costs as much as what is to be done for twenty records
+MOST = 64  # records of a request: a reward's time limit is for all of them
+
+
+class Scoring:
+    """The records of one draw."""
+
+    def __init__(self, context: ControllerContext, ledger: Ledger, purpose: str, placing: Placing) -> None:
+        self._context, self._ledger, self._purpose = context, ledger, purpose
+        self._awake = {role: placing.awake[role] for role in context.judges}
+        self._open = asyncio.Event()  # shut while judges sleep
+        if not placing.in_turns:
+            self._open.set()
+        self._tasks = set[asyncio.Task[None]]()
+        levels = {name: how.level for name, how in context.facts.rewards.items()}
+        self._names = set(levels)
+        self._of_groups = {name for name, level in levels.items() if level == GROUP}
+        self._waiting: list[Header] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, headers: list[Header]) -> None:
+        """Has these scored by the rewards that see one record and, where they are the last of a group, by those that
+        see the group."""
+        if not headers:
+            return
+        if self._task is None or len(self._waiting) + len(headers) > MOST:
+            self._waiting = []
+            self._task = asyncio.ensure_future(self._score(self._waiting))
+            self._tasks.add(self._task)
+        self._waiting += headers
+
+    async def finish(self) -> None:
+        """Nothing more comes, and judges are awake: returns when everything is scored, or raises what failed."""
+        self._open.set()
+        await asyncio.gather(*self._tasks)
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _score(self, headers: list[Header]) -> None:
+        await asyncio.sleep(WAIT_S)
+        if headers is self._waiting:
+            self._task = None
+        await self._open.wait()
+        asks = [self._ask([header for header in headers if header.status != FAILED], self._names - self._of_groups)]
+        if self._of_groups:
+            groups = [self._ledger.whole(ordinal) for ordinal in dict.fromkeys(header.ordinal for header in headers)]
+            asks.append(self._ask(self._usable(groups), self._of_groups))
+        await asyncio.gather(*asks)
+
+    def _usable(self, groups: list[list[Header]]) -> list[Header]:
+        """The records of whole groups; where one has failed, the rewards of the others have too."""
+        found = []
+        for group in groups:
+            if any(header.status == FAILED for header in group):
+                for header in group:
+                    statuses = dict.fromkeys(self._of_groups, REWARD_FAILED)
+                    score = RecordScore(*header.key, {}, statuses, "another record of the group failed")
+                    self._ledger.scored(score, self._names)
+            else:
+                found += group
+        return found
+
+    async def _ask(self, headers: list[Header], rewards: set[str]) -> None:
+        async def ask(peer: Peer, wanted: list[str]) -> None:
+            request = ScoreRequest(self._purpose, headers, wanted, self._awake)
+            scores = await insist(peer, "score", request, list[RecordScore], SCORE_DEADLINE_S)
+            for score in scores:
+                self._ledger.scored(score, self._names)
+            self._context.trace.scored(scores)
+
+        if headers:
+            hosts = ((peer, [name for name in hosted if name in rewards]) for peer, hosted in self._context.scorers)
+            await asyncio.gather(*(ask(peer, wanted) for peer, wanted in hosts if wanted))

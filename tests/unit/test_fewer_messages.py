@@ -1,0 +1,171 @@
+"""With how many others a shard speaks: what it costs must follow from the records, not from the number of shards."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gcore_core.controllers import training
+from gcore_core.processes.inline import InlineNetwork
+from gcore_core.processes.messages import RelayRequest
+from gcore_core.processes.relay import Relay
+from gcore_core.processes.service import PROGRESS_S, Call, Service
+from gcore_core.processes.slabs import SlabService
+from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
+
+
+class Listening:
+    """Counts who asks whom for what."""
+
+    def __init__(self) -> None:
+        self.heard: Counter[tuple[str, str, str]] = Counter()
+
+    async def travel(self, source: str, target: str, method: str) -> int:
+        self.heard[source, target, method] += 1
+        return 1
+
+    def asked(self, source: str, method: str) -> set[str]:
+        """Whom ``source``, a role, asked for it."""
+        return {target for who, target, what in self.heard if what == method and who.startswith(source)}
+
+
+def listened(store: Path, **sizes: Any) -> Listening:
+    weather = Listening()
+    run_virtual(simulate(SimulatedJob(evaluate_prompts=0, **sizes), store, weather))
+    return weather
+
+
+def test_a_shard_speaks_to_no_replica_for_which_it_has_no_group(tmp_path: Path) -> None:
+    """Two groups each, of one step: every shard has two replicas of twelve, and no two shards the same."""
+    told = listened(tmp_path / "store", shards=4, replicas=12, prompts=8, steps=1)
+    asked = [told.asked(f"controller.{shard}", "generate") for shard in range(4)]
+    assert [len(replicas) for replicas in asked] == [2] * 4
+    assert len(set.union(*asked)) == 8
+
+
+def test_the_columns_of_all_shards_are_released_by_replicas_that_few_of_them_speak_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services: list[SlabService] = []
+    open_store = SlabService.__init__
+
+    def remembered(self: SlabService, *arguments: Any) -> None:
+        open_store(self, *arguments)
+        services.append(self)
+
+    monkeypatch.setattr(SlabService, "__init__", remembered)
+    told = listened(tmp_path / "store", shards=4, replicas=12, prompts=8, steps=3)
+    assert len(told.asked("controller.0", "generate")) < 12
+    assert services[0]._slabs == {}, "the last push ends the last step"
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_shards_reach_all_ranks_through_relays(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "RELAYED", 2)
+    told = listened(tmp_path / "store", shards=3, ranks=ranks, prompts=8, steps=1)
+    relays = {f"policy.{first}" for first in range(0, ranks, 2)}
+    for shard in range(3):
+        assert told.asked(f"controller.{shard}", "relay") == relays
+    for method in ("prepare", "train"):
+        assert told.asked("controller", method) == set()
+        pairs = {frozenset((source, target)) for source, target, what in told.heard if what == method}
+        assert pairs == {frozenset((f"policy.{rank // 2 * 2}", f"policy.{rank}")) for rank in range(ranks)}
+
+
+async def relayed(shards: int) -> tuple[Any, list[list[str]]]:
+    """(asks a relay in front of ranks a, of two workers, and b for a shard; what workers heard)."""
+    network, heard = InlineNetwork(), list[list[str]]()
+
+    def worker(name: str) -> Service:
+        async def echo(parts: list[str], call: Call) -> list[str]:
+            heard.append([name, *parts])
+            return [f"{part} at {name[0]}" for part in parts]
+
+        service = Service(name)
+        service.add("echo", list[str], echo)
+        return service
+
+    for name in ("a0", "a1", "b0"):
+        await network.view(name).serve(name, worker(name))
+    Relay(network.view("a0"), shards).register(network.services["a0"])
+
+    async def ask(shard: int, text: str) -> list[str]:
+        parts = [msgspec.Raw(msgspec.msgpack.encode(f"{text} for {rank}")) for rank in "ab"]
+        request = RelayRequest("echo", 1, shard, [["a0", "a1"], ["b0"]], parts)
+        return await network.view(f"controller.{shard}").peer("a0").call("relay", request, list[str])
+
+    return ask, heard
+
+
+async def test_a_rank_starts_when_all_shards_have_come_and_each_gets_its_own_answers() -> None:
+    ask, heard = await relayed(2)
+    first = asyncio.ensure_future(ask(1, "one"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not first.done() and heard == []
+    assert await ask(0, "nought") == ["nought for a at a", "nought for b at b"]
+    assert await first == ["one for a at a", "one for b at b"]
+    wanted = [[name, f"nought for {name[0]}", f"one for {name[0]}"] for name in ("a0", "a1", "b0")]
+    assert sorted(heard) == wanted
+
+
+async def test_a_shard_that_asks_a_relay_again_gets_the_same_and_no_rank_is_asked_twice() -> None:
+    ask, heard = await relayed(1)
+    assert await ask(0, "x") == await ask(0, "x")
+    assert len(heard) == 3
+
+
+def test_progress_is_told_once_a_second_however_often_it_is_made_and_not_at_the_start() -> None:
+    async def main() -> list[float]:
+        signs: list[float] = []
+        service, loop = Service("worker"), asyncio.get_running_loop()
+
+        async def toil(request: None, call: Call) -> None:
+            for _ in range(350):
+                service.progress()
+                await asyncio.sleep(0.01)
+
+        service.add("toil", type(None), toil)
+        await service.handle("toil", b"\xc0", Call(lambda: signs.append(loop.time())), None)  # type: ignore[arg-type]
+        return signs
+
+    signs = run_virtual(main())
+    assert len(signs) == 3
+    assert all(later - earlier >= PROGRESS_S for earlier, later in zip([0.0, *signs], signs, strict=False))
+
+
+LIMITED = """
+import resource
+from gcore_core.processes.spawning import allow_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+try:
+    allow_open_files(200)
+except Exception as error:
+    print(error)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def limited(soft: int, hard: int) -> str:
+    code = LIMITED.format(soft=soft, hard=hard)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hard = 4096 if most < 0 else min(4096, most)
+    assert limited(64, hard) == f"{hard}\n"
+
+
+def test_too_few_open_files_are_an_error_that_says_how_many_are_needed() -> None:
+    told = limited(64, 300)
+    assert "a process may open 300 files here, and one that speaks with 200 others needs 528." in told
+    assert "sudo prlimit --pid $$ --nofile=528, or lower controller.shards" in told

@@ -1,0 +1,65 @@
+"""Rewards are normalised as their settings say, then weighted: whatever the shards, and whatever a record lacks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gcore_core.controllers.weighing import Weighing, rewards_of, statistics
+from gcore_core.records import Header
+
+
+def group(ordinal: int, *rewards: dict[str, float]) -> list[Header]:
+    return [Header(ordinal=ordinal, sample=i, row=0, seed=0, rewards=found) for i, found in enumerate(rewards)]
+
+
+WEIGHINGS = {
+    "plain": Weighing(2.0),
+    "within": Weighing(1.0, "group"),
+    "across": Weighing(0.5, "batch"),
+}
+
+
+@given(
+    values=st.lists(st.lists(st.floats(-100, 100), min_size=3, max_size=3), min_size=2, max_size=9),
+    shards=st.integers(1, 4),
+)
+def test_each_reward_is_normalised_as_it_says_for_any_number_of_shards(values: list[list[float]], shards: int) -> None:
+    groups = [group(i, *({"plain": v, "within": v, "across": v} for v in row)) for i, row in enumerate(values)]
+    totals = sum(statistics(groups[shard::shards], WEIGHINGS) for shard in range(shards))
+    batch = np.array(values)
+    for row, one in zip(values, groups, strict=True):
+        own = np.array(row)
+        found = rewards_of(one, WEIGHINGS, np.asarray(totals))
+        expected = 2 * own
+        if own.std() > 1e-5 * max(1, abs(own.mean())):
+            expected = expected + (own - own.mean()) / own.std()
+        elif own.std():
+            continue  # what counts as equal is a matter of rounding
+        if batch.std() > 1e-3 * max(1, abs(batch.mean())):
+            expected = expected + 0.5 * (own - batch.mean()) / batch.std()
+        elif batch.std():
+            continue
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_before_the_step_is_complete_nothing_is_normalised() -> None:
+    one = group(0, {"within": 3.0, "plain": 1.0}, {"within": 5.0, "plain": 0.0})
+    np.testing.assert_array_equal(rewards_of(one, WEIGHINGS), [5.0, 5.0])
+
+
+def test_a_reward_that_a_record_has_not_adds_nothing_and_counts_nowhere() -> None:
+    groups = [group(0, {"across": 1.0}, {"across": 3.0}), group(1, {"plain": 1.0}, {"plain": 2.0})]
+    totals = statistics(groups, WEIGHINGS)
+    np.testing.assert_array_equal(totals, [[2, 4, 10]])
+    np.testing.assert_allclose(rewards_of(groups[0], WEIGHINGS, totals), [-0.5, 0.5])
+    np.testing.assert_array_equal(rewards_of(groups[1], WEIGHINGS, totals), [2.0, 4.0])
+
+
+@pytest.mark.parametrize("how", ["group", "batch"])
+def test_equal_rewards_normalise_to_nothing(how: str) -> None:
+    weighings = {"same": Weighing(1.0, how)}
+    groups = [group(i, *[{"same": 0.1}] * 3) for i in range(2)]
+    np.testing.assert_array_equal(rewards_of(groups[0], weighings, statistics(groups, weighings)), np.zeros(3))
