@@ -192,7 +192,8 @@ class FakeTrainer:
         if not np.isfinite(advantages).all():
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = log_softmax(self._logits)
-        gaps = [np.abs(logp[r.columns["action_ids"]] - r.columns["logp"]).max(initial=0.0) for r in self._records]
+        fresh = [record.columns for record in self._records if record.fresh]
+        gaps = [np.abs(logp[columns["action_ids"]] - columns["logp"]).max(initial=0.0) for columns in fresh]
         norms, losses = [], []
         for _ in range(epochs):
             for minibatch in range(minibatches):

@@ -23,6 +23,7 @@ from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.inline import InlineNetwork, Weather
 from gcore_core.processes.messages import Nothing, Published, StepEnd
 from gcore_core.processes.relay import Relay
+from gcore_core.processes.sampling import RoleSampler
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.generator import GeneratorShell
 from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
@@ -32,6 +33,7 @@ from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import TrainRecord, WorkerContext
 from gcore_core.records import StepReport
 from gcore_core.testing import fake
+from gcore_core.testing.fake_judge import FakeAsker
 
 T = TypeVar("T")
 SECRET = b"secret of a simulated run"
@@ -138,14 +140,20 @@ class SimulatedJob:
     balance: FactorySpec = FactorySpec("gcore_core.placement.balance:InOrder")
     deterministic: bool = False
     store_bytes: int = 1 << 20
+    takes_stale: bool = False
+    judges: int = 0  # replicas of a role that one more reward asks
+    level: str = "record"  # of that reward
+    placement: FactorySpec | None = None  # moves devices between ``replicas`` cells, which both roles have
 
 
 @dataclass
 class Outcome:
-    """What a simulated run left behind. batches: (ordinal, sample, minibatch) of each step, as the trainer got them."""
+    """What a simulated run left behind. batches: (ordinal, sample, minibatch) of each step, as the trainer got them.
+    stale: ordinals of each step that older weights had sampled."""
 
     reports: list[StepReport] = field(default_factory=list)
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    stale: list[set[int]] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=dict)
     virtual_s: float = 0.0
@@ -158,6 +166,7 @@ class _RecordingTrainer(fake.FakeTrainer):
 
     def prepare(self, records: Any, scalars: frozenset[str]) -> list[dict[str, float]]:
         self._outcome.batches.append([(r.ordinal, r.sample, r.minibatch) for r in _checked(records)])
+        self._outcome.stale.append({r.ordinal for r in records if not r.fresh})
         return super().prepare(records, scalars)
 
 
@@ -212,18 +221,25 @@ async def _serve_workers(network: InlineNetwork, job: SimulatedJob, store: Path,
         "batch_s": 0.0,
         "rank": 0,
     }
-    for i in range(job.replicas):
-        view = network.view(f"rollout.{i}")
-        backend = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout", rank=i))
-        writer = StoreWriter(store, "node0", SECRET, view.peer("supervisor"), f"rollout.{i}")
-        shell = GeneratorShell(backend, datasets, writer, TimedCompute(100 + i), view, settings)
-        await _serve(network, f"rollout.{i}", shell)
+    for name in [*(f"rollout.{i}" for i in range(job.replicas)), *(f"judge.{i}" for i in range(job.judges))]:
+        view, (role, _, number) = network.view(name), name.partition(".")
+        backend = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role=role, rank=int(number)))
+        writer = StoreWriter(store, "node0", SECRET, view.peer("supervisor"), name)
+        shell = GeneratorShell(backend, datasets, writer, TimedCompute(100 + int(number)), view, settings)
+        await _serve(network, name, shell)
     for i in range(job.scorers):
         scorer = NamedScorer(
             name=f"letters{i}", scorer=fake.FakeScorer(None, WorkerContext(role="scorer")), timeout_s=60.0
         )
         reader = StoreReader(store, "node0", SECRET)
         await _serve(network, f"scorer{i}.0", ScorerShell([scorer], datasets, reader, TimedCompute(200 + i), _never))
+    if job.judges:
+        view = network.view("asker.0")
+        sampler = RoleSampler("judge", [view.peer(f"judge.{i}") for i in range(job.judges)], lambda: None)
+        asker = FakeAsker(None, WorkerContext(role="asker", sampler=sampler))
+        named = NamedScorer(name="asked", scorer=asker, timeout_s=60.0, sampler=sampler)
+        reader = StoreReader(store, "node0", SECRET)
+        await _serve(network, "asker.0", ScorerShell([named], datasets, reader, TimedCompute(290), _never))
     others = [fake.FakeTrainer(fake.FakeTrainerConfig(), WorkerContext(role="policy")) for _ in range(job.ranks - 1)]
     for i, rank in enumerate([trainer, *others]):
         reader, compute = StoreReader(store, "node0", SECRET), TimedCompute(300 + i)
@@ -252,8 +268,13 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         "replicas": [f"rollout.{i}" for i in range(job.replicas)],
         "deterministic": job.deterministic,
         "ranks": [[f"policy.{i}"] for i in range(job.ranks)],
-        "scorers": {f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)},
-        "rewards": {f"letters{i}": {} for i in range(job.scorers)},
+        "scorers": {f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)}
+        | ({"asker.0": ["asked"]} if job.judges else {}),
+        "rewards": {f"letters{i}": {} for i in range(job.scorers)}
+        | ({"asked": {"level": job.level}} if job.judges else {}),
+        "judges": {"judge": [f"judge.{i}" for i in range(job.judges)]} if job.judges else {},
+        "takes_stale": job.takes_stale,
+        "placement": _placement(job),
         "evaluate_prompts": job.evaluate_prompts,
     }
     factories = {
@@ -264,9 +285,23 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         ),
         "filter": FactorySpec(job.filter),
         "balance": job.balance,
+        **({"placement": job.placement} if job.placement else {}),
     }
     context = make_context(settings, factories, network.view(f"controller.{shard}"))
     config = SyncConfig(
         prompts=job.prompts, minibatches=job.minibatches, max_rounds=job.max_rounds, push_bucket_bytes=1
     )  # one tensor a bucket
     return SynchronousController(config, context)
+
+
+def _placement(job: SimulatedJob) -> dict[str, Any] | None:
+    if job.placement is None:
+        return None
+    cells = [[i] for i in range(job.replicas)]
+    return {
+        "devices": [(i, "cpu", "node0") for i in range(job.replicas)],
+        "slots": {"rollout": job.replicas, "judge": job.judges},
+        "needs": {"rollout": ("generator", "policy", 1), "judge": ("generator", "", 1)},
+        "engines": {"rollout": cells, "judge": cells},
+        "sleeps": ["rollout", "judge"],
+    }

@@ -1,0 +1,55 @@
+"""A reward that asks a model, and a placement policy that moves at every step: what the kit's own runs are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gcore_core.errors import ContractError
+from gcore_core.order import sample_seed
+from gcore_core.placement.devices import Cell, Decision, Mode, Partition, Window
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.questions import Question
+from gcore_core.records import Prompt
+
+
+class FakeAsker:
+    """Asks one question about each record; the reward is the share of the answer's letters that are an 'a'."""
+
+    def __init__(self, config: None, context: WorkerContext) -> None:
+        if context.sampler is None:
+            raise ContractError("there is nobody to ask", where="rewards", todo="set rewards.<name>.role")
+        self._sampler = context.sampler
+
+    async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        questions = [
+            Question(
+                prompt=Prompt(row=0, text=record.text),
+                seed=sample_seed(0, record.ordinal, 0, record.sample),
+                about=(record.ordinal, record.sample),
+            )
+            for record in records
+        ]
+        answers = await self._sampler.sample(questions)
+        return [Score(value=row[0].text.count("a") / max(len(row[0].text), 1)) for row in answers]
+
+
+class Turning:
+    """Gives the policy's generator one cell more at every step, from one to all but one and round again; or, in the
+    other modes, every cell to all."""
+
+    def __init__(self, config: None = None, mode: Mode = "split") -> None:
+        self._mode: Mode = mode
+
+    def revise(self, partition: Partition | None, window: Window) -> Decision:
+        cells = tuple(Cell((device,)) for device in window.devices)
+        border = 1 + window.step % (len(cells) - 1)
+        taken = {"rollout": cells[:border], "judge": cells[border:]}
+        if self._mode != "split":
+            taken = dict.fromkeys(taken, cells)
+        engines = Partition({"rollout": cells, "judge": cells})
+        return Decision(partition=Partition(taken), engines=engines, mode=self._mode, chosen=str(border))
+
+
+class InTurns(Turning):
+    def __init__(self, config: None = None) -> None:
+        super().__init__(config, "colocated")

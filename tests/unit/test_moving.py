@@ -1,0 +1,85 @@
+"""Judges, groups that are left over and replicas that move: in any weather they change when things happen, not what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gcore_core.factories import FactorySpec
+from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
+
+VARIED = "gcore_core.filters:Varied"
+JUDGED = SimulatedJob(shards=1, replicas=3, judges=3, steps=4, prompts=4, samples=2, evaluate_prompts=2, scorers=1)
+
+
+def run(directory: Path, storm: int | None = None, job: SimulatedJob = JUDGED, **changes: object) -> Outcome:
+    job = SimulatedJob(**{**vars(job), **changes})  # type: ignore[arg-type]
+    return run_virtual(simulate(job, directory / "store", None if storm is None else Storm(storm)))
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run(tmp_path_factory.mktemp("still"))
+
+
+@pytest.mark.parametrize("policy", ["Turning", "InTurns"])
+@pytest.mark.parametrize("storm", range(6))
+def test_replicas_that_move_at_every_step_give_what_those_that_stay_give(
+    policy: str, storm: int, still: Outcome, tmp_path: Path
+) -> None:
+    """Whoever is asleep raises when it is asked, so routing is tested too."""
+    placement = FactorySpec(f"gcore_core.testing.fake_judge:{policy}")
+    found = run(tmp_path, storm, shards=1 + storm % 4, placement=placement)
+    assert found.logits == still.logits
+    assert found.batches == still.batches
+    judged = [report.metrics["reward/asked"] for report in found.reports[1:]]
+    assert judged == pytest.approx([report.metrics["reward/asked"] for report in still.reports[1:]])
+    assert len({round(value, 6) for value in judged}) > 1, "the judge says the same of everything: this tests nothing"
+
+
+@pytest.mark.parametrize("storm", range(4))
+def test_a_reward_of_groups_gets_whole_groups(storm: int, still: Outcome, tmp_path: Path) -> None:
+    """The fake judge scores records one by one, so the rewards are those of a reward of records."""
+    found = run(tmp_path, storm, shards=1 + storm, level="group")
+    assert found.logits == still.logits
+
+
+def steady(outcome: Outcome) -> list[dict[str, float]]:
+    """The group counts of each step."""
+    return [
+        {name.removeprefix("groups/"): value for name, value in report.metrics.items() if name.startswith("groups/")}
+        for report in outcome.reports[1:]
+    ]
+
+
+@pytest.mark.parametrize("takes_stale", [False, True])
+@pytest.mark.parametrize("shards", [1, 2, 3, 4])
+def test_issued_groups_are_kept_dropped_or_left_over_and_nothing_else(
+    shards: int, takes_stale: bool, tmp_path: Path
+) -> None:
+    changes = {"steps": 6, "prompts": 6, "filter": VARIED, "takes_stale": takes_stale, "evaluate_prompts": 0}
+    found = run(tmp_path, shards, shards=shards, judges=0, **changes)
+    consumed = 0
+    for counts, batch in zip(steady(found), found.batches, strict=True):
+        dropped = sum(value for name, value in counts.items() if name.startswith("dropped/"))
+        assert counts["issued"] == counts["kept"] + dropped + counts["surplus"]
+        assert counts["kept"] == counts["trained"] == len({ordinal for ordinal, _, _ in batch}) == 6
+        consumed += round(counts["kept"] + dropped)
+    assert found.ledger["next_ordinal"] == consumed, "what is left over is not consumed"
+    taken = [ordinal for batch in found.batches for ordinal in sorted({ordinal for ordinal, _, _ in batch})]
+    assert taken == sorted(set(taken)), "no group is taken twice, and steps take them in order"
+
+
+def test_what_is_left_over_is_taken_by_the_next_step_where_the_objective_allows(tmp_path: Path) -> None:
+    job = SimulatedJob(shards=2, steps=8, prompts=6, samples=2, filter=VARIED, evaluate_prompts=0, replicas=2)
+    kept = run(tmp_path / "kept", 1, job, takes_stale=True)
+    redrawn = run(tmp_path / "redrawn", 1, job)
+    assert not any(redrawn.stale)
+    counts = steady(kept)
+    carried = [count["surplus_carried"] for count in counts]
+    assert any(carried), "nothing was left over: this tests nothing"
+    for before, stale, batch in zip(carried, kept.stale[1:], kept.batches[1:], strict=False):
+        assert len(stale) <= before
+        assert stale <= set(sorted({ordinal for ordinal, _, _ in batch})[: len(stale)]), "they are the lowest ones"
+    assert sum(count["issued"] for count in counts) - sum(carried) < sum(c["issued"] for c in steady(redrawn))
