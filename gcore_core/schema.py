@@ -86,6 +86,16 @@ class Placement(Choice):
 
 
 @dataclass
+class Checkpoint:
+    every: int = 0  # steps; 0: none is saved
+    last: int = 3
+    keep_every: int = 0
+    best: str = ""  # a metric
+    best_is: str = "higher"  # or "lower"
+    restarts: int = 3
+
+
+@dataclass
 class Role(Choice):
     slots: int = 1
     follows: str | None = None
@@ -120,6 +130,7 @@ class Core:
     filter: Filter = field(default_factory=Filter)
     balance: Balance = field(default_factory=Balance)
     placement: Placement = field(default_factory=Placement)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
     roles: dict[str, Role] = field(default_factory=dict)
     rewards: dict[str, Reward] = field(default_factory=dict)
     plugins: dict[str, str | None] = field(default_factory=dict)
@@ -148,11 +159,15 @@ AT_LEAST = {
     "evaluation.show": 0,
     "roles.*.slots": 1,
     "rewards.*.workers": 1,
+    "checkpoint.every": 0,
+    "checkpoint.last": 1,
+    "checkpoint.keep_every": 0,
+    "checkpoint.restarts": 0,
 }
 #: Numbers that must be greater than zero.
 POSITIVE = ("rewards.*.timeout_s", "run.epochs")
 #: What a value must be one of.
-ONE_OF = {"rewards.*.normalise": ("none", "group", "batch")}
+ONE_OF = {"rewards.*.normalise": ("none", "group", "batch"), "checkpoint.best_is": ("higher", "lower")}
 
 
 def core_keys() -> dict[str, Any]:

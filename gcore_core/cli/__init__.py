@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 VERBS = {
     "run": "train as a YAML file says",
+    "resume": "go on with a run from its newest checkpoint",
     "check": "resolve and check a YAML file without starting anything",
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins, or begin a new one",

@@ -26,7 +26,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     name -> the rewards it hosts. rows: size of the datasets "train" and "evaluation". rewards: how each counts.
     takes_stale: the objective corrects for actions sampled by older weights. judges: generator role that rewards ask ->
     peer names of its replicas. placement: where devices move between generators. last_ordinal: the step that consumes
-    up to here is the last.
+    up to here is the last. start_step, next_ordinal, state: what a resumed run goes on from.
     """
 
     shard: int
@@ -50,6 +50,8 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     placement: PlacementFacts | None = None
     next_ordinal: int = 0
     start_step: int = 0
+    state: dict[str, Any] = {}
+    checkpoint_every: int = 0
     last_ordinal: int = 1 << 62
 
 

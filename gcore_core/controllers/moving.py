@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -57,6 +57,7 @@ class Mover:
         self._devices = {i: Device(index=i, kind=kind, node=node) for i, kind, node in self._facts.devices}
         self._asleep: dict[str, set[int]] = {role: set() for role in peers}
         self._decision: Decision | None = None
+        self._before: Mapping[str, Any] = context.facts.state.get("placement", {})
         self._outcomes: list[Outcome] = []
         self._step = self._moved = 0
         self._switch_s: float | None = None
@@ -122,8 +123,11 @@ class Mover:
             busy={role: 1 - share for role, share in idle.items()},
             switch_s=self._switch_s,
             outcomes=tuple(self._outcomes[-_OUTCOMES:]),
-            state={} if self._decision is None else self._decision.state,
+            state=self.state(),
         )
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._before if self._decision is None else self._decision.state)
 
     def _idle(self, measured: Mapping[str, Requests], took_s: float) -> dict[str, float]:
         return {role: idle_share(found, self._wanted[role], took_s) for role, found in measured.items()}

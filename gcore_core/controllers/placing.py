@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -55,6 +56,10 @@ class Placing:
             parts = [msgspec.msgpack.encode(awake)] * self._agree.shards
         now = msgspec.msgpack.decode(await self._agree.deal("placement", parts), type=Awake)
         self.awake, self.in_turns, self._judging = now.replicas, now.in_turns, False
+
+    def state(self) -> dict[str, Any]:
+        """What the policy carries from decision to decision, as plain values; only the lead has it."""
+        return self._mover.state() if self._mover is not None else {}
 
     async def sampling(self) -> list[Peer]:
         """The replicas to draw from. In turns, all shards come here together, and the cells are the policy's."""

@@ -8,7 +8,9 @@ issued beyond is as if it had not been. So what is consumed does not depend on t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -126,6 +128,15 @@ class Quota:
             told = await agree.sum("quarters", np.array([by_quarter(ended), by_quarter(np.ones(len(ended)))]))
             kept, finished = np.rint(told).astype(int).reshape(2, -1).tolist()
             self.belief = self.belief.after(kept, finished)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run goes on with; plain values. Groups that are left over are drawn again by it."""
+        return {"drops": self._drops, "rates": list(self.belief.rates), "change2": self.belief.change2}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self._drops = state["drops"]
+            self.belief = replace(self.belief, rates=tuple(state["rates"]), change2=state["change2"])
 
     @property
     def holds(self) -> bool:

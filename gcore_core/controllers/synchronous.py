@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gcore_core.controllers.checkpointing import Checkpointing
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluation
@@ -38,6 +39,8 @@ class SynchronousController:
         self._publishing = Publishing(context, config, self._placing)
         self._reporting = Reporting(context)
         self._evaluation = Evaluation(context, self._rollout)
+        self._checkpointing = Checkpointing(context)
+        self._rollout.quota.restore(context.facts.state.get("quota", {}))
 
     async def run(self) -> None:
         facts = self._context.facts
@@ -70,7 +73,14 @@ class SynchronousController:
         evaluated = await self._evaluation.at(step + 1, last)
         watch.lap("evaluation")
         mine = self._reporting.summary(groups, counts, verdicts, evaluated)
-        await self._reporting.end(step + 1, mine, trained | watch.metrics(), self._ledger.state())
+        state = {
+            "ledger": self._ledger.state(),
+            "quota": self._rollout.quota.state(),
+            "placement": self._placing.state(),
+        }
+        metrics = trained | watch.metrics()
+        metrics |= await self._checkpointing.at(step + 1, state, metrics, last)
+        await self._reporting.end(step + 1, mine, metrics, self._ledger.state())
         return last
 
 

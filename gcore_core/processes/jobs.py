@@ -13,6 +13,7 @@ from gcore_core.config import Plan
 from gcore_core.factories import FactorySpec, config_object, logprob_band, replica_slots, takes_stale
 from gcore_core.placement.placed import Placed
 from gcore_core.processes import handshake
+from gcore_core.processes.keeper import TRAINER, Resumed
 from gcore_core.processes.launchers import AGENT, Site
 from gcore_core.processes.messages import WorkerSpec
 
@@ -31,6 +32,7 @@ class Job:
     models: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, int]
     placed: Placed = field(default_factory=Placed)
+    resumed: Resumed | None = None
 
     @property
     def shards(self) -> int:
@@ -108,6 +110,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
         "rank": rank,
         "seed": config["run"]["seed"],
         "deterministic": config["run"]["deterministic"],
+        "resume": f"{job.resumed.path}/{TRAINER}" if job.resumed and kind == "trainer" else "",
         "context": _context(job, site, role, rank),
     }
     return _spec(job, site, f"{role}.{rank}", kind, factories, settings)
@@ -182,8 +185,18 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "judges": {role: job.workers(role) for role in asked if role and role != "rollout"},
         "placement": _placement(job),
         **_last_ordinal(job),
+        "checkpoint_every": config["checkpoint"]["every"],
+        **_start(job),
     }
     return _spec(job, site, f"controller.{shard}", "controller", factories, settings)
+
+
+def _start(job: Job) -> dict[str, Any]:
+    """Where controllers begin."""
+    if job.resumed is None:
+        return {}
+    state = job.resumed.state
+    return {"start_step": job.resumed.step, "next_ordinal": state["ledger"]["next_ordinal"], "state": state}
 
 
 def _data_parallel(job: Job) -> list[list[str]]:

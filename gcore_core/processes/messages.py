@@ -183,6 +183,33 @@ class SaveWeights(Message):
     directory: str
 
 
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+class OpenCheckpoint(Message):
+    step: int
+
+
+class CheckpointPlace(Message):
+    path: str  # where trainers save; empty: there is none, and a person has been told why
+
+
+class SaveState(Message):
+    """To a rank: begin to save into ``directory``, or finish what was begun for ``step``."""
+
+    step: int
+    directory: str
+
+
+class CommitCheckpoint(Message):
+    """Every rank has saved. ``failed``: why one could not, so that what there is goes."""
+
+    step: int
+    state: dict[str, Any]
+    metrics: dict[str, float]
+    failed: str = ""
+
+
 # -- agreements -------------------------------------------------------------------------------------------------------
 
 

@@ -14,13 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from gcore_core import checks, config
-from gcore_core.errors import GcoreError, WorkerDied
+from gcore_core.errors import GcoreError, WorkerDied, WorkerError
 from gcore_core.factories import build
 from gcore_core.placement.placed import place
 from gcore_core.plugins import observer_failure
@@ -28,6 +29,7 @@ from gcore_core.processes import handshake
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.jobs import Job, worker_specs
+from gcore_core.processes.keeper import Keeper, check_same, newest
 from gcore_core.processes.launchers import AGENT, Launcher, Site
 from gcore_core.processes.messages import Hello, Nothing, Published, SpawnRequest, StepEnd, UsageReply, WorkerExit
 from gcore_core.processes.service import Call, RemoteFailure, Service, from_wire
@@ -35,6 +37,7 @@ from gcore_core.processes.store import StoreReader
 from gcore_core.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary
+from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.display import Display, open_display
 from gcore_core.run.making import make_model
 from gcore_core.run.samples import shown_rows
@@ -51,6 +54,7 @@ class Supervisor:
             directory=str(job.directory),
             steps=job.plan.config["run"]["steps"],
             config=job.plan.config,
+            resumed_from=job.resumed.step if job.resumed else 0,
         )
         self._observers = job.plan.plugins.observers(self._observer_failed)
         self._metrics = run_directory.MetricsFile(job.directory, alarm=display.note)
@@ -72,6 +76,7 @@ class Supervisor:
         service.add("step_end", StepEnd, self.step_end)
         service.add("published", Published, self.published)
         AgreementService(self._job.shards).register(service)
+        Keeper(self._job.plan, self._job.directory, self._display.note).register(service)
         return service
 
     async def run(self) -> None:
@@ -228,8 +233,9 @@ def _code(code: int) -> str:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def prepare(file: Path, overrides: Sequence[str], display_of: Any) -> tuple[Job, Display]:
-    """Everything before the first process: configuration, run directory, data, models, placement."""
+def prepare(file: Path, overrides: Sequence[str], display_of: Any, resume: Path | None = None) -> tuple[Job, Display]:
+    """Everything before the first process: configuration, run directory, data, models, placement. ``resume``: the
+    directory of the run that goes on."""
     plan = config.load(file, overrides)
     checks.interpreters(plan.config, plan.provided, plan.source)
     rows = {"train": len(build(plan.factory("data")))}
@@ -237,15 +243,20 @@ def prepare(file: Path, overrides: Sequence[str], display_of: Any) -> tuple[Job,
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))
     placed = place(plan)
     settings = plan.config["run"]
-    directory = run_directory.create(Path("runs"), settings["name"], settings["dir"])
+    resumed = None if resume is None else newest(resume)
+    if resumed is not None:
+        check_same(resumed, plan, rows["train"])
+    directory = resume or run_directory.create(Path("runs"), settings["name"], settings["dir"])
     display: Display = display_of(settings["steps"])
+    for note in resumed.notes if resumed else ():
+        display.note(note)
     run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
     models = {role: _model(role, node["model"], display) for role, node in plan.config["roles"].items()}
     for role, node in plan.config["roles"].items():
         if node["follows"] and not models[role]:
             models[role] = models[node["follows"]]
-    return Job(plan=plan, directory=directory, models=models, rows=rows, placed=placed), display
+    return Job(plan=plan, directory=directory, models=models, rows=rows, placed=placed, resumed=resumed), display
 
 
 def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:
@@ -274,16 +285,17 @@ def _terminated_as_interrupt() -> Iterator[dict[str, int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_file(file: Path, overrides: Sequence[str] = ()) -> int:
-    """``g-core run``: 0 when the run ended well. Errors are raised; Ctrl-C gives 130, SIGTERM 143."""
+def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+    """``g-core run`` and ``resume``: 0 when the run ended well. Errors are raised; Ctrl-C gives 130, SIGTERM 143."""
     job, display = None, None
     with _terminated_as_interrupt() as codes:
         try:
-            job, display = prepare(file, overrides, lambda steps: open_display(steps, sys.stdout))
-            asyncio.run(_supervise(job, display))
+            job, display = prepare(file, overrides, lambda steps: open_display(steps, sys.stdout), resume)
+            _supervise(job, display)
         except KeyboardInterrupt:
             if display is not None and job is not None:
-                display.finish(["stopped; every process has ended", f"the run is in {job.directory}"])
+                go_on = [f"go on with: g-core resume {job.directory}"] if Checkpoints(job.directory).steps() else []
+                display.finish(["stopped; every process has ended", f"the run is in {job.directory}", *go_on])
             return codes["code"]
         except BaseException:
             if display is not None and job is not None:
@@ -294,9 +306,25 @@ def run_file(file: Path, overrides: Sequence[str] = ()) -> int:
     return 0
 
 
-async def _supervise(job: Job, display: Display) -> None:
-    with _logged(run_directory.log_path(job.directory, "supervisor")):
+def _supervise(job: Job, display: Display) -> None:
+    """Runs the job; when a process is lost that nobody replaces, once more from the newest checkpoint."""
+
+    async def run(job: Job) -> None:
         await Supervisor(job, display).run()
+
+    with _logged(run_directory.log_path(job.directory, "supervisor")):
+        for left in reversed(range(job.plan.config["checkpoint"]["restarts"] + 1)):
+            try:
+                asyncio.run(run(job))
+                return
+            except WorkerError as error:
+                if not left or not Checkpoints(job.directory).steps():
+                    raise
+                log.exception("the run goes on from its newest checkpoint")
+                job = replace(job, resumed=newest(job.directory))
+                assert job.resumed is not None
+                for note in (str(error), *job.resumed.notes, f"the run goes on from step {job.resumed.step}"):
+                    display.note(note)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | 
     "roles.*.python",
     "roles.*.model",
     "roles.*.engine",
+    *(f"checkpoint.{key}" for key in ("every", "last", "keep_every", "best", "best_is", "restarts")),
     "rewards.*.weight",
     "rewards.*.normalise",
     "rewards.*.when",

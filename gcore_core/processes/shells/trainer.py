@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gcore_core.errors import ContractError
+from gcore_core.errors import CheckpointError, ContractError
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.messages import (
@@ -19,6 +19,7 @@ from gcore_core.processes.messages import (
     OpenPush,
     PlanRequest,
     PrepareRequest,
+    SaveState,
     SaveWeights,
     TrainReply,
     TrainRequest,
@@ -26,7 +27,7 @@ from gcore_core.processes.messages import (
 from gcore_core.processes.push import PushMemory, PushSource, exhaust
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.store import StoreReader
-from gcore_core.protocols import Trainer, TrainRecord
+from gcore_core.protocols import SavesInBackground, Trainer, TrainRecord
 from gcore_core.records import WeightPlan
 
 
@@ -49,6 +50,8 @@ class TrainerShell:
         service.add("plan", PlanRequest, self.plan)
         service.add("bucket", BucketRequest, self.bucket)
         service.add("save_pretrained", SaveWeights, self.save_pretrained)
+        service.add("save_state", SaveState, self.save_state)
+        service.add("finish_save", SaveState, self.finish_save)
 
     async def prepare(self, parts: list[PrepareRequest], call: Call) -> list[list[list[float]]]:
         """For each shard a row per item, in the order of the names asked for."""
@@ -134,4 +137,31 @@ class TrainerShell:
 
     async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
         await self._compute(self._backend.save_pretrained, Path(request.directory))
+        return Nothing()
+
+    async def save_state(self, request: SaveState, call: Call) -> Nothing:
+        """Begins to save where the backend can do so while it trains; else saves."""
+
+        async def act(_: list[SaveState]) -> Nothing:
+            backend = self._backend
+            save = backend.begin_save if isinstance(backend, SavesInBackground) else backend.save
+            return await self._saving(save, Path(request.directory))
+
+        done: Nothing = await self._once.join(("save", request.step), 0, request, act)
+        return done
+
+    async def finish_save(self, request: SaveState, call: Call) -> Nothing:
+        async def act(_: list[SaveState]) -> Nothing:
+            backend = self._backend
+            return await self._saving(backend.finish_save) if isinstance(backend, SavesInBackground) else Nothing()
+
+        done: Nothing = await self._once.join(("saved", request.step), 0, request, act)
+        return done
+
+    async def _saving(self, work: Callable[..., None], *args: Any) -> Nothing:
+        """A disk that refuses is the checkpoint's failure, not the trainer's."""
+        try:
+            await self._compute(work, *args)
+        except OSError as error:
+            raise CheckpointError(f"{error.strerror}.", where=str(error.filename or args)) from error
         return Nothing()

@@ -96,6 +96,7 @@ def sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]:
     while len(ended) < len(requests):
         ended += generator.step()
     records = [
-        TrainRecord(ordinal=r.request.ordinal, sample=r.request.sample, minibatch=0, columns=r.columns) for r in ended
+        TrainRecord(ordinal=r.request.ordinal, sample=r.request.sample, minibatch=0, columns=r.columns, media=r.media)
+        for r in ended
     ]
     return sorted(records, key=lambda record: (record.ordinal, record.sample))

@@ -21,7 +21,6 @@ from gcore_core.testing.contracts.base import make
 from gcore_core.testing.contracts.generator import requests_of
 
 _TOKENS = "reads action_ids or prompt_ids, which a denoising record does not have"
-_MEDIA = "hands the trainer a record's columns without its media"
 _PROMPTS = [Prompt(row=row, text=f"digit {row}", fields={"label": row}) for row in range(4)]
 
 
@@ -74,12 +73,6 @@ class TestTrainerWithGenerator(_OnTiny, TrainerWithGeneratorContract):
     config = {"learning_rate": 1e-2, "eps": 1e-2}
     generator_config = {"steps": 4}
     tolerance = 1e-5
-    known_gaps = {
-        "test_before_the_first_push_they_agree": _MEDIA,
-        "test_after_each_push_they_agree": _MEDIA,
-        "test_a_push_that_did_not_come_shows_as_a_gap": _MEDIA,
-        "test_the_generator_holds_the_exported_bytes": _MEDIA,
-    }
 
 
 class _Image(ScorerContract):

@@ -1,0 +1,65 @@
+"""Saving the run's state while the next step runs: the lead has the ranks begin, and at a later boundary finish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.errors import CheckpointError
+from gcore_core.processes.insist import insist
+from gcore_core.processes.messages import CheckpointPlace, CommitCheckpoint, Nothing, OpenCheckpoint, SaveState
+
+SAVE_DEADLINE_S = 3600.0
+
+
+class Checkpointing:
+    """Done by the lead alone: the others cannot train before it goes on. A save that fails is told, and training too
+    goes on; the checkpoints before stay whole."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
+        self._begun: CommitCheckpoint | None = None
+
+    async def at(
+        self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], last: bool
+    ) -> dict[str, float]:
+        """A step's end. Finishes the save that was begun before, begins another where one is due; how long both held
+        the run up."""
+        every = self._context.facts.checkpoint_every
+        if not self._context.agree.lead or not every:
+            return {}
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        await self._finish()
+        if last or step % every == 0:
+            await self._begin(step, state, metrics)
+        if last:
+            await self._finish()
+        return {"seconds/checkpoint": clock() - began_s}
+
+    async def _begin(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        place = await self._tell("open_checkpoint", OpenCheckpoint(step), CheckpointPlace)
+        if place.path:  # else it has been told why there is none
+            self._begun = CommitCheckpoint(step, dict(state), dict(metrics))
+            await self._ask("save_state", SaveState(step, place.path))
+
+    async def _finish(self) -> None:
+        if self._begun is not None:
+            await self._ask("finish_save", SaveState(self._begun.step, ""))
+        if self._begun is not None:  # nothing failed
+            begun, self._begun = self._begun, None
+            await self._tell("commit_checkpoint", begun, Nothing)
+
+    async def _ask(self, method: str, request: SaveState) -> None:
+        """Every rank takes part, since saving may need collectives."""
+        ranks = self._context.trainers
+        try:
+            await asyncio.gather(*(insist(rank, method, request, Nothing, SAVE_DEADLINE_S) for rank in ranks))
+        except CheckpointError as error:
+            self._begun = None
+            await self._tell("commit_checkpoint", CommitCheckpoint(request.step, {}, {}, str(error)), Nothing)
+
+    async def _tell(self, method: str, request: Any, reply: Any) -> Any:
+        return await insist(self._context.supervisor, method, request, reply, SAVE_DEADLINE_S)

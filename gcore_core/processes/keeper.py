@@ -1,0 +1,123 @@
+"""The supervisor's part of checkpoints: where one is written, when it counts, which stay."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gcore_core.config import Plan
+from gcore_core.errors import CheckpointError, ConfigError
+from gcore_core.processes.gathering import Gathering
+from gcore_core.processes.messages import CheckpointPlace, CommitCheckpoint, Nothing, OpenCheckpoint
+from gcore_core.processes.service import Call, Service
+from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
+from gcore_core.sources import flat
+
+STATE, CONFIG, TRAINER = "state.json", "config.json", "policy"
+#: What a resumed run must not change: it would be another run.
+_FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
+
+
+class Keeper:
+    """``told`` gets a line for a person: a save that failed ends no run."""
+
+    def __init__(self, plan: Plan, directory: Path, told: Callable[[str], None]) -> None:
+        self._plan, self._told = plan, told
+        self._checkpoints = Checkpoints(directory)
+        self._once = Gathering(1)  # the lead asks again when an answer was lost
+
+    def register(self, service: Service) -> None:
+        service.add("open_checkpoint", OpenCheckpoint, self.open)
+        service.add("commit_checkpoint", CommitCheckpoint, self.commit)
+
+    async def open(self, request: OpenCheckpoint, call: Call) -> CheckpointPlace:
+        async def act(_: list[None]) -> CheckpointPlace:
+            try:
+                path = await asyncio.to_thread(self._checkpoints.begin, request.step)
+                trainer = path / TRAINER
+                trainer.mkdir()
+            except CheckpointError as error:
+                self._told(str(error))
+                return CheckpointPlace("")
+            return CheckpointPlace(str(trainer))
+
+        place: CheckpointPlace = await self._once.join(("open", request.step), 0, None, act)
+        return place
+
+    async def commit(self, request: CommitCheckpoint, call: Call) -> Nothing:
+        async def act(_: list[None]) -> Nothing:
+            await asyncio.to_thread(self._commit, request)
+            return Nothing()
+
+        done: Nothing = await self._once.join(("commit", request.step), 0, None, act)
+        return done
+
+    def _commit(self, request: CommitCheckpoint) -> None:
+        node = self._plan.config["checkpoint"]
+        try:
+            if request.failed:
+                self._checkpoints.abandon(request.step)
+                self._told(request.failed)
+                return
+            partial = Path(self._checkpoints.directory / f"step-{request.step:06d}.partial")
+            (partial / STATE).write_bytes(msgspec.json.encode(request.state))
+            (partial / CONFIG).write_bytes(msgspec.json.encode(self._plan.config))
+            facts = CheckpointFacts(
+                run=self._plan.config["run"]["name"],
+                lock={item["distribution"]: item["version"] for item in self._plan.lock},
+                config_hash=hashlib.sha256(msgspec.json.encode(self._plan.config, order="sorted")).hexdigest(),
+                metrics=request.metrics,
+            )
+            self._checkpoints.commit(request.step, facts)
+            self._checkpoints.keep(
+                Retention(last=node["last"], every=node["keep_every"], best=node["best"], best_is=node["best_is"])
+            )
+        except (CheckpointError, OSError) as error:
+            self._checkpoints.abandon(request.step)
+            self._told(str(error))
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run goes on from."""
+
+    step: int
+    path: str
+    state: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def newest(directory: Path, step: int | None = None) -> Resumed:
+    """The state in the newest whole checkpoint of a run, or in that of a step. Raises CheckpointError without one."""
+    opened: Opened = Checkpoints(directory).open(step)
+    state = msgspec.json.decode((opened.path / STATE).read_bytes(), type=dict[str, Any])
+    return Resumed(step=opened.manifest.step, path=str(opened.path), state=state, notes=opened.notes)
+
+
+def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
+    """Raises ConfigError where the run would go on as another one, saying what differs."""
+    saved = msgspec.json.decode((Path(resumed.path) / CONFIG).read_bytes(), type=dict[str, Any])
+    before, now = _fixed(saved), _fixed(plan.config)
+    wrong = [
+        f"{key}: {before.get(key)!r} was saved, {now.get(key)!r} is asked for"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    if resumed.state["ledger"]["rows"] != rows:
+        wrong.append(f"data: it had {resumed.state['ledger']['rows']} rows, it has {rows}")
+    if wrong:
+        raise ConfigError(
+            "the run cannot go on with another configuration.",
+            where=resumed.path,
+            why="\n".join(wrong[:3]),
+            todo="leave these as they were, or begin a new run from the exported weights",
+            differences=wrong,
+        )
+
+
+def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flat(config).items() if key.startswith(_FIXED)}
