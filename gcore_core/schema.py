@@ -90,7 +90,7 @@ class Checkpoint:
     every: int = 0  # steps; 0: none is saved
     last: int = 3
     keep_every: int = 0
-    best: str = ""  # a metric
+    best: str | None = None  # a metric
     best_is: str = "higher"  # or "lower"
     restarts: int = 3
 

@@ -7,9 +7,12 @@ import asyncio
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placing import Placing
-from gcore_core.processes.insist import insist
+from gcore_core.errors import ContractError, WorkerDied
+from gcore_core.processes.insist import backoff_s, insist
 from gcore_core.processes.messages import Nothing, OpenPush, Published, PullWeights, PushConfirmed, SaveWeights
 from gcore_core.processes.push import PUSH_DEADLINE_S
+
+TRIES = 5
 
 
 class Publishing:
@@ -25,18 +28,29 @@ class Publishing:
         await self._context.agree.barrier("published")
 
     async def _push(self, version: int, release_before: int) -> None:
+        """Begun anew when a replica is lost in the middle of it: the one that takes its place asks from the start."""
+        for attempt in range(TRIES):
+            try:
+                await self._attempt(version, release_before, attempt)
+                break
+            except (WorkerDied, ContractError):
+                if attempt == TRIES - 1:
+                    raise
+                await asyncio.sleep(backoff_s(attempt))
+        await insist(self._context.supervisor, "published", Published(version), Nothing, 60.0)
+
+    async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
         ranks, replicas = self._context.trainers, self._placing.replicas
-        request = OpenPush(version, self._config.push_bucket_bytes, len(replicas))
+        request = OpenPush(version, self._config.push_bucket_bytes, len(replicas), attempt)
 
         def pull(receiver: int) -> PullWeights:
-            return PullWeights(version, receiver, ranks[0].name, release_before=release_before)
+            return PullWeights(version, receiver, ranks[0].name, attempt, release_before)
 
         await insist(ranks[0], "open_push", request, Nothing, PUSH_DEADLINE_S)
         await asyncio.gather(
             *(insist(rank, "open_push", request, Nothing, PUSH_DEADLINE_S) for rank in ranks[1:]),
             *(insist(replica, "pull", pull(i), PushConfirmed, PUSH_DEADLINE_S) for i, replica in enumerate(replicas)),
         )
-        await insist(self._context.supervisor, "published", Published(version), Nothing, 60.0)
 
     async def save(self) -> None:
         """The final weights in Hugging Face layout. Every rank takes part, since it may need collectives."""

@@ -8,8 +8,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
-import msgspec
-
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placing import Placing
@@ -124,17 +122,22 @@ class Rollout:
         facts, replicas = self._context.facts, await self._placing.sampling()
         scoring = Scoring(self._context, ledger, purpose, self._placing)
 
-        async def serve(replica: Peer, part: list[Lease]) -> None:
-            request = GenerateRequest(step, turn, facts.shard, purpose, part)
-            await self._replica(ledger, replica, request, scoring)
-
         async def work_off(replica: Peer, waiting: deque[list[Lease]]) -> None:
+            lost = 0
             while waiting:
-                await serve(replica, waiting.popleft())
+                request = GenerateRequest(step, turn, facts.shard, purpose, waiting.popleft())
+                try:
+                    await self._replica(ledger, replica, request, scoring)
+                except (WorkerDied, DeadlineExceeded):
+                    waiting.append(ledger.lost({lease.ordinal for lease in request.leases}))
+                    lost += 1
+                    if lost == TRIES:
+                        raise
+                    await asyncio.sleep(backoff_s(lost))  # others may take it meanwhile
 
         if facts.deterministic or len(replicas) == 1:
             own = [[x for x in leases if x.ordinal % len(replicas) == i] for i in range(len(replicas))]
-            work = [serve(replica, part) for replica, part in zip(replicas, own, strict=True)]
+            work = [work_off(replica, deque([part])) for replica, part in zip(replicas, own, strict=True)]
         else:
             lanes = [replica for _ in range(LANES) for replica in replicas]
             shared = shares(leases, len(lanes))
@@ -149,22 +152,14 @@ class Rollout:
             scoring.cancel()
 
     async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest, scoring: Scoring) -> None:
-        ordinals = {lease.ordinal for lease in request.leases}
-        for attempt in range(TRIES):
-            try:
-                sent_s = asyncio.get_running_loop().time()
-                stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
-                async with contextlib.aclosing(stream):
-                    async for headers in stream:
-                        fresh = [header for header in headers if ledger.finished(header)]
-                        self._context.trace.finished(request.step, replica.name, sent_s, fresh)
-                        scoring.add(fresh)
-                return
-            except (WorkerDied, DeadlineExceeded):
-                if attempt == TRIES - 1:
-                    raise
-                await asyncio.sleep(backoff_s(attempt))
-                request = msgspec.structs.replace(request, leases=ledger.lost(ordinals))
+        """Draws one part. Raises WorkerDied or DeadlineExceeded when the replica is lost on the way."""
+        sent_s = asyncio.get_running_loop().time()
+        stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
+        async with contextlib.aclosing(stream):
+            async for headers in stream:
+                fresh = [header for header in headers if ledger.finished(header)]
+                self._context.trace.finished(request.step, replica.name, sent_s, fresh)
+                scoring.add(fresh)
 
     def _settle(self, ledger: Ledger) -> list[_Verdict]:
         """Gives every group that became complete its verdict."""

@@ -94,7 +94,8 @@ class Agent:
             os.close(self._lifelines.pop(spec.name))
             del self._workers[spec.name]
             self.slabs.ended(f"{spec.name}-{process.pid}")
-            again = code == RESTART_EXIT_CODE and start < spec.restarts and not self._stopping
+            lost = code == RESTART_EXIT_CODE or code < 0  # it asked for it, or was killed; else it has told a cause
+            again = lost and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
             self._exits.put_nowait(WorkerExit(spec.name, process.pid, code, again, _tail(spec.log)))
             if not again:

@@ -9,7 +9,7 @@ from gcore_core.errors import DeadlineExceeded, WorkerDied
 from gcore_core.processes.service import Peer
 
 T = TypeVar("T")
-TRIES = 12
+TRIES = 100  # three minutes: one that was lost may have a model to load
 
 
 async def insist(peer: Peer, method: str, request: Any, reply: type[T], deadline_s: float) -> T:

@@ -17,7 +17,8 @@ from gcore_core.processes.keeper import TRAINER, Resumed
 from gcore_core.processes.launchers import AGENT, Site
 from gcore_core.processes.messages import WorkerSpec
 
-SCORER_RESTARTS = 1000  # one that is given up for a timeout is started again
+#: How often a worker that was killed, or gives itself up for a timeout, is started again.
+RESTARTS = {"scorer": 1000, "generator": 100}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def _spec(
         settings={"node": AGENT, "agent": AGENT, "store": str(site.store), "shards": job.shards, **settings},
         python=node.get("python") or "",
         log=str(job.directory / "logs" / f"{name}.log"),
-        restarts=SCORER_RESTARTS if kind == "scorer" else 0,
+        restarts=RESTARTS.get(kind, 0),
     )
 
 
@@ -110,6 +111,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
         "rank": rank,
         "seed": config["run"]["seed"],
         "deterministic": config["run"]["deterministic"],
+        "trainers": job.workers("policy"),
         "resume": f"{job.resumed.path}/{TRAINER}" if job.resumed and kind == "trainer" else "",
         "context": _context(job, site, role, rank),
     }

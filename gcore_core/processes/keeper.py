@@ -75,7 +75,7 @@ class Keeper:
             )
             self._checkpoints.commit(request.step, facts)
             self._checkpoints.keep(
-                Retention(last=node["last"], every=node["keep_every"], best=node["best"], best_is=node["best_is"])
+                Retention(last=node["last"], every=node["keep_every"], best=node["best"] or "", best_is=node["best_is"])
             )
         except (CheckpointError, OSError) as error:
             self._checkpoints.abandon(request.step)

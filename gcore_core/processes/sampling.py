@@ -43,13 +43,15 @@ class RoleSampler:
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
         found: list[list[Answer | None]] = [[None] * question.samples for question in questions]
+        avoid = set[int]()
         for attempt in range(TRIES):
-            parts = self._deal(questions, found)
+            parts = self._deal(questions, found, avoid)
             if not parts:
                 break
             asks = (self._ask(replica, part, questions, found) for replica, part in parts.items())
             lost = await asyncio.gather(*asks)
-            if any(lost):
+            avoid = {replica for replica, error in zip(parts, lost, strict=True) if error}
+            if avoid:
                 if attempt == TRIES - 1:
                     raise next(error for error in lost if error)
                 await asyncio.sleep(backoff_s(attempt))
@@ -59,14 +61,16 @@ class RoleSampler:
         return answers
 
     def _deal(
-        self, questions: Sequence[Question], found: Sequence[Sequence[Answer | None]]
+        self, questions: Sequence[Question], found: Sequence[Sequence[Answer | None]], avoid: set[int]
     ) -> dict[int, list[QuestionItem]]:
-        """What is not answered yet, to the replicas that owe least."""
+        """What is not answered yet, to the replicas that owe least; not to those that were just lost, if there are
+        others."""
         parts: dict[int, list[QuestionItem]] = defaultdict(list)
+        able = [replica for replica in self._awake if replica not in avoid] or self._awake
         for index, (question, row) in enumerate(zip(questions, found, strict=True)):
             missing = [sample for sample, answer in enumerate(row) if answer is None]
             if missing:
-                replica = min(self._awake, key=lambda at: (self._load[at], at))
+                replica = min(able, key=lambda at: (self._load[at], at))
                 self._load[replica] += len(missing)
                 parts[replica].append(QuestionItem(index, question.prompt, question.seed, missing, question.greedy))
         return parts

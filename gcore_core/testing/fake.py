@@ -140,7 +140,6 @@ class FakeGenerator:
 
     @property
     def memory_bytes(self) -> int:
-        """What stands for device memory."""
         return self._logits.nbytes
 
     def sleep(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from gcore_core.errors import ContractError
 from gcore_core.order import sample_seed
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
+from gcore_core.processes.insist import TRIES, backoff_s, insist
 from gcore_core.processes.messages import (
     GREEDY,
     TRAIN,
@@ -22,19 +24,21 @@ from gcore_core.processes.messages import (
     AskRequest,
     GenerateRequest,
     Nothing,
+    OpenPush,
     PullWeights,
     PushConfirmed,
     SleepRequest,
     WakeReply,
     short_reason,
 )
-from gcore_core.processes.push import pull_weights
+from gcore_core.processes.push import PUSH_DEADLINE_S, pull_weights
 from gcore_core.processes.service import Call, Network, Service, encode
 from gcore_core.processes.shells.asking import Asking
 from gcore_core.processes.store import StoreWriter
 from gcore_core.protocols import Dataset, Finished, Generator, ReceivesWeights, SampleRequest, Sleeps
 from gcore_core.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease, Prompt
 
+RESTORE_BUCKET_BYTES = 256 << 20
 Key = tuple[int, int]  # ordinal, sample; evaluation uses ordinals below zero, so that no two purposes share a key
 
 
@@ -84,6 +88,8 @@ class GeneratorShell:
         self._mapped: dict[str, np.ndarray] = {}
         self._over = 0  # records of earlier steps are gone
         self._asking = Asking()
+        self._trainers: list[str] = settings.get("trainers", [])
+        self._restoring = asyncio.Lock()
 
     def register(self, service: Service) -> None:
         service.add("generate", GenerateRequest, self.generate)
@@ -96,6 +102,8 @@ class GeneratorShell:
         """Streams headers as records finish. Asking again for a sample gives the record it already made."""
         if request.step < self._over:
             raise ContractError(f"step {request.step} is over, its records are gone", where="generate")
+        if request.leases and self._trainers and self._backend.version < request.step:
+            await self._restore(request.step, call)
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
         listener = _Listener(set(keys), call)
         self._listeners.append(listener)
@@ -213,6 +221,23 @@ class GeneratorShell:
         self._store.release(dict.fromkeys(range(self._shards), (0, over)))
         self._finished = {key: found for key, found in self._finished.items() if found[0] >= over}
         self._rounds = {key: group for key, group in self._rounds.items() if key[0] >= over}
+
+    async def _restore(self, version: int, call: Call) -> None:
+        """This process was started after the push of these weights: has one of its own. The trainer is idle in a
+        rollout; where another generator's push takes the place of this one's, it is begun anew."""
+        async with self._restoring:
+            for attempt in range(TRIES):
+                if self._backend.version >= version:
+                    return
+                opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, os.getpid() * TRIES + attempt)
+                ranks = map(self._network.peer, self._trainers)
+                await asyncio.gather(*(insist(rank, "open_push", opened, Nothing, PUSH_DEADLINE_S) for rank in ranks))
+                try:
+                    await self.pull(PullWeights(version, 0, self._trainers[0], opened.attempt), call)
+                except ContractError:
+                    if attempt == TRIES - 1:
+                        raise
+                    await asyncio.sleep(backoff_s(attempt))
 
     async def ask(self, request: AskRequest, call: Call) -> AsyncIterator[list[AnswerItem]]:
         """Streams the answers to a reward's questions as they finish."""
