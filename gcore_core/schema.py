@@ -31,6 +31,7 @@ class Run:
     seed: int = 0
     dir: str | None = None  # None: runs/<name>/<NNN>
     deterministic: bool = False
+    patience_s: float = 600.0  # how long one process waits for another that shows no progress
 
 
 @dataclass
@@ -165,7 +166,7 @@ AT_LEAST = {
     "checkpoint.restarts": 0,
 }
 #: Numbers that must be greater than zero.
-POSITIVE = ("rewards.*.timeout_s", "run.epochs")
+POSITIVE = ("rewards.*.timeout_s", "run.epochs", "run.patience_s")
 #: What a value must be one of.
 ONE_OF = {"rewards.*.normalise": ("none", "group", "batch"), "checkpoint.best_is": ("higher", "lower")}
 

@@ -52,6 +52,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     start_step: int = 0
     state: dict[str, Any] = {}
     checkpoint_every: int = 0
+    patience_s: float = 600.0
     last_ordinal: int = 1 << 62
 
 

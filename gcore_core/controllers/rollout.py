@@ -23,7 +23,6 @@ from gcore_core.processes.messages import TRAIN, GenerateRequest
 from gcore_core.processes.service import Peer
 from gcore_core.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
 
-GENERATE_DEADLINE_S = 600.0
 TICK_S = 1.0  # how often shards look together whether more groups must be issued
 SURPLUS = "surplus"
 LANES = 2  # parts of a round that a replica works on at a time: it has the next one before this one ends
@@ -154,7 +153,7 @@ class Rollout:
     async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest, scoring: Scoring) -> None:
         """Draws one part. Raises WorkerDied or DeadlineExceeded when the replica is lost on the way."""
         sent_s = asyncio.get_running_loop().time()
-        stream = replica.stream("generate", request, list[Header], deadline_s=GENERATE_DEADLINE_S)
+        stream = replica.stream("generate", request, list[Header], deadline_s=self._context.facts.patience_s)
         async with contextlib.aclosing(stream):
             async for headers in stream:
                 fresh = [header for header in headers if ledger.finished(header)]

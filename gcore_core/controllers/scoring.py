@@ -13,7 +13,6 @@ from gcore_core.processes.messages import ScoreRequest
 from gcore_core.processes.service import Peer
 from gcore_core.records import FAILED, REWARD_FAILED, Header, RecordScore
 
-SCORE_DEADLINE_S = 600.0
 WAIT_S = 0.005  # for others: a request costs as much as what is to be done for twenty records
 MOST = 64  # records of a request: a reward's time limit is for all of them
 
@@ -79,9 +78,11 @@ class Scoring:
         return found
 
     async def _ask(self, headers: list[Header], rewards: set[str]) -> None:
+        patience_s = self._context.facts.patience_s
+
         async def ask(peer: Peer, wanted: list[str]) -> None:
             request = ScoreRequest(self._purpose, headers, wanted, self._awake)
-            scores = await insist(peer, "score", request, list[RecordScore], SCORE_DEADLINE_S)
+            scores = await insist(peer, "score", request, list[RecordScore], patience_s)
             for score in scores:
                 self._ledger.scored(score, self._names)
             self._context.trace.scored(scores)

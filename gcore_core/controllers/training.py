@@ -17,7 +17,7 @@ from gcore_core.errors import ContractError, TrainingError, WeightMismatch
 from gcore_core.order import step_seed
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import PrepareRequest, RelayRequest, TrainItem, TrainReply, TrainRequest
-from gcore_core.processes.relay import DEADLINE_S, RELAYED
+from gcore_core.processes.relay import RELAYED
 from gcore_core.processes.service import Peer, encode
 from gcore_core.protocols import Balancer, GroupScalars, LearnsCosts, Work
 from gcore_core.records import Assignment, Facts, Header, Ref
@@ -127,7 +127,7 @@ class Training:
             names = [[worker.name for worker in rank] for rank in ranks]
             bodies = [msgspec.Raw(encode(part)) for part in parts]
             request = RelayRequest(method, step, self._context.facts.shard, names, bodies)
-            return await insist(ranks[0][0], "relay", request, list[reply], DEADLINE_S)
+            return await insist(ranks[0][0], "relay", request, list[reply], self._context.facts.patience_s)
 
         ranks = self._context.ranks
         relayed = [slice(first, first + RELAYED) for first in range(0, len(ranks), RELAYED)]

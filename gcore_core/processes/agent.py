@@ -21,6 +21,7 @@ import msgspec
 from gcore_core.errors import WorkerError
 from gcore_core.processes.messages import (
     RESTART_EXIT_CODE,
+    KillRequest,
     Nothing,
     SpawnRequest,
     StopRequest,
@@ -34,6 +35,7 @@ from gcore_core.processes.spawning import read_spec, spawn_process
 
 log = logging.getLogger(__name__)
 GRACE_S = 5.0
+_STACKS_S = 0.5  # for a process to write them
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -64,6 +66,7 @@ class Agent:
         service.add("exits", Nothing, self.exits)
         service.add("usage", Nothing, self.usage)
         service.add("stop", StopRequest, self.stop)
+        service.add("kill", KillRequest, self.kill)
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
         for spec in request.workers:
@@ -114,6 +117,15 @@ class Agent:
             with contextlib.suppress(OSError):
                 cpu_s[name], memory_mib[name] = process_usage(pid)
         return UsageReply(cpu_s, memory_mib, self.slabs.notes())
+
+    async def kill(self, request: KillRequest, call: Call) -> Nothing:
+        """Ends one that hangs; its stacks go to its log first, unless it is stopped altogether."""
+        if process := self._workers.get(request.name):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)
+                await asyncio.sleep(_STACKS_S)
+                os.killpg(process.pid, signal.SIGKILL)
+        return Nothing()
 
     async def stop(self, request: StopRequest, call: Call) -> Nothing:
         """Ends all workers: asks, waits, kills."""

@@ -187,6 +187,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "judges": {role: job.workers(role) for role in asked if role and role != "rollout"},
         "placement": _placement(job),
         **_last_ordinal(job),
+        "patience_s": config["run"]["patience_s"],
         "checkpoint_every": config["checkpoint"]["every"],
         **_start(job),
     }

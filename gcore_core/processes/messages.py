@@ -276,6 +276,18 @@ class Hello(Message):
     versions: Versions
 
 
+class Hung(Message):
+    """A deadline expired: ``waiter`` saw ``what`` of ``name``."""
+
+    name: str
+    waiter: str
+    what: str
+
+
+class KillRequest(Message):
+    name: str
+
+
 class StepEnd(Message):
     report: StepReport
     ledger: dict[str, Any]

@@ -33,6 +33,7 @@ from gcore_core.processes.service import (
     RemoteFailure,
     Service,
     Traffic,
+    decoded,
     encode,
     from_wire,
     to_wire,
@@ -62,7 +63,8 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
-_decode = msgspec.msgpack.Decoder(list[Frame]).decode
+_FRAMES = msgspec.msgpack.Decoder(list[Frame])
+_FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
 
 
 class _Outbox:
@@ -107,13 +109,14 @@ class RpcNetwork:
     def __init__(self, addresses: dict[str, str], secret: bytes, timeout_s: float = 30.0) -> None:
         self.addresses, self._secret, self._timeout_s = addresses, secret, timeout_s
         self.traffic = Traffic()
+        self.expired: Callable[[str, str], None] = lambda peer, what: None  # told of every deadline that expires
         self._peers: dict[str, RpcPeer] = {}
         self._servers: list[grpc.aio.Server] = []
 
     def peer(self, name: str) -> Peer:
         if name not in self._peers:
             target = _target(self.addresses[name])
-            self._peers[name] = RpcPeer(name, target, self._secret, self._timeout_s, self.traffic)
+            self._peers[name] = RpcPeer(name, target, self._secret, self._timeout_s, self)
         return self._peers[name]
 
     async def serve(self, name: str, service: Service) -> None:
@@ -149,7 +152,7 @@ class _Session:
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 self._traffic.add(message)
-                for frame in _decode(message):
+                for frame in decoded(_FRAMES, message, "frames", self._service.name):
                     if frame.kind == CALL:
                         window = asyncio.Semaphore(WINDOW_ITEMS)
                         task = asyncio.ensure_future(self._run(frame, outbox, window))
@@ -197,8 +200,8 @@ class _Session:
 class RpcPeer:
     """The client's end. Connects on first use; a broken stream fails its calls and the next call connects anew."""
 
-    def __init__(self, name: str, target: str, secret: bytes, timeout_s: float, traffic: Traffic) -> None:
-        self.name, self._traffic = name, traffic
+    def __init__(self, name: str, target: str, secret: bytes, timeout_s: float, network: RpcNetwork) -> None:
+        self.name, self._network, self._traffic = name, network, network.traffic
         self._target, self._secret, self._timeout_s = target, secret, timeout_s
         self._calls: dict[int, asyncio.Queue[Frame | GcoreError]] = {}
         self._ids = itertools.count(1)
@@ -211,7 +214,7 @@ class RpcPeer:
         async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as frames:
             async for frame in frames:
                 if frame.kind == REPLY:
-                    return msgspec.msgpack.decode(frame.body, type=reply)
+                    return decoded(msgspec.msgpack.Decoder(reply), frame.body, f"reply to {method!r}", self.name)
         raise ContractError(f"{method} gave no reply", where=self.name)
 
     async def stream(
@@ -221,7 +224,7 @@ class RpcPeer:
         async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as frames:
             async for frame in frames:
                 if frame.kind == ITEM:
-                    yield decoder.decode(frame.body)
+                    yield decoded(decoder, frame.body, f"item of {method!r}", self.name)
 
     async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncGenerator[Frame, None]:
         body = _fitting(encode(request), f"a request of {method}", self.name)
@@ -235,15 +238,15 @@ class RpcPeer:
                 try:
                     frame = inbox.get_nowait() if not inbox.empty() else await _within(inbox.get(), deadline_s)
                 except TimeoutError:
-                    raise DeadlineExceeded(
-                        f"no sign of progress for {deadline_s:g} s in {method}", where=self.name
-                    ) from None
+                    what = f"no sign of progress for {deadline_s:g} s in {method}"
+                    self._network.expired(self.name, what)
+                    raise DeadlineExceeded(what, where=self.name, todo="run.patience_s says how long") from None
                 if isinstance(frame, GcoreError):
                     done = True
                     raise frame
                 if frame.kind == ERROR:
                     done = True
-                    raise from_wire(msgspec.msgpack.decode(frame.body, type=RemoteFailure))
+                    raise from_wire(decoded(_FAILURE, frame.body, f"error of {method!r}", self.name))
                 done = frame.kind == REPLY
                 if frame.kind != PROGRESS:
                     yield frame
@@ -286,11 +289,13 @@ class RpcPeer:
         try:
             while (message := await stream.read()) is not grpc.aio.EOF:
                 self._traffic.add(message)
-                for frame in _decode(message):
+                for frame in decoded(_FRAMES, message, "frames", self.name):
                     if frame.call in self._calls:
                         self._calls[frame.call].put_nowait(frame)
         except grpc.aio.AioRpcError as error:
             code, why = error.code(), error.details() or why
+        except ContractError as error:
+            why = error.what
         finally:
             outbox, self._outbox = self._outbox, None
             for inbox in self._calls.values():

@@ -31,7 +31,17 @@ from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.jobs import Job, worker_specs
 from gcore_core.processes.keeper import Keeper, check_same, newest
 from gcore_core.processes.launchers import AGENT, Launcher, Site
-from gcore_core.processes.messages import Hello, Nothing, Published, SpawnRequest, StepEnd, UsageReply, WorkerExit
+from gcore_core.processes.messages import (
+    Hello,
+    Hung,
+    KillRequest,
+    Nothing,
+    Published,
+    SpawnRequest,
+    StepEnd,
+    UsageReply,
+    WorkerExit,
+)
 from gcore_core.processes.service import Call, RemoteFailure, Service, from_wire
 from gcore_core.processes.store import StoreReader
 from gcore_core.records import RunFacts, WorkerFailure
@@ -75,6 +85,7 @@ class Supervisor:
         service.add("failed", RemoteFailure, self.failed)
         service.add("step_end", StepEnd, self.step_end)
         service.add("published", Published, self.published)
+        service.add("hung", Hung, self.hung)
         AgreementService(self._job.shards).register(service)
         Keeper(self._job.plan, self._job.directory, self._display.note).register(service)
         return service
@@ -124,6 +135,17 @@ class Supervisor:
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
         self._errors.append(from_wire(request))
+        return Nothing()
+
+    async def hung(self, request: Hung, call: Call) -> Nothing:
+        """Nobody can wait for it any more: it writes its stacks to its log and is killed, as if it had been lost."""
+        log_file = run_directory.log_path(self._job.directory, request.name)
+        self._display.note(
+            f"{request.waiter} waits for {request.name}: {request.what} (run.patience_s); it is killed, "
+            f"and its stacks are in {log_file}"
+        )
+        if self._site is not None:
+            await self._site.agent.call("kill", KillRequest(request.name), Nothing)
         return Nothing()
 
     async def published(self, request: Published, call: Call) -> Nothing:

@@ -7,6 +7,7 @@ the worker too.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from gcore_core.factories import build
 from gcore_core.processes import handshake
 from gcore_core.processes.compute import Compute, ThreadCompute
 from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import Hello, Nothing, WorkerSpec
+from gcore_core.processes.messages import Hello, Hung, Nothing, WorkerSpec
 from gcore_core.processes.service import Network, Peer, Service, to_wire
 from gcore_core.processes.spawning import read_spec
 from gcore_core.processes.store import StoreReader, StoreWriter
@@ -162,7 +163,17 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
     network = RpcNetwork(spec.peers, spec.secret)
     # Readable means ended: the node agent is gone. The group is this worker's own, with all that it started.
-    asyncio.get_running_loop().add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
+    telling = set[asyncio.Task[Nothing]]()
+
+    def expired(peer: str, what: str) -> None:
+        if peer != "supervisor":
+            told = network.peer("supervisor").call("hung", Hung(peer, spec.name, what), Nothing)
+            telling.add(task := loop.create_task(told))
+            task.add_done_callback(telling.discard)
+
+    network.expired = expired
     try:
         await Worker(spec, network, ThreadCompute()).run()
     finally:
@@ -171,6 +182,7 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
 def main() -> None:
     spec, lifeline = read_spec("a worker of a run; started by the node agent only", WorkerSpec)
+    faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
     code = 0
     try:

@@ -15,6 +15,7 @@ KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | 
     "run.name",
     "run.steps",
     "run.epochs",
+    "run.patience_s",
     "run.seed",
     "run.dir",
     "run.deterministic",

@@ -63,6 +63,21 @@ def test_a_killed_generator_or_scorer_is_started_again_and_nothing_is_lost(victi
     assert consumed(run) == consumed(still)
 
 
+@pytest.mark.parametrize("victim", ["rollout.0", "scorer.0", "policy.0"])
+def test_a_process_that_hangs_is_killed_with_its_waiter_told(victim: str, tmp_path: Path) -> None:
+    steps = 6
+    still = calm(tmp_path / "calm", steps)
+    patient = config(steps, 1)
+    patient["run"]["patience_s"] = 3.0
+    with runs.running(tmp_path / "stopped", patient) as run:
+        run.read_until(f" 2/{steps} ")
+        os.kill(latest_pids(run)[victim], signal.SIGSTOP)
+        assert run.wait() == 0, run.output
+    assert re.search(rf"\S+ waits for {re.escape(victim)}: no sign of progress for 3 s in \w+", run.output)
+    assert run.weights() == still.weights()
+    assert consumed(run) == consumed(still)
+
+
 @pytest.mark.parametrize("kills", [pytest.param(6, id="6"), pytest.param(30, id="30", marks=pytest.mark.slow)])
 def test_whoever_is_killed_at_whatever_time_the_run_ends_as_if_nobody_had_been(kills: int, tmp_path: Path) -> None:
     steps, draw = 40 * kills, random.Random(kills)

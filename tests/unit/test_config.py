@@ -37,7 +37,7 @@ def message(file: Path, *overrides: str, kind: type[GcoreError] = ConfigError) -
 def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
     plan = config.load(job())
     run = {"name": "job", "steps": 100, "epochs": None, "seed": 0, "dir": None, "deterministic": False}
-    assert plan.config["run"] == run
+    assert plan.config["run"] == run | {"patience_s": 600.0}
     assert plan.config["controller"]["config"]["prompts"] == 32, "the provider's defaults are filled in"
     assert plan.config["roles"]["rollout"]["config"] == {
         "tensor_parallel": 2,
