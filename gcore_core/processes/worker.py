@@ -117,7 +117,7 @@ class Worker:
         parts = {name: build(spec.factories[name]) for name in ("objective",) if name in spec.factories}
         backend = build(spec.factories["backend"], self._context(parts))
         self._closing.append(backend.close)
-        if saved := spec.settings["resume"]:
+        if saved := spec.settings.get("resume"):
             backend.load(Path(saved))
         path = Path(spec.settings["store"]) / f"{spec.name}-push"
         reader = StoreReader(*self._place())

@@ -102,7 +102,7 @@ def test_mistakes_of_whole_tens_are_taught_too(judge: ModuleType) -> None:
 
 def test_the_job_is_the_quickstarts_but_for_who_rewards(plan: config.Plan) -> None:
     quickstart = config.load(RECIPES / "quickstart.yaml")
-    for key in ("controller", "data", "evaluation", "advantage", "objective", "roles.policy", "roles.rollout"):
+    for key in ("controller", "data", "evaluation", "advantage", "objective", "roles.policy", "roles.rollout.config"):
         assert plan.at(key) == quickstart.at(key), key
     assert plan.at("rewards.exact.weight") == 0
     assert plan.at("rewards.judged.role") == "judge"

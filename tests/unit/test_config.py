@@ -198,7 +198,7 @@ def test_an_unknown_key_is_answered_with_path_line_and_suggestion(job: Job) -> N
     assert message(job("run: {stepz: 3}")) == (
         "run.stepz: there is no such key (did you mean 'steps'?).\n"
         "  job.yaml, line 12\n"
-        "  there are: name, steps, epochs, seed, dir, deterministic"
+        "  there are: name, steps, epochs, seed, dir, deterministic, patience_s"
     )
     assert message(job(), "role.x=1").startswith("role: there is no such key (did you mean 'roles'?).")
 
