@@ -192,8 +192,10 @@ def test_all_workers_end_when_the_agent_is_killed_and_the_run_says_so(tmp_path: 
 # -- workers that fail ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rollout.0", "policy.0", "scorer.0", "controller.1"])
-def test_a_worker_killed_in_the_middle_ends_the_run_which_names_it_and_its_log(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["policy.0", "controller.1"])
+def test_a_lost_trainer_or_controller_ends_a_run_without_checkpoints_which_names_it_and_its_log(
+    name: str, tmp_path: Path
+) -> None:
     with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
         run.read_until(" 2/")
         store, pids = run.store(), run.pids()
@@ -314,3 +316,11 @@ def test_a_socket_directory_that_does_not_exist_is_refused(tmp_path: Path) -> No
     code, run = runs.finish(tmp_path, runs.job(launcher={"config": {"socket_dir": str(tmp_path / "absent")}}))
     assert code == 7, run.output
     assert f"launcher.config.socket_dir: {tmp_path / 'absent'}" in run.output
+
+
+def test_a_run_ends_with_the_step_that_consumes_its_epochs(tmp_path: Path) -> None:
+    """64 rows, 6 prompts a step: half of them are consumed by the sixth step."""
+    code, run = runs.finish(tmp_path, runs.job(run={"steps": 1000, "epochs": 0.5}))
+    assert code == 0, run.output
+    assert [row["step"] for row in run.metrics()][-1] == 6
+    assert (run.path / "weights").is_dir(), "the end is the run's end"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gcore_core.errors import ConfigError
 from gcore_core.processes.compute import ThreadCompute
 from gcore_core.processes.inline import InlineNetwork
 from gcore_core.processes.messages import RESTART_EXIT_CODE, ScoreRequest
@@ -19,7 +20,7 @@ from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import Score, ScoredRecord
-from gcore_core.records import Header, RecordScore
+from gcore_core.records import Header, Prompt, RecordScore
 from gcore_core.testing.fake import FakeDataConfig, FakeDataset
 
 SECRET = b"s" * 32
@@ -140,3 +141,65 @@ async def test_waiting_for_its_turn_does_not_count_against_a_reward(bench: Bench
     replies = await asyncio.gather(*(bench.ask(shell) for _ in range(10)))
     assert {score.statuses["slow"] for reply in replies for score in reply} == {"ok"}
     assert bench.given_up == []
+
+
+class Labelled(FakeDataset):
+    def __getitem__(self, row: int) -> Prompt:
+        return Prompt(row=row, text="", fields={"language": ["de", "en"][row % 2]})
+
+
+class Waits:
+    """A reward that waits for something else."""
+
+    def __init__(self, answer: Callable[[], Awaitable[None]]) -> None:
+        self._answer, self.at_once = answer, 0
+
+    async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        self.at_once += 1
+        await self._answer()
+        return ones(records)
+
+
+def waiting(bench: Bench, reward: Waits, **settings: object) -> ScorerShell:
+    named = NamedScorer(name="waits", scorer=reward, **{"timeout_s": 60.0, **settings})  # type: ignore[arg-type]
+    reader = StoreReader(bench.directory, "node0", SECRET)
+    return ScorerShell(
+        [named], {"train": Labelled(FakeDataConfig(rows=8))}, reader, ThreadCompute(), bench.given_up.append
+    )
+
+
+async def test_calls_of_a_reward_that_waits_overlap(bench: Bench) -> None:
+    all_here = asyncio.Event()
+
+    async def until_all_are_here() -> None:
+        if reward.at_once == 3:
+            all_here.set()
+        await all_here.wait()
+
+    reward = Waits(until_all_are_here)
+    shell = waiting(bench, reward)
+    replies = await asyncio.gather(*(bench.ask(shell) for _ in range(3)))
+    assert [[score.statuses for score in reply] for reply in replies] == [[{"waits": "ok"}] * 2] * 3
+
+
+async def test_a_reward_that_waits_too_long_is_cancelled_and_its_process_stays(bench: Bench) -> None:
+    reply = await bench.ask(waiting(bench, Waits(asyncio.Event().wait), timeout_s=0.1))  # type: ignore[arg-type]
+    assert [score.statuses for score in reply] == [{"waits": "timeout"}] * 2
+    assert bench.given_up == []
+
+
+async def test_a_reward_is_asked_only_of_the_records_it_is_for(bench: Bench) -> None:
+    async def at_once() -> None:
+        pass
+
+    reply = await bench.ask(waiting(bench, Waits(at_once), when={"language": ["en", "fr"]}))
+    assert [score.statuses["waits"] for score in reply] == ["skipped", "ok"]
+    assert [score.values for score in reply] == [{}, {"waits": 1.0}]
+
+
+async def test_what_a_reward_says_on_purpose_ends_the_run(bench: Bench) -> None:
+    async def stops() -> None:
+        raise ConfigError("nothing it said could be read", where="rewards.waits.config.parser")
+
+    with pytest.raises(ConfigError, match="nothing it said"):
+        await bench.ask(waiting(bench, Waits(stops)))
