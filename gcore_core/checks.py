@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gcore_core.plugins import Plugins, Provided
 FROM_TRAINER = frozenset({"old_logp", "ref_logp", "entropy", "rollout_logp", "kl_k1", "kl_k2", "kl_k3"})
 #: What a critic supplies.
 FROM_CRITIC = frozenset({"values", "returns"})
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> None:
@@ -47,7 +49,10 @@ def run(
     problems = [*_ranges(config), *_follows(config), *_workers(config), *_cluster(config), *_judges(config, provided)]
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), config)
+    for path in ("data", "evaluation.data"):
+        problems += _images(path, objects.get(path), provided)
     problems += _replicas(config, objects)
+    problems += _remote_code(config)
     problems += plugins.check(config)
     _raise(problems, file)
 
@@ -175,6 +180,33 @@ def _judges(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> Iter
             yield f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are {', '.join(answer)}."
     for name in sorted(answer - asked - {"rollout"}):
         yield f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the role out."
+
+
+def _remote_code(config: Mapping[str, Any]) -> Iterator[str]:
+    """A setting ``trust_remote_code`` needs code that stays as it was read: a directory, or a commit of the hub."""
+    roles = config["roles"]
+    for section, nodes in (("roles", roles), ("rewards", config["rewards"])):
+        for name, node in nodes.items():
+            if not node["config"].get("trust_remote_code"):
+                continue
+            model = node.get("model") or roles.get(node.get("follows"), {}).get("model") or node["config"]
+            pinned = _COMMIT.fullmatch(str(model.get("revision")))
+            if not pinned and "make" not in model and not Path(str(model.get("path"))).is_dir():
+                where = "give path a local directory"
+                if section == "roles":
+                    where = "set model.revision to the commit (40 hex digits) whose code you have read, or " + where
+                yield f"{section}.{name}.config.trust_remote_code: what it runs could change; {where}."
+
+
+def _images(path: str, settings: Any, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """A dataset whose settings say by ``shows_images()`` that prompts have images needs a policy that takes them."""
+    shows_images = getattr(settings, "shows_images", None)
+    if not callable(shows_images) or not shows_images():
+        return
+    for role in ("roles.rollout", "roles.policy"):
+        if role in provided and "images" not in provided[role].spec.capabilities:
+            use = provided[role].reference
+            yield f"{path}: its prompts have images, and {use}, which {role} uses, takes no images; take one that does."
 
 
 def _requirements(path: str, settings: Any, config: Mapping[str, Any]) -> Iterator[str]:

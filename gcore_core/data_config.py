@@ -17,12 +17,17 @@ class RowsConfig:
     """Field that holds the prompt as text."""
     messages: str | None = None
     """Field that holds the prompt as chat messages, [{role, content}, ...]; takes the place of ``prompt``."""
+    images: str | None = None
+    """Field that holds the paths of the prompt's images, [path, ...], relative to the directory of the data."""
     limit: int | None = None
     """Use this many rows, from the first on."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"must be at least 1, is {self.limit}", where="limit")
+
+    def shows_images(self) -> bool:
+        return self.images is not None
 
 
 @dataclass(frozen=True, kw_only=True)

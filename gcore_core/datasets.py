@@ -79,6 +79,7 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
     if not isinstance(values, dict):
         raise DataError(f"expected an object, found {_shortened(msgspec.json.encode(values))}", where=where)
     fields = dict(values)
+    images = _images(fields.pop(config.images, None), config, where) if config.images else []
     name = config.messages or config.prompt
     if name not in fields:
         key = "messages" if config.messages else "prompt"
@@ -96,11 +97,18 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
                 where=where,
                 why='each message is an object with "role" and "content"',
             )
-        return Prompt(row=row, messages=value, fields=fields)
+        shown = _image_parts(value)
+        if shown != len(images):
+            raise DataError(
+                f"field {name!r} has {shown} parts of type image, and the row names {len(images)} images",
+                where=where,
+                todo="" if config.images else "set data.config.images to the field that holds their paths",
+            )
+        return Prompt(row=row, messages=value, images=images, fields=fields)
     if not isinstance(value, str):
         todo = f"for chat messages set data.config.messages: {name}" if _is_chat(value) else ""
         raise DataError(f"field {name!r} is {_shortened(repr(value).encode())}, not a text", where=where, todo=todo)
-    return Prompt(row=row, text=value, fields=fields)
+    return Prompt(row=row, text=value, images=images, fields=fields)
 
 
 def _is_chat(value: Any) -> bool:
@@ -109,6 +117,32 @@ def _is_chat(value: Any) -> bool:
         and bool(value)
         and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) and "content" in turn for turn in value)
     )
+
+
+def _image_parts(turns: list[dict[str, Any]]) -> int:
+    parts = [part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]]
+    return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+
+
+def _images(value: Any, config: RowsConfig, where: str) -> list[str]:
+    """Absolute paths of the images that a row names."""
+    if not isinstance(value, list | None) or not all(isinstance(name, str) for name in value or ()):
+        told = _shortened(repr(value).encode())
+        raise DataError(f"field {config.images!r} is {told}, not a list of paths", where=where)
+    data = Path(config.path).absolute()
+    folder = data if data.is_dir() else data.parent
+    return [str(folder / name) for name in value or ()]
+
+
+def _require_images(prompt: Prompt, where: str) -> None:
+    """Whoever opens them says whether they are images; this is early."""
+    for path in prompt.images:
+        if not os.path.isfile(path):
+            raise DataError(
+                f"row {prompt.row} names an image that is not there: {path}",
+                where=where,
+                todo="paths are relative to the directory of the data",
+            )
 
 
 def require_there(path: Path) -> None:
@@ -148,7 +182,7 @@ def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
     """Where the index is: named by the file, its size and time, and by all that was validated."""
     stat = os.fstat(file.fileno())
     key = (os.path.realpath(config.path), stat.st_size, stat.st_mtime_ns)
-    checked = (config.prompt, config.messages, config.limit)
+    checked = (config.prompt, config.messages, config.images, config.limit)
     name = hashlib.blake2b(repr((key, checked)).encode(), digest_size=16).hexdigest()
     if config.index_dir:
         return Path(config.index_dir).expanduser() / f"{name}.offsets"
@@ -196,7 +230,7 @@ def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:
                 values = msgspec.json.decode(line)
             except _NOT_JSON as error:
                 raise DataError(f"not JSON: {_shortened(line)}", where=where, why=str(error)) from error
-            prompt_from(row, values, config, where=where)
+            _require_images(prompt_from(row, values, config, where=where), where)
             row += 1
             yield start
     if not row:

@@ -129,7 +129,10 @@ class FilterProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetProvider(Provider):
-    """Rows of prompts, opened where they are used."""
+    """Rows of prompts, opened where they are used.
+
+    Its config may have a method ``shows_images() -> bool``: prompts have images, so the policy must take them.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,13 +32,15 @@ OK, REWARD_FAILED, REWARD_TIMEOUT, REWARD_SKIPPED = "ok", "failed", "timeout", "
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a dataset, as the workers that open it see it; it never travels through a controller.
 
-    Exactly one of ``text`` and ``messages`` (chat turns, ``{"role", "content"}``) is set. ``fields`` holds the row's
-    other values (an answer to verify against, a source, ...).
+    Exactly one of ``text`` and ``messages`` (chat turns, ``{"role", "content"}``) is set. ``images``: absolute paths of
+    the images it shows, in the order of their places in the text, or of the parts ``{"type": "image"}`` of the turns.
+    ``fields`` holds the row's other values (an answer to verify against, a source, ...).
     """
 
     row: int
     text: str | None = None
     messages: list[dict[str, Any]] | None = None
+    images: list[str] = []
     fields: dict[str, Any] = {}
 
 

@@ -136,3 +136,12 @@ def test_what_is_checked_before_a_run_is_what_pip_was_told() -> None:
     told = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     for provider in gcore_data.gcore_datasets():
         assert set(provider.needs) <= set(told)
+
+
+def test_a_row_names_images_beside_the_file(tmp_path: Path) -> None:
+    rows = pa.table({"prompt": ["?", "!"], "pictures": [["a.png", "b/c.png"], None]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    for path in (tmp_path, tmp_path / "rows.parquet"):
+        read = Parquet(ParquetConfig(path=str(path), images="pictures"))
+        assert read[0].images == [str(tmp_path / "a.png"), str(tmp_path / "b/c.png")]
+        assert read[1].images == [] and read[1].fields == {}

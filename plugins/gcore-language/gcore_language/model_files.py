@@ -33,18 +33,21 @@ class ModelFiles:
 
 def open_model_files(context: WorkerContext, path: str = "") -> ModelFiles:
     """The role's ``model.path``, or another one: a directory, or a name on the hub. Raises ConfigError, DataError."""
+    revision = None if path else context.model.get("revision")
     path = path or str(context.model.get("path") or "")
     if not path:
         raise ConfigError("no model directory is given.", where=f"roles.{context.role}.model.path")
-    directory = Path(path) if Path(path).is_dir() else _download(path)
+    directory = Path(path) if Path(path).is_dir() else _download(path, revision)
     file = directory / "config.json"
     if not file.is_file():
         raise DataError("model directory has no config.json.", where=str(directory), todo="Correct model.path.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        text = config.get("text_config", config)
+        if not isinstance(text, dict):
+            raise ValueError("text_config is no mapping")
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DataError("model config is not JSON.", where=str(file), why=str(error)) from error
-    text = config.get("text_config", config)
     shapes = {name: shape for part in _parts(directory) for name, shape in _tensors(part)}
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     dropped = {name for name in shapes if name.endswith(_COMPUTED) or (tied and name == "lm_head.weight")}
@@ -53,7 +56,7 @@ def open_model_files(context: WorkerContext, path: str = "") -> ModelFiles:
     )
 
 
-def _download(path: str) -> Path:
+def _download(path: str, revision: str | None) -> Path:
     """What the hub has under that name, from its cache where it is there. Raises DataError."""
     if path.count("/") > 1 or path.startswith((".", "/", "~")):
         raise DataError("model directory does not exist.", where=path, todo="Correct model.path.")
@@ -67,9 +70,8 @@ def _download(path: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"])
-        )
+        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
+        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[:1]
         raise DataError("model is not on the hub.", where=path, why="\n".join(first)) from error
@@ -81,9 +83,11 @@ def _parts(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _half_written(index, f"the index is not readable: {error}") from error
         for name in names:
+            if not isinstance(name, str) or Path(name).name != name:  # a path could lead out of the directory
+                raise _half_written(index, f"the index names {str(name)[:80]!r}, which is no file's name.")
             if not (directory / name).is_file():
                 raise _half_written(directory, f"{index.name} names {name}, which is missing.")
         return [directory / name for name in names]
@@ -111,7 +115,9 @@ def _tensors(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             data_bytes = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
             found = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not all(type(size) is int and size >= 0 for shape in found.values() for size in (*shape, data_bytes)):
+                raise ValueError("a size is no whole number")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _half_written(file, f"its header is not readable: {error}") from error
     if size != 8 + length + data_bytes:
         raise _half_written(file, f"It has {size} bytes, its header promises {8 + length + data_bytes}.")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gcore_core.errors import ConfigError
 from gcore_core.protocols import WorkerContext
+from gcore_language.images import takes_images
 from gcore_language.prompts import LOAD_ERRORS, unreadable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,12 +26,23 @@ def refuse_engine(context: WorkerContext) -> None:
         )
 
 
-def load_model(path: str, *, dtype: str, attn_implementation: str = "auto", trust_remote_code: bool = False) -> Any:
-    """A transformers causal language model on the CPU in evaluation mode. Raises DataError."""
-    from transformers import AutoModelForCausalLM
+def load_model(
+    path: str,
+    *,
+    dtype: str,
+    attn_implementation: str = "auto",
+    trust_remote_code: bool = False,
+    images: bool = False,
+) -> Any:
+    """A transformers causal language model on the CPU in evaluation mode; ``images``: or one of image-text kind.
+
+    Raises DataError.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        seeing = images and takes_images(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code))
+        model = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained(
             path,
             dtype=DTYPES[dtype],
             attn_implementation=None if attn_implementation == "auto" else attn_implementation,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gcore_core.protocols import Columns
 from gcore_language.flat import Block, FlatLayout
+from gcore_language.images import Images
 
 Layout = Literal["flat", "shared", "padded"]
 
@@ -32,12 +33,13 @@ _SHARED_ROW_TOKENS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One record: ``index`` among the prepared ones, prompt int32[P], actions int32[A] with A > 0."""
+    """One record: ``index`` among the prepared ones, prompt int32[P] and its images, actions int32[A] with A > 0."""
 
     index: int
     ordinal: int
     prompt: np.ndarray
     columns: Columns
+    images: Images | None = None
 
     @property
     def fed(self) -> int:
@@ -52,6 +54,7 @@ class Batch:
     ids int64[N] (flat) or int64[rows, W]; predict int64[A]: the hidden state that predicts the action, counted over all
     rows, or over the predicting tokens if flat; targets int64[A]; temperature float32[A] or None when all are 1;
     index int64[R]: the records in order; columns: record int64[A], mask bool[A], rollout_logp float32[A].
+    images: of each record, in order; empty when none has any.
     """
 
     ids: Tensor
@@ -63,6 +66,7 @@ class Batch:
     flat: FlatLayout | None = None
     positions: Tensor | None = None
     mask: Tensor | None = None
+    images: tuple[Images | None, ...] = ()
 
 
 def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -203,6 +207,7 @@ def _batch(
         temperature=None if (temperature == 1).all() else torch.from_numpy(temperature).to(device),
         index=np.array([s.index for s in samples]),
         columns=columns,
+        images=tuple(s.images for s in samples) if any(s.images for s in samples) else (),
         **layout,
     )
 

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gcore_core.errors import DataError
 from gcore_language import flat
+from gcore_language.image_text import hidden_states
+from gcore_language.images import takes_images
 from gcore_language.packing import Batch, Layout, Sample, micro_batches
 
 Entropy = Literal["none", "metric", "gradient"]
@@ -24,17 +27,23 @@ class Policy(nn.Module):
 
     layouts: the packings that give this model's log-probs, see ``check_layouts``. head_apart: whether the logits are
     the output embedding of the last hidden state and nothing more, so that only positions that predict actions need go
-    through it.
+    through it. takes_images: such models are known to be so, and to be right when padded.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         self.layouts: frozenset[Layout] = frozenset({"padded"})
-        self.head_apart = False
+        self.takes_images = takes_images(model.config)
+        self.head_apart = self.takes_images
 
     def forward(self, batch: Batch, entropy: Entropy = "none") -> tuple[Tensor, Tensor | None]:
         """(log-probs float32[A], entropies float32[A] or None) of the batch's actions at their temperature."""
+        if self.takes_images:
+            hidden = hidden_states(self.model, batch.ids, batch.images or (None,) * len(batch.ids)).flatten(0, 1)
+            return _head_logp(self.model.get_output_embeddings(), hidden.index_select(0, batch.predict), batch, entropy)
+        if batch.images:
+            raise DataError("records have images, and the model takes none.", where=self.model.config.name_or_path)
         if not self.head_apart:
             logits = self._transformers(self.model, batch).logits.flatten(0, 1).index_select(0, batch.predict)
             return _action_logp(logits, batch.targets, batch.temperature, entropy)
@@ -93,6 +102,8 @@ def check_layouts(policy: Policy, device: torch.device, *, may_flat: bool, toler
 
     Models whose positions or attention windows ignore ``position_ids`` or a 4-D mask fail the trial and stay padded.
     """
+    if policy.takes_images:
+        return
     samples = _trial_samples(int(policy.model.config.get_text_config().vocab_size))
     expected = _trial(policy, samples, "padded", device)
 

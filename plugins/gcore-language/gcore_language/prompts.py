@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gcore_core.records import FAILED, Prompt
 #: What transformers raises for files that are missing, malformed or of an unknown architecture.
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 _TOKENIZER_FILES = frozenset({"vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"})
+_TOKENIZER_FILES |= {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}
 
 
 def load_tokenizer(path: str, embedded: int | None, *, threads: int = 1, trust_remote_code: bool = False) -> Any:
@@ -59,11 +60,32 @@ def encode_requests(tokenizer: Any, requests: Sequence[SampleRequest]) -> dict[i
     return dict(zip(first, encode(tokenizer, list(first.values())), strict=True))
 
 
+def refuse_images(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
+    """The tokens as they are. Raises DataError for a prompt that shows images."""
+    prompt = request.prompt
+    if prompt.images:
+        raise DataError(
+            f"row {prompt.row} names {len(prompt.images)} images, and this generator or its model takes none.",
+            where=prompt.images[0],
+            todo="Take a generator and a model of image-text kind, or leave out data.config.images.",
+        )
+    return ids
+
+
 def encode_fitting(
-    tokenizer: Any, requests: Sequence[SampleRequest], context_length: int, version: int
+    tokenizer: Any,
+    requests: Sequence[SampleRequest],
+    context_length: int,
+    version: int,
+    lay: Callable[[SampleRequest, np.ndarray], np.ndarray] = refuse_images,
 ) -> tuple[list[tuple[SampleRequest, np.ndarray, int]], list[Finished]]:
-    """(request, prompt int32[P], room for actions) of those that can be served, and records of those that fail."""
-    encoded = encode_requests(tokenizer, requests)
+    """(request, prompt int32[P], room for actions) of those that can be served, and records of those that fail.
+
+    lay: makes room for a prompt's images among its tokens, once for each ordinal; without it a prompt that shows some
+    is a DataError.
+    """
+    first = {request.ordinal: request for request in reversed(requests)}
+    encoded = {ordinal: lay(first[ordinal], ids) for ordinal, ids in encode_requests(tokenizer, requests).items()}
     fitting, failed = [], []
     for request in requests:
         prompt = encoded[request.ordinal]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
@@ -20,6 +23,12 @@ from transformers import (
 
 CHARACTERS = "0123456789+=,-*?yn:"
 SPECIAL = ("<pad>", "<bos>", "<eos>")
+_TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}:"
+_IMAGE_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{% endfor %}:"
+)
 VOCABULARY = len(CHARACTERS) + len(SPECIAL)
 
 #: head_dim is 32, the smallest that vLLM has kernels for on CPUs; vocabulary, heads and layers split in two
@@ -44,9 +53,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def save_tokenizer(directory: Path, extra: int = 0) -> None:
-    """One token per character; ``extra`` unused ones at the end."""
-    words = [*SPECIAL, *CHARACTERS, *(f"<extra{i}>" for i in range(extra))]
+def save_tokenizer(directory: Path, extra: int = 0, special: Sequence[str] = ()) -> None:
+    """One token per character; ``extra`` unused ones at the end, or ``special`` ones."""
+    words = [*SPECIAL, *CHARACTERS, *(f"<extra{i}>" for i in range(extra)), *special]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -55,8 +64,35 @@ def save_tokenizer(directory: Path, extra: int = 0) -> None:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<pad>", pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
     )
-    fast.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}:"
+    fast.add_special_tokens({"additional_special_tokens": list(special)})
+    fast.chat_template = _IMAGE_TEMPLATE if special else _TEMPLATE
     fast.save_pretrained(directory)
+
+
+def save_image_model(directory: Path, family: str = "qwen2_vl", seed: int = 0) -> None:
+    """``save_model`` for families that take images, qwen2_vl and qwen2_5_vl; a token is of 8x8 pixels."""
+    names = ("vision_start", "image", "vision_end", "video")
+    ids = {f"{name}_token_id": VOCABULARY + i for i, name in enumerate(names)}
+    text = {**_SIZES, **_IDS, "vocab_size": VOCABULARY + len(ids), "hidden_size": 64, "num_attention_heads": 2}
+    text |= {"num_key_value_heads": 2}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
+    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": 4}
+    vision |= {
+        "qwen2_vl": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+        "qwen2_5_vl": {
+            "hidden_size": 32,
+            "out_hidden_size": 64,
+            "intermediate_size": 64,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+    }[family]
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)
+    _save_random(AutoModelForImageTextToText, config, directory, seed, 3.0)
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 64, "longest_edge": 4096}}
+    processor |= {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+    (directory / "preprocessor_config.json").write_text(json.dumps(processor))
+    save_tokenizer(directory, special=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"))
 
 
 def save_untrained(directory: Path, words: int = 2048) -> None:
@@ -74,8 +110,13 @@ def save_untrained(directory: Path, words: int = 2048) -> None:
 
 def save_model(directory: Path, family: str, seed: int = 0, scale: float = 3.0) -> None:
     """Random weights, larger than usual so that log-probs differ by more than rounding."""
+    _save_random(AutoModelForCausalLM, CONFIGS[family](), directory, seed, scale)
+    save_tokenizer(directory)
+
+
+def _save_random(kind: Any, config: Any, directory: Path, seed: int, scale: float) -> None:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    model = kind.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -83,4 +124,3 @@ def save_model(directory: Path, family: str, seed: int = 0, scale: float = 3.0) 
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(directory)
-    save_tokenizer(directory)

@@ -24,6 +24,7 @@ from torch import Tensor
 from gcore_core.errors import ConfigError, NonFiniteLoss
 from gcore_core.protocols import TrainRecord, WorkerContext
 from gcore_core.records import TensorSpec
+from gcore_language.images import Images
 from gcore_language.packing import FLAT_ROW_TOKENS, Batch, Layout, Sample, cheapest_layout, micro_batches
 from gcore_language.policy import Entropy
 from gcore_language.progress import Progress
@@ -143,7 +144,7 @@ class LanguageTrainer:
             raise ConfigError(
                 "packing: shared_prompt does not give this model's log-probs.",
                 where=f"roles.{self._context.role}.config.packing",
-                why="Its positions or attention windows ignore position_ids or a 4-D mask.",
+                why="It takes images, or its positions or attention windows ignore position_ids or a 4-D mask.",
                 todo="Use packing: auto or padded.",
             )
         return found - {"padded"}
@@ -186,7 +187,13 @@ class LanguageTrainer:
             if len(record.columns.get("action_ids", ())):  # a record without actions teaches nothing
                 prompt = record.columns["prompt_ids"]
                 parts[record.minibatch].append(
-                    Sample(index=index, ordinal=record.ordinal, prompt=prompt, columns=record.columns)
+                    Sample(
+                        index=index,
+                        ordinal=record.ordinal,
+                        prompt=prompt,
+                        columns=record.columns,
+                        images=Images.of(record.columns, record.media),
+                    )
                 )
         layout = self._layout([sample for part in parts for sample in part])
         budget, ranks = self._settings.budget_tokens, self._engine.ranks

@@ -17,7 +17,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="AdamW on a Hugging Face causal language model; several slots share it by FSDP2",
         factory="gcore_torch.trainer:TorchTrainer",
         config=TorchTrainerConfig,
-        capabilities=frozenset({"save.background", "sharding"}),
+        capabilities=frozenset({"images", "save.background", "sharding"}),
         needs=_NEEDS,
     )
 
@@ -28,7 +28,9 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="a batched key-value cache: own decoder for Llama, Mistral and Qwen, transformers' for others",
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
-        capabilities=frozenset({"abort", "determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"}),
+        capabilities=frozenset(
+            {"abort", "determinism", "images", "logprobs", "sleep", "weights.push", "weights.fingerprint"}
+        ),
         needs=_NEEDS,
     )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_language.tiny import save_model
+from gcore_language.tiny import save_image_model, save_model
 
+from gcore_core.records import Prompt
 from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
 
 # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
@@ -30,6 +32,32 @@ class OnQwen2(OnLlama):
     """Grouped heads, biases, tied embeddings."""
 
     family = "qwen2"
+
+
+class OnQwen2VL(OnLlama):
+    """A model that takes images, and prompts that show some."""
+
+    family = "qwen2_vl"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        pytest.importorskip("PIL", reason="pip install gcore-torch[images]")
+        directory = tmp_path_factory.mktemp(cls.family)
+        save_image_model(directory, cls.family)
+        return {"path": str(directory)}
+
+    @pytest.fixture
+    def prompts(self, tmp_path: Path) -> list[Prompt]:
+        from PIL import Image
+
+        found = [Prompt(row=0, text="1+2=")]
+        for row, size in enumerate(((16, 24), (24, 16), (32, 32)), 1):
+            file = tmp_path / f"{row}.png"
+            Image.effect_noise(size, 100).convert("RGB").save(file)
+            text = "<|vision_start|><|image_pad|><|vision_end|>1+2="
+            found.append(Prompt(row=row, text=text, images=[str(file)]))
+        return found
 
 
 class OnDevice(GeneratorContract):
@@ -71,3 +99,9 @@ class TestQwen2TrainerWithGenerator(OnQwen2, TrainerWithGeneratorContract):
     provider = "torch"
     config = _TRAINER
     generator_config = {**_GENERATOR, "temperature": 0.7}
+
+
+class TestQwen2VLTrainerWithGenerator(OnQwen2VL, TrainerWithGeneratorContract):
+    provider = "torch"
+    config = _TRAINER
+    generator_config = _GENERATOR

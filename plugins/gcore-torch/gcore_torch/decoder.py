@@ -1,13 +1,14 @@
 """One token for every running sample: a batch of rows with cached keys and values, which samples join and leave.
 
-``FusedDecoder`` is for the families of ``gcore_language.flat``, ``TransformersDecoder`` for every other causal language
-model. Legend of shapes: B running rows, D hidden size, H query heads, K key-value heads, E head size, T cached
-positions.
+``FusedDecoder`` is for the families of ``gcore_language.flat``, ``ImageTextDecoder`` for those of
+``gcore_language.images``, ``TransformersDecoder`` for every other causal language model. Legend of shapes: B running
+rows, D hidden size, H query heads, K key-value heads, E head size, T cached positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from gcore_language.flat import family_supported
+from gcore_language.image_text import show
+from gcore_language.images import Images, takes_images
 from torch import Tensor
 
 #: Most tokens, padding included, that go through the model at once when prompts are read.
@@ -29,9 +32,11 @@ class Decoder(Protocol):
     @property
     def cache_bytes(self) -> int: ...
 
-    def prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int]) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[np.ndarray], repeats: Sequence[int], images: Sequence[Images | None] = ()
+    ) -> Tensor:
         """Adds ``repeats[i]`` rows that start with ``prompts[i]``, read once; logits [sum(repeats), V] of what
-        follows."""
+        follows. images: of each prompt, for an ``ImageTextDecoder`` alone."""
 
     def advance(self, tokens: Tensor) -> Tensor:
         """Appends int64[B] one token to each row; logits [B, V] of what follows."""
@@ -98,7 +103,9 @@ class FusedDecoder:
             self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int]) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[np.ndarray], repeats: Sequence[int], images: Sequence[Images | None] = ()
+    ) -> Tensor:
         if self.rows + sum(repeats) > self._capacity:
             raise ValueError(f"{self.rows} + {sum(repeats)} rows exceed the capacity of {self._capacity}")
         if not self.rows:
@@ -268,6 +275,23 @@ def _fuse(modules: list[Any]) -> tuple[Tensor, Tensor | None]:
     return fused[0], fused[1]
 
 
+@dataclass
+class _Part:
+    """Rows that are of one length. shift: what an image-text model adds to the place of each row's next token, to have
+    its position; int64[rows]."""
+
+    rows: int
+    cache: Any
+    shift: Tensor | None = None
+
+    def take(self, indexes: Tensor) -> None:
+        """Becomes the rows ``indexes``, in that order."""
+        self.rows = len(indexes)
+        self.cache.reorder_cache(indexes)
+        if self.shift is not None:
+            self.shift = self.shift.index_select(0, indexes)
+
+
 class TransformersDecoder:
     """A decoder over the model's own forward pass and cache.
 
@@ -278,44 +302,54 @@ class TransformersDecoder:
     def __init__(self, model: Any) -> None:
         self.rows = 0
         self._model = model
-        self._parts: list[tuple[int, Any]] = []  # (rows, cache)
+        self._parts: list[_Part] = []
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int]) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[np.ndarray], repeats: Sequence[int], images: Sequence[Images | None] = ()
+    ) -> Tensor:
         device = self._model.device
         same = sum(1 for _ in takewhile(lambda p: len(p) == len(prompts[0]), prompts))
         if same < len(prompts):
-            return torch.cat(
-                [self.prefill(prompts[:same], repeats[:same]), self.prefill(prompts[same:], repeats[same:])]
-            )
+            first = self.prefill(prompts[:same], repeats[:same], images[:same])
+            return torch.cat([first, self.prefill(prompts[same:], repeats[same:], images[same:])])
         ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(device)
         expand = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(list(repeats))).to(device)
-        out = self._model(input_ids=ids, use_cache=True)
-        out.past_key_values.reorder_cache(expand)
-        self._parts.append((len(expand), out.past_key_values))
+        logits, part = self._read(ids, images)
+        part.take(expand)
+        self._parts.append(part)
         self.rows += len(expand)
-        return out.logits[:, -1].index_select(0, expand)
+        return logits.index_select(0, expand)
+
+    def _read(self, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, _Part]:
+        """Logits [R, V] of what follows ids int64[R, P], and these rows."""
+        out = self._model(input_ids=ids, use_cache=True)
+        return out.logits[:, -1], _Part(len(ids), out.past_key_values)
+
+    def _feed(self, part: _Part, tokens: Tensor) -> Tensor:
+        """Logits [rows, V] of what follows int64[rows, 1]."""
+        logits: Tensor = self._model(input_ids=tokens, past_key_values=part.cache, use_cache=True).logits
+        return logits[:, -1]
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Tensor:
         logits, start = [], 0
-        for rows, cache in self._parts:
-            out = self._model(input_ids=tokens[start : start + rows, None], past_key_values=cache, use_cache=True)
-            logits.append(out.logits[:, -1])
-            start += rows
+        for part in self._parts:
+            logits.append(self._feed(part, tokens[start : start + part.rows, None]))
+            start += part.rows
         return torch.cat(logits)
 
     def drop(self, gone: np.ndarray) -> np.ndarray:
         parts, start = [], 0
-        for rows, cache in self._parts:
-            keep = (~gone[start : start + rows]).nonzero()[0]
-            if 0 < len(keep) < rows:
-                cache.reorder_cache(torch.from_numpy(keep).to(self._model.device))
+        for part in self._parts:
+            keep = (~gone[start : start + part.rows]).nonzero()[0]
+            start += part.rows
+            if 0 < len(keep) < part.rows:
+                part.take(torch.from_numpy(keep).to(self._model.device))
             if len(keep):
-                parts.append((len(keep), cache))
-            start += rows
+                parts.append(part)
         self._parts = parts
-        self.rows = sum(rows for rows, _ in parts)
+        self.rows = sum(part.rows for part in parts)
         return (~gone).nonzero()[0]
 
     def clear(self) -> None:
@@ -323,7 +357,7 @@ class TransformersDecoder:
 
     @property
     def cache_bytes(self) -> int:
-        layers = (layer for _, cache in self._parts for layer in cache.layers)
+        layers = (layer for part in self._parts for layer in part.cache.layers)
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
     def release(self, *, weights: bool) -> None:
@@ -333,9 +367,31 @@ class TransformersDecoder:
         pass
 
 
+class ImageTextDecoder(TransformersDecoder):
+    """A decoder of prompts with images. Positions are counted here: the model would keep those of the latest prompts
+    alone."""
+
+    def _read(self, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, _Part]:
+        embeddings, positions, shift = show(self._model, ids, images or [None] * len(ids))
+        out = self._model.base_model.language_model(inputs_embeds=embeddings, position_ids=positions, use_cache=True)
+        return self._logits(out), _Part(len(ids), out.past_key_values, shift)
+
+    def _feed(self, part: _Part, tokens: Tensor) -> Tensor:
+        positions = (part.cache.get_seq_length() + part.shift)[None, :, None].expand(3, -1, 1)
+        text = self._model.base_model.language_model
+        return self._logits(text(tokens, position_ids=positions, past_key_values=part.cache, use_cache=True))
+
+    def _logits(self, out: Any) -> Tensor:
+        logits: Tensor = self._model.lm_head(out.last_hidden_state[:, -1])
+        return logits
+
+
 @torch.no_grad()
 def make_decoder(model: Any, choice: str, capacity: int, tolerance: float) -> Decoder:
-    """The decoder ``choice`` names; "auto" tries the fused one against the model's own logits on random tokens."""
+    """The decoder ``choice`` names; "auto" tries the fused one against the model's own logits on random tokens. An
+    image-text model has one decoder."""
+    if takes_images(model.config):
+        return ImageTextDecoder(model)
     if choice == "transformers" or not (choice == "fused" or family_supported(model.config)):
         return TransformersDecoder(model)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 12)

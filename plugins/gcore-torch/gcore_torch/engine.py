@@ -64,6 +64,7 @@ class TorchEngine:
             dtype="float32",
             attn_implementation=config.attn_implementation,
             trust_remote_code=config.trust_remote_code,
+            images=True,
         ).to(self.device)
         if config.gradient_checkpointing:
             for module in model.modules():  # checkpointing needs training mode, in which dropout would change log-probs

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_images
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
 from gcore_language.models import choose_device, load_model, refuse_engine
 from gcore_language.packing import Sample, micro_batches
 from gcore_language.policy import Policy, check_layouts
-from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer
+from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer, refuse_images
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
+from gcore_core.errors import ConfigError, ContractError
 from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
 from gcore_core.records import ABORTED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
 from gcore_torch.config import TorchGeneratorConfig
@@ -36,6 +38,7 @@ class _Waiting:
     request: SampleRequest
     prompt: np.ndarray  # int32[P]
     limit: int  # most actions
+    images: Images | None = None
 
 
 class _Rows:
@@ -86,9 +89,15 @@ class TorchGenerator:
         refuse_engine(context)
         path, trust = str(open_model_files(context).directory), config.trust_remote_code
         self._device = choose_device(config.device, context, config.threads)
-        self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust).to(self._device)
+        self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True).to(self._device)
         text_config, embedded = self._model.config.get_text_config(), self._model.get_input_embeddings().weight.shape[0]
         self._tokenizer = load_tokenizer(path, embedded, threads=config.threads, trust_remote_code=trust)
+        self._reader: ImageReader | None = None
+        if takes_images(self._model.config):
+            if config.decoder == "fused":
+                where = f"roles.{context.role}.config.decoder"
+                raise ConfigError("fused is not for models that take images.", where=where, todo="Use auto.")
+            self._reader = ImageReader(path, self._model.config, trust_remote_code=trust)
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
         told = (self._model.generation_config, text_config, self._tokenizer)
         self._ends[end_tokens(getattr(source, "eos_token_id", None) for source in told)] = True
@@ -114,10 +123,21 @@ class TorchGenerator:
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded once."""
-        fitting, failed = encode_fitting(self._tokenizer, requests, self._context_length, self.version)
+        reader = self._reader
+        images = {} if reader is None else reader.read(requests)
+
+        def lay(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
+            if reader is None:
+                return refuse_images(request, ids)
+            return reader.lay(request.prompt, ids, images.get(request.ordinal))
+
+        fitting, failed = encode_fitting(self._tokenizer, requests, self._context_length, self.version, lay)
         self._failed += failed
         longest = self._config.max_new_tokens
-        self._queue += [_Waiting(request, prompt, min(longest, room)) for request, prompt, room in fitting]
+        self._queue += [
+            _Waiting(request, prompt, min(longest, room), images.get(request.ordinal))
+            for request, prompt, room in fitting
+        ]
 
     def step(self) -> list[Finished]:
         """See ``Generator.step``: one token for each running sample, after waiting ones have joined."""
@@ -146,12 +166,16 @@ class TorchGenerator:
         return sorted(taken, key=lambda w: len(w.prompt))
 
     def _join(self, joining: list[_Waiting]) -> torch.Tensor:
-        by_prompt: dict[bytes, list[_Waiting]] = {}
+        by_prompt: dict[tuple[bytes, int], list[_Waiting]] = {}
         for waiting in joining:
-            by_prompt.setdefault(waiting.prompt.tobytes(), []).append(waiting)
+            by_prompt.setdefault((waiting.prompt.tobytes(), id(waiting.images)), []).append(waiting)
         groups = list(by_prompt.values())
         self._rows.add([waiting for group in groups for waiting in group], self.version)
-        return self._decoder.prefill([group[0].prompt for group in groups], [len(group) for group in groups])
+        return self._decoder.prefill(
+            [group[0].prompt for group in groups],
+            [len(group) for group in groups],
+            [group[0].images for group in groups],
+        )
 
     def _advance(self) -> torch.Tensor:
         rows = self._rows
@@ -164,7 +188,7 @@ class TorchGenerator:
         so_far = [
             np.concatenate([waiting.prompt, rows.tokens[i, : rows.length[i]]]) for i, waiting in enumerate(rows.waiting)
         ]
-        return self._decoder.prefill(so_far, [1] * rows.count)
+        return self._decoder.prefill(so_far, [1] * rows.count, [waiting.images for waiting in rows.waiting])
 
     def _sample(self, logits: torch.Tensor) -> None:
         rows, config = self._rows, self._config
@@ -209,8 +233,15 @@ class TorchGenerator:
 
     def _finish(self, row: int, status: str, reason: str, columns: Columns) -> Finished:
         versions = (int(self._rows.version[row]), self.version)
-        request = self._rows.waiting[row].request
-        return Finished(request=request, status=status, versions=versions, columns=columns, reason=reason)
+        waiting = self._rows.waiting[row]
+        return Finished(
+            request=waiting.request,
+            status=status,
+            versions=versions,
+            columns=columns,
+            reason=reason,
+            media=_media(waiting),
+        )
 
     def _columns(self, indexes: np.ndarray) -> list[Columns]:
         rows = self._rows
@@ -229,6 +260,7 @@ class TorchGenerator:
                     "temperature": cold if rows.greedy[i] else warm,
                     "text": np.frombuffer(text.encode(), np.uint8),
                 }
+                | _grid(rows.waiting[i])
             )
         return found
 
@@ -245,7 +277,10 @@ class TorchGenerator:
             request = waiting.request
             if (request.ordinal, request.sample) in wanted:
                 versions = (self.version, self.version)
-                finished.append(Finished(request=request, status=ABORTED, versions=versions, columns=_empty(waiting)))
+                columns, media = _empty(waiting), _media(waiting)
+                finished.append(
+                    Finished(request=request, status=ABORTED, versions=versions, columns=columns, media=media)
+                )
             else:
                 kept.append(waiting)
         self._queue = kept
@@ -308,8 +343,12 @@ class TorchGenerator:
 
     @torch.no_grad()
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
-        """See ``ScoresLogprobs.logprobs``."""
+        """See ``ScoresLogprobs.logprobs``. Raises ContractError for records with images, which are no columns."""
         self._weights.check_awake()
+        if any(GRID in record for record in records):
+            raise ContractError(
+                "log-probs of records with images are asked for without their images.", where="logprobs"
+            )
         if self._scorer is None:
             self._scorer = Policy(self._model)
             check_layouts(self._scorer, self._device, may_flat=False, tolerance=1e-3)
@@ -337,4 +376,13 @@ def _empty(waiting: _Waiting) -> Columns:
         "action_mask": np.zeros(0, np.uint8),
         "temperature": np.array(np.float32(1)),
         "text": np.zeros(0, np.uint8),
-    }
+    } | _grid(waiting)
+
+
+def _grid(waiting: _Waiting) -> dict[str, np.ndarray]:
+    return {} if waiting.images is None else {GRID: waiting.images.grid}
+
+
+def _media(waiting: _Waiting) -> dict[str, np.ndarray]:
+    """The same array for all samples of a prompt."""
+    return {} if waiting.images is None else {PIXELS: waiting.images.pixels}

@@ -9,6 +9,7 @@ from gcore_torch.conformance import (
     TestQwen2Generator,
     TestQwen2Trainer,
     TestQwen2TrainerWithGenerator,
+    TestQwen2VLTrainerWithGenerator,
 )
 
 from gcore_core.testing import PluginContract
@@ -20,6 +21,7 @@ __all__ = [
     "TestQwen2Generator",
     "TestQwen2Trainer",
     "TestQwen2TrainerWithGenerator",
+    "TestQwen2VLTrainerWithGenerator",
 ]
 
 

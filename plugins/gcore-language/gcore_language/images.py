@@ -1,0 +1,102 @@
+"""Images beside prompts, for the image-text models of Qwen2-VL's kind: read, cut into patches, and put into the text.
+
+Legend of shapes: N patches of some images, F numbers of one patch, I images. An image takes as many tokens as it has
+patches, divided by the square of the model's merge size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gcore_core.errors import DataError
+from gcore_core.protocols import Columns, SampleRequest
+from gcore_core.records import Prompt
+from gcore_language.prompts import LOAD_ERRORS, first_lines, unreadable
+
+FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl"})
+#: What a record of such a prompt holds: the patches among its media, how they lie among its columns.
+PIXELS, GRID = "pixel_values", "image_grid_thw"
+
+
+def takes_images(config: Any) -> bool:
+    """Whether a Hugging Face config is of a family that is handled here."""
+    return getattr(config, "model_type", "") in FAMILIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """The images of one prompt. pixels float32[N, F]; grid int64[I, 3]: patches of each image in time, height, width;
+    N is the sum of their products."""
+
+    pixels: np.ndarray
+    grid: np.ndarray
+
+    @staticmethod
+    def of(columns: Columns, media: Columns) -> Images | None:
+        """Those of a record. Records of one prompt share the array of pixels."""
+        return Images(pixels=media[PIXELS], grid=columns[GRID]) if PIXELS in media else None
+
+
+class ImageReader:
+    """Opens the images of prompts with the image processor that lies beside a model's weights."""
+
+    def __init__(self, path: str, config: Any, *, trust_remote_code: bool = False) -> None:
+        from transformers import AutoImageProcessor
+
+        try:
+            self._processor = AutoImageProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except (*LOAD_ERRORS, ImportError) as error:
+            raise unreadable("image processor", path, error) from error
+        self._token = int(config.image_token_id)
+        self._merged = int(config.vision_config.spatial_merge_size) ** 2
+
+    def read(self, requests: Sequence[SampleRequest]) -> dict[int, Images]:
+        """Ordinal -> images, of the prompts that show some; requests of one ordinal have one prompt."""
+        prompts = {request.ordinal: request.prompt for request in requests if request.prompt.images}
+        return {ordinal: self._open(prompt) for ordinal, prompt in prompts.items()}
+
+    def _open(self, prompt: Prompt) -> Images:
+        pictures = [_picture(prompt, path) for path in prompt.images]
+        try:
+            made = self._processor(images=pictures, return_tensors="np")
+        except ValueError as error:  # of a size that it refuses
+            what = f"the images of row {prompt.row} cannot be cut into patches."
+            raise DataError(what, where=prompt.images[0], why=first_lines(error)) from error
+        return Images(pixels=np.asarray(made[PIXELS], np.float32), grid=np.asarray(made[GRID], np.int64))
+
+    def lay(self, prompt: Prompt, ids: np.ndarray, images: Images | None) -> np.ndarray:
+        """The prompt int32[P] with as many image tokens in each image's place as it takes. Raises DataError."""
+        places = (ids == self._token).nonzero()[0]
+        tokens = images.grid.prod(1) // self._merged if images is not None else np.zeros(0, np.int64)
+        where = prompt.images[0] if prompt.images else ""
+        if len(places) != len(tokens):
+            raise DataError(
+                f"row {prompt.row} names {len(tokens)} images, and its prompt has places for {len(places)}.",
+                where=where,
+                why="A place is the model's image token, which its chat template writes for a part of type image.",
+            )
+        if (np.diff(places) == 1).any():
+            raise DataError(
+                f"the prompt of row {prompt.row} has two images without a token between them.",
+                where=where,
+                todo="Write the tokens that begin and end an image around each.",
+            )
+        counts = np.ones(len(ids), np.int64)
+        counts[places] = tokens
+        return np.repeat(ids, counts)
+
+
+def _picture(prompt: Prompt, path: str) -> Any:
+    """The image in RGB. Raises DataError."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            return opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        why = "There is no such file." if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
+        raise DataError(f"an image of row {prompt.row} cannot be read.", where=path, why=why[:300]) from error

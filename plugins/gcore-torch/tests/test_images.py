@@ -1,0 +1,410 @@
+"""A tiny image-text model: it answers prompts with images, and trains on what it answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gcore_language.images import GRID, PIXELS
+from gcore_language.tiny import save_image_model
+from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
+from gcore_torch.generator import TorchGenerator
+from gcore_torch.trainer import TorchTrainer
+from PIL import Image
+from transformers import AutoModelForImageTextToText
+
+from gcore_core.errors import ConfigError, ContractError, DataError
+from gcore_core.protocols import Finished, SampleRequest, TrainRecord
+from gcore_core.records import Prompt, WeightPlan
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl")
+PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+SIZES = {"wide": (16, 24), "tall": (24, 16), "small": (8, 8), "large": (32, 32)}  # height, width
+#: float32 sums in another order; logits of the tiny models are about 5
+SAME = 1e-5
+
+
+@pytest.fixture(scope="session")
+def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
+    for family, directory in found.items():
+        save_image_model(directory, family)
+    return found
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    directory, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    found = {name: str(directory / f"{name}.png") for name in SIZES}
+    for name, size in SIZES.items():
+        Image.fromarray(draw.integers(0, 256, (*size, 3), dtype=np.uint8)).save(found[name])
+    return found
+
+
+@pytest.fixture
+def prompts(pictures: dict[str, str]) -> list[Prompt]:
+    """Two that differ in their image alone, one with two images, one without any, one of chat messages."""
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1+"}]}]
+    return [
+        Prompt(row=0, text=f"{PLACE}1+2=", images=[pictures["wide"]]),
+        Prompt(row=1, text=f"{PLACE}1+2=", images=[pictures["tall"]]),
+        Prompt(row=2, text=f"{PLACE}3{PLACE}+2=", images=[pictures["small"], pictures["large"]]),
+        Prompt(row=3, text="1+2="),
+        Prompt(row=4, messages=chat, images=[pictures["large"]]),
+    ]
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def open_generator(image_models: dict[str, Path], tiny: Any) -> Open:
+    def make(family: str = "qwen2_vl", model: Path | None = None, **config: Any) -> TorchGenerator:
+        settings = TorchGeneratorConfig(**({"max_new_tokens": 12} | config))
+        return TorchGenerator(settings, tiny.make_context(model or image_models[family], role="rollout"))
+
+    return make
+
+
+@pytest.fixture
+def open_trainer(image_models: dict[str, Path], tiny: Any) -> Open:
+    def make(family: str = "qwen2_vl", **config: Any) -> TorchTrainer:
+        settings = TorchTrainerConfig(**({"learning_rate": 1e-3} | config))
+        return TorchTrainer(settings, tiny.make_context(image_models[family], tiny.Reinforce()))
+
+    return make
+
+
+def requests_of(prompts: Sequence[Prompt], samples: int = 4) -> list[SampleRequest]:
+    return [
+        SampleRequest(ordinal=i, sample=j, seed=100 * i + j, prompt=prompt)
+        for i, prompt in enumerate(prompts)
+        for j in range(samples)
+    ]
+
+
+def answers(generator: TorchGenerator, prompts: Sequence[Prompt], tiny: Any) -> list[Finished]:
+    generator.submit(requests_of(prompts))
+    return list(tiny.drain(generator))
+
+
+def to_train(records: Sequence[Finished]) -> list[TrainRecord]:
+    return [
+        TrainRecord(ordinal=r.request.ordinal, sample=r.request.sample, minibatch=0, columns=r.columns, media=r.media)
+        for r in records
+    ]
+
+
+@torch.no_grad()
+def expected(model: Any, record: Finished) -> np.ndarray:
+    """Log-probs by transformers' own forward pass: the prompt with its images, then token by token with its cache.
+
+    One pass over all tokens would take a sampled image token for an image.
+    """
+    prompt, actions = (torch.from_numpy(record.columns[key].astype(np.int64)) for key in ("prompt_ids", "action_ids"))
+    model.model.rope_deltas = None
+    shown = {}
+    if PIXELS in record.media:
+        shown = {
+            "pixel_values": torch.from_numpy(record.media[PIXELS]),
+            "image_grid_thw": torch.from_numpy(record.columns[GRID]),
+            "mm_token_type_ids": (prompt == model.config.image_token_id).int()[None],
+        }
+    out = model(input_ids=prompt[None], use_cache=True, **shown)
+    found = []
+    for action in actions:
+        found.append(float(out.logits[0, -1].log_softmax(-1)[action]))
+        out = model(input_ids=action[None, None], past_key_values=out.past_key_values, use_cache=True)
+    return np.array(found)
+
+
+def weights_of(trainer: TorchTrainer) -> dict[str, np.ndarray]:
+    return {spec.name: array.copy() for spec, array in trainer.export_weights()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_are_those_of_plain_transformers(
+    family: str, open_generator: Open, image_models: dict[str, Path], prompts: list[Prompt], tiny: Any
+) -> None:
+    records = answers(open_generator(family), prompts, tiny)
+    model = AutoModelForImageTextToText.from_pretrained(image_models[family], dtype=torch.float32).eval()
+    image_token = model.config.image_token_id
+    assert any((r.columns["action_ids"] == image_token).any() for r in records), "none was sampled; choose other seeds"
+    for record in records:
+        np.testing.assert_allclose(record.columns["logp"], expected(model, record), atol=SAME)
+
+
+def test_a_prompt_holds_a_token_for_every_four_patches(open_generator: Open, prompts: list[Prompt], tiny: Any) -> None:
+    records = answers(open_generator(), prompts, tiny)
+    image_token = open_generator()._model.config.image_token_id
+    for record in records:
+        held = int((record.columns["prompt_ids"] == image_token).sum())
+        grid = record.columns.get(GRID, np.zeros((0, 3), np.int64))
+        assert held * 4 == grid.prod(1).sum() == len(record.media.get(PIXELS, ()))
+        assert len(grid) == len(record.request.prompt.images)
+
+
+def test_the_records_of_a_prompt_share_one_array(open_generator: Open, prompts: list[Prompt], tiny: Any) -> None:
+    records = answers(open_generator(), prompts, tiny)
+    shared = {
+        r.request.ordinal: {id(o.media.get(PIXELS)) for o in records if o.request.ordinal == r.request.ordinal}
+        for r in records
+    }
+    assert all(len(arrays) == 1 for arrays in shared.values())
+    assert len(set.union(*shared.values())) == len(prompts)
+
+
+def test_an_image_changes_what_is_likely(open_generator: Open, prompts: list[Prompt], tiny: Any) -> None:
+    generator = open_generator(temperature=0.0, max_new_tokens=1)
+    wide, tall = (answers(generator, [prompt], tiny)[0].columns["logp"] for prompt in prompts[:2])
+    assert abs(float(wide[0] - tall[0])) > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [16384, 60])
+def test_generator_and_trainer_agree_and_a_step_changes_every_part(
+    family: str, budget: int, open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any
+) -> None:
+    records = to_train(answers(open_generator(family, temperature=0.8), prompts, tiny))
+    trainer = open_trainer(family, budget_tokens=budget)
+    before = weights_of(trainer)
+    trainer.prepare(records, frozenset())
+    metrics = trainer.train(0, tiny.make_advantages(records), 1, 1)
+    assert metrics["logprob_gap_max"] < 1e-4
+    after = weights_of(trainer)
+    assert all(np.isfinite(array.view(np.float32)).all() for array in after.values())
+    changed = {name for name in before if before[name].tobytes() != after[name].tobytes()}
+    # a bias of keys moves no log-prob: softmax does not see what all scores have in common
+    assert {name for name in before.keys() - changed if "k_proj.bias" not in name} == set()
+
+
+def test_after_a_push_they_agree_again(
+    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any
+) -> None:
+    generator, trainer = open_generator(), open_trainer(learning_rate=1e-2)
+    for version in (1, 2):
+        records = to_train(answers(generator, prompts, tiny))
+        trainer.prepare(records, frozenset())
+        assert trainer.train(version - 1, tiny.make_advantages(records), 1, 1)["logprob_gap_max"] < 1e-4
+        plan = WeightPlan(version, trainer.weight_specs())
+        generator.begin_weights(plan)
+        generator.load_weights(trainer.export_weights())
+        generator.commit_weights(plan)
+
+
+def test_running_samples_read_their_images_again_after_a_push(
+    open_generator: Open, open_trainer: Open, prompts: list[Prompt], image_models: dict[str, Path], tiny: Any
+) -> None:
+    generator, trainer = open_generator(), open_trainer()
+    generator.submit(requests_of(prompts))
+    records = [record for _ in range(3) for record in generator.step()]
+    plan = WeightPlan(1, trainer.weight_specs())  # of the same weights, so log-probs stay what they are
+    generator.begin_weights(plan)
+    generator.load_weights(trainer.export_weights())
+    generator.commit_weights(plan)
+    records += tiny.drain(generator)
+    model = AutoModelForImageTextToText.from_pretrained(image_models["qwen2_vl"], dtype=torch.float32).eval()
+    assert any(record.versions == (0, 1) for record in records)
+    for record in records:
+        np.testing.assert_allclose(record.columns["logp"], expected(model, record), atol=SAME)
+
+
+def test_a_group_encodes_its_image_once_a_micro_batch(
+    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = open_trainer()
+    inner = trainer._engine._policy.model.model
+    encoded: list[int] = []
+    encode = inner.get_image_features
+    monkeypatch.setattr(inner, "get_image_features", lambda p, g, **k: (encoded.append(len(g)), encode(p, g, **k))[1])
+    records = to_train(answers(open_generator(), prompts, tiny))
+    trainer.prepare(records, frozenset())
+    trainer.train(0, tiny.make_advantages(records), 1, 1)
+    assert encoded == [5]
+
+
+def test_saved_weights_are_a_model_directory_that_generates(
+    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any, tmp_path: Path
+) -> None:
+    open_trainer().save_pretrained(tmp_path)
+    saved, original = open_generator(model=tmp_path), open_generator()
+    for one, other in zip(answers(saved, prompts, tiny), answers(original, prompts, tiny), strict=True):
+        np.testing.assert_array_equal(one.columns["action_ids"], other.columns["action_ids"])
+
+
+def test_two_sharded_ranks_of_which_one_has_no_image_are_one(image_models: dict[str, Path], tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    told = []
+    for ranks in (1, 2):
+        work = tmp_path / str(ranks)
+        work.mkdir()
+        command = [sys.executable, str(Path(__file__).with_name("two_image_ranks.py"))]
+        given = [str(ranks), str(image_models["qwen2_vl"]), str(work)]
+        processes = [
+            subprocess.Popen([*command, str(rank), *given], env=environment, stderr=subprocess.PIPE)
+            for rank in range(ranks)
+        ]
+        try:
+            errors = [process.communicate(timeout=120)[1].decode()[-3000:] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+        told.append(json.loads((work / "numbers.json").read_text()))
+    one, two = told
+    assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-4, abs=1e-6)
+    for name, values in one["weights"].items():
+        np.testing.assert_allclose(values, two["weights"][name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"dtype": "bfloat16"}])
+def test_checkpointed_layers_and_bfloat16_train_too(
+    settings: dict[str, Any], open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any
+) -> None:
+    records = to_train(answers(open_generator(), prompts, tiny))
+    plain, other = open_trainer(), open_trainer(**settings)
+    norms = []
+    for trainer in (plain, other):
+        trainer.prepare(records, frozenset())
+        norms.append(trainer.train(0, tiny.make_advantages(records), 1, 1)["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4 if "dtype" not in settings else 0.1)
+
+
+# -- what is wrong is told --------------------------------------------------------------------------------------------
+
+
+def test_an_image_for_a_text_model_is_refused(
+    open_generator: Open, model_dirs: dict[str, Path], prompts: list[Prompt]
+) -> None:
+    generator = open_generator(model=model_dirs["llama"])
+    with pytest.raises(DataError, match="row 0 names 1 images, and this generator or its model takes none") as told:
+        generator.submit(requests_of(prompts[:1]))
+    assert prompts[0].images[0] in str(told.value)
+    assert "data.config.images" in str(told.value)
+
+
+def test_images_of_records_are_refused_by_a_trainer_of_text(
+    open_generator: Open, model_dirs: dict[str, Path], prompts: list[Prompt], tiny: Any
+) -> None:
+    records = to_train(answers(open_generator(), prompts, tiny))
+    trainer = TorchTrainer(TorchTrainerConfig(), tiny.make_context(model_dirs["llama"], tiny.Reinforce()))
+    trainer.prepare(records, frozenset())
+    with pytest.raises(DataError, match="records have images, and the model takes none"):
+        trainer.train(0, tiny.make_advantages(records), 1, 1)
+
+
+def test_a_missing_image_is_told_with_row_and_path(open_generator: Open, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone.png")
+    with pytest.raises(DataError, match=r"gone\.png: an image of row 7 cannot be read\.\n  There is no such file"):
+        open_generator().submit(requests_of([Prompt(row=7, text=PLACE, images=[gone])]))
+
+
+@pytest.mark.parametrize("broken", [b"", b"no image", "cut"])
+def test_a_broken_image_is_told_with_row_and_path(
+    broken: bytes | str, open_generator: Open, pictures: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "broken.png"
+    file.write_bytes(broken if isinstance(broken, bytes) else Path(pictures["large"]).read_bytes()[:200])
+    with pytest.raises(DataError, match=r"broken\.png: an image of row 7 cannot be read\."):
+        open_generator().submit(requests_of([Prompt(row=7, text=PLACE, images=[str(file)])]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1+2=", "row 0 names 1 images, and its prompt has places for 0"),
+        (PLACE * 2, "row 0 names 1 images, and its prompt has places for 2"),
+    ],
+)
+def test_another_number_of_places_than_images_is_told(
+    text: str, message: str, open_generator: Open, prompts: list[Prompt]
+) -> None:
+    with pytest.raises(DataError, match=message):
+        open_generator().submit(requests_of([Prompt(row=0, text=text, images=prompts[0].images)]))
+
+
+def test_images_side_by_side_are_told(open_generator: Open, prompts: list[Prompt]) -> None:
+    two = Prompt(row=5, text="<|image_pad|><|image_pad|>", images=prompts[2].images)
+    with pytest.raises(DataError, match="row 5 has two images without a token between them"):
+        open_generator().submit(requests_of([two]))
+
+
+def test_tokens_of_images_count_for_the_context(open_generator: Open, prompts: list[Prompt], tiny: Any) -> None:
+    """Eight tokens of text fit into sixteen, with the image's they do not."""
+    generator = open_generator(context_length=16)
+    (large, *_), (small, *_) = (
+        answers(generator, [Prompt(row=0, text=f"{PLACE}1+2=", images=[image])], tiny)
+        for image in (prompts[4].images[0], prompts[2].images[0])
+    )
+    assert (large.status, large.reason) == ("failed", "prompt_too_long")
+    assert small.status != "failed"
+
+
+def test_a_model_without_an_image_processor_is_told(
+    open_generator: Open, image_models: dict[str, Path], tmp_path: Path
+) -> None:
+    for file in image_models["qwen2_vl"].iterdir():
+        if file.name != "preprocessor_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(DataError, match="transformers cannot load the image processor"):
+        open_generator(model=tmp_path)
+
+
+def test_what_an_image_text_model_has_not_is_told(
+    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any
+) -> None:
+    with pytest.raises(ConfigError, match="fused is not for models that take images"):
+        open_generator(decoder="fused")
+    with pytest.raises(ConfigError, match="packing: shared_prompt does not give this model's log-probs"):
+        open_trainer(packing="shared_prompt")
+    generator = open_generator()
+    record = answers(generator, prompts[:1], tiny)[0]
+    with pytest.raises(ContractError, match="without their images"):
+        generator.logprobs([record.columns])
+
+
+def test_an_aborted_sample_keeps_its_images(open_generator: Open, prompts: list[Prompt]) -> None:
+    generator = open_generator(max_batch=2)
+    requests = requests_of(prompts[:1])
+    generator.submit(requests)
+    generator.step()
+    aborted = generator.abort([(r.ordinal, r.sample) for r in requests])
+    assert aborted
+    assert all(PIXELS in record.media and GRID in record.columns for record in aborted)
+
+
+def test_what_the_records_are_made_of_is_what_the_processor_of_transformers_makes(
+    open_generator: Open,
+    image_models: dict[str, Path],
+    prompts: list[Prompt],
+    tiny: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import AutoImageProcessor, AutoTokenizer
+    from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+
+    # it asks of which class its parts are, among them that for videos, which needs torchvision
+    monkeypatch.setattr(Qwen2VLProcessor, "check_argument_for_proper_class", lambda *_: None)
+    path = image_models["qwen2_vl"]
+    processor = Qwen2VLProcessor(AutoImageProcessor.from_pretrained(path), AutoTokenizer.from_pretrained(path))
+    record = answers(open_generator(), prompts[2:3], tiny)[0]
+    images = [Image.open(file) for file in prompts[2].images]
+    made = processor(text=[prompts[2].text], images=images, return_tensors="np")
+    np.testing.assert_array_equal(made["input_ids"][0], record.columns["prompt_ids"])
+    np.testing.assert_array_equal(made["pixel_values"], record.media[PIXELS])
+    np.testing.assert_array_equal(made["image_grid_thw"], record.columns[GRID])
+
+
+def test_an_image_of_a_shape_that_the_processor_refuses_is_told(open_generator: Open, tmp_path: Path) -> None:
+    file = str(tmp_path / "thin.png")
+    Image.new("RGB", (4, 1000)).save(file)
+    with pytest.raises(DataError, match=r"thin\.png: the images of row 7 cannot be cut into patches\.\n.*ratio"):
+        open_generator().submit(requests_of([Prompt(row=7, text=PLACE, images=[file])]))
