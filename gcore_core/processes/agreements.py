@@ -39,6 +39,8 @@ class AgreementService:
 
     async def sum(self, request: SumRequest, call: Call) -> list[float]:
         async def act(parts: list[list[float]]) -> list[float]:
+            if len({len(part) for part in parts}) > 1:
+                raise ContractError(f"shards sum {[len(part) for part in parts]} values", where=request.key)
             return [float(value) for value in np.sum(np.array(parts, np.float64), axis=0)]  # in shard order
 
         self._admit(request)
@@ -62,6 +64,8 @@ class AgreementService:
             return parts[0]
 
         self._admit(request)
+        if request.shard == 0 and len(request.parts) != self._shards:
+            raise ContractError(f"{len(request.parts)} parts for {self._shards} shards", where=request.key)
         parts: list[bytes] = await self._gathering.join(("deal", request.key), request.shard, request.parts, act)
         return parts[request.shard]
 

@@ -18,7 +18,8 @@ import numpy as np
 from gcore_core.errors import ContractError, DataError
 
 Columns = Mapping[str, np.ndarray]
-NUMBERS = re.compile(r"[<>|][biufc]\d{1,2}")  # numbers and bools, as numpy writes them
+NUMBERS = re.compile(r"[<>|][biufc][0-9]{1,2}")  # numbers and bools, as numpy writes them
+MOST_AXES = 64  # numpy's; the product of more sizes would take long
 _JOIN_BYTES = 1 << 20  # below this, one copy more is cheaper than a part for each record
 
 
@@ -65,7 +66,7 @@ class Chunk:
         length = int.from_bytes(memory[:4], "little")
         try:
             self._table = _decode_table(memory[4 : 4 + length])
-        except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8
             raise DataError(f"a chunk of columns is malformed: {error}", where="store") from None
         self._body = memory[4 + length + -(length + 4) % 8 :].toreadonly()
         self._size = max((len(column.shapes) for column in self._table.values()), default=0)
@@ -106,6 +107,8 @@ class Chunk:
             raise ValueError(f"dtype {column.dtype!r}")
         if any(size < 0 for shape in column.shapes for size in shape or ()):
             raise ValueError("a negative size")
+        if any(len(shape or ()) > MOST_AXES for shape in column.shapes):
+            raise ValueError("too many axes")
         sizes = [0 if shape is None else math.prod(shape) for shape in column.shapes]
         bounds = list(accumulate(sizes, initial=0))
         return np.frombuffer(self._body, column.dtype, bounds[-1], column.offset), bounds

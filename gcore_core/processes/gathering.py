@@ -22,6 +22,8 @@ class Gathering:
         self._open: OrderedDict[Any, tuple[dict[int, Any], asyncio.Future[Any]]] = OrderedDict()
 
     async def join(self, key: Any, member: int, value: Any, act: Callable[[list[Any]], Awaitable[Any]]) -> Any:
+        if not 0 <= member < self.members:
+            raise ContractError(f"there is no member {member}, only {self.members}", where=str(key))
         values, result = self._open.setdefault(key, ({}, asyncio.get_running_loop().create_future()))
         if member in values:
             if values[member] != value:

@@ -129,14 +129,16 @@ async def pull_weights(
         for index in itertools.count():
             asked = BucketRequest(version, request.receiver, index, request.attempt)
             bucket = await insist(source, "bucket", asked, Bucket, PUSH_DEADLINE_S)
+            if len(bucket.digests) != len(bucket.tensors):
+                what = f"a bucket has {len(bucket.tensors)} tensors and {len(bucket.digests)} digests"
+                raise WeightMismatch(what, where=f"version {version}, bucket {index}")
             for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
                 if plan.tensors[len(digests) : len(digests) + 1] != [spec]:
                     what = f"tensor {spec.name!r} is not the one planned here"
                     raise WeightMismatch(what, where=f"version {version}")
                 digests[spec.name] = digest
-            if bucket.path not in mapped:
-                mapped[bucket.path] = np.frombuffer(map_file(Path(bucket.path), writable=False), np.uint8)
-            before, loading = loading, asyncio.ensure_future(compute(_load, receiver, mapped[bucket.path], bucket))
+            memory = _memory(bucket, mapped)
+            before, loading = loading, asyncio.ensure_future(compute(_load, receiver, memory, bucket))
             if before is not None:
                 await before
             call.progress()
@@ -158,6 +160,16 @@ async def pull_weights(
                 why=f"{len(wrong)} of {len(digests)} tensors differ",
             )
     return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), isinstance(receiver, Fingerprints))
+
+
+def _memory(bucket: Bucket, mapped: dict[str, np.ndarray]) -> np.ndarray:
+    if bucket.path not in mapped:
+        try:
+            mapped[bucket.path] = np.frombuffer(map_file(Path(bucket.path), writable=False), np.uint8)
+        except (OSError, ValueError) as error:  # ValueError: it is empty, or its name is none
+            why = getattr(error, "strerror", None) or str(error)
+            raise WeightMismatch("a bucket's memory cannot be opened", where=bucket.path, why=why) from None
+    return mapped[bucket.path]
 
 
 def _load(receiver: ReceivesWeights, memory: np.ndarray, bucket: Bucket) -> None:

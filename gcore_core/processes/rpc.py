@@ -72,7 +72,7 @@ class _Outbox:
 
     def __init__(self, write: Callable[[bytes], Any], traffic: Traffic) -> None:
         self._write, self._frames, self._ready = write, [], asyncio.Event()  # type: ignore[var-annotated]
-        self._traffic = traffic
+        self._traffic, self._writing, self._closed = traffic, False, False
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(_stream_over)
 
@@ -81,18 +81,21 @@ class _Outbox:
         self._ready.set()
 
     async def _run(self) -> None:
-        while True:
+        while not self._closed:
             await self._ready.wait()
             self._ready.clear()
             frames, self._frames = self._frames, []
+            self._writing = True
             for batch in _batches(frames):
                 message = encode(batch)
                 self._traffic.add(message)
                 await self._write(message)
+            self._writing = False
 
     async def close(self) -> None:
-        if self._frames:
-            await asyncio.sleep(0)
+        self._closed = True
+        if self._frames or self._writing:  # gRPC cannot end a stream, nor tell why, while a write is under way
+            await asyncio.wait([self._task], timeout=1.0)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -157,7 +160,7 @@ class _Session:
                         window = asyncio.Semaphore(WINDOW_ITEMS)
                         task = asyncio.ensure_future(self._run(frame, outbox, window))
                         running[frame.call] = task, window
-                        task.add_done_callback(partial(_drop, running, frame.call))
+                        task.add_done_callback(partial(running.pop, frame.call))
                     elif frame.kind == CANCEL and frame.call in running:
                         running[frame.call][0].cancel()
                     elif frame.kind == TAKEN and frame.call in running:
@@ -319,10 +322,6 @@ class RpcPeer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._drop_channel()
-
-
-def _drop(running: dict[int, Any], call: int, task: asyncio.Task[None]) -> None:
-    running.pop(call, None)
 
 
 def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:

@@ -19,7 +19,17 @@ T = TypeVar("T")
 MESSAGE_LIMIT_BYTES = 64 << 20
 PROGRESS_S = 1.0  # a request shows progress no more often; no deadline may be that short
 
+_TEXT_LIMIT = 4000  # characters of one text of an error on the wire
+
 encode = msgspec.msgpack.Encoder().encode
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview | msgspec.Raw, what: str, where: str) -> T:
+    """Raises ContractError, with the path, for bytes that are not what the decoder reads."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8
+        raise ContractError(f"malformed {what}: {error}", where=where) from None
 
 
 @dataclass
@@ -83,10 +93,7 @@ class Service:
             decoder, handler = self._handlers[method]
         except KeyError:
             raise ContractError(f"no method {method!r}", where=self.name) from None
-        try:
-            request = decoder.decode(body)
-        except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
-            raise ContractError(f"malformed request {method!r}: {error}", where=self.name) from None
+        request = decoded(decoder, body, f"request {method!r}", self.name)
         self._clock = asyncio.get_running_loop().time
         self._running.add(call)
         try:
@@ -139,18 +146,33 @@ class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):
 
 
 def to_wire(error: BaseException, process: str) -> RemoteFailure:
-    trace = "".join(traceback.format_exception(error))[-4000:]
+    """It can always be encoded, whatever text or facts the error has; what is too long is cut or left out."""
+    trace = _text("".join(traceback.format_exception(error))[-_TEXT_LIMIT:])
     if isinstance(error, GcoreError):
-        facts = {k: v for k, v in error.facts.items() if isinstance(v, (str, int, float, bool, list, dict))}
+        facts = {k: v for k, v in error.facts.items() if _travels(v)}
         facts.setdefault("process", process)
         facts.setdefault("traceback", trace)
-        return RemoteFailure(type(error).__name__, error.what, error.where, error.why, error.todo, facts)
+        what, where, why, todo = map(_text, (error.what, error.where, error.why, error.todo))
+        return RemoteFailure(type(error).__name__, what, where, why, todo, facts)
     last = traceback.extract_tb(error.__traceback__)[-1:] or None
     place = f"{last[0].filename}:{last[0].lineno}" if last else ""
-    what = f"{type(error).__name__}: {error}"
+    what = _text(f"{type(error).__name__}: {error}")
     return RemoteFailure("WorkerError", what, process, f"at {place}", "", {"process": process, "traceback": trace})
 
 
 def from_wire(failure: RemoteFailure) -> GcoreError:
     kind = error_types().get(failure.kind, WorkerError)
-    return kind(failure.what, where=failure.where, why=failure.why, todo=failure.todo, **failure.facts)
+    error = kind(failure.what, where=failure.where, why=failure.why, todo=failure.todo)
+    error.facts = failure.facts
+    return error
+
+
+def _text(text: str) -> str:
+    return str(text)[:_TEXT_LIMIT].encode("utf-8", "replace").decode()
+
+
+def _travels(fact: Any) -> bool:
+    try:
+        return isinstance(fact, (str, int, float, bool, list, dict)) and len(encode(fact)) <= 4 * _TEXT_LIMIT
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False

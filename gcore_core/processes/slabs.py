@@ -127,7 +127,7 @@ class SlabService:
             return None
         while self._used + nbytes > self._spec.budget_bytes:
             self._remove(self._free.pop(0))
-        with contextlib.suppress(OSError):  # less memory is left than the budget says
+        with contextlib.suppress(DataError):  # less memory is left than the budget says
             return self._make(nbytes, spilled=False)
         return None
 
@@ -139,8 +139,14 @@ class SlabService:
             self._spill.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._spill.resolve() / name
             (self._directory / name).symlink_to(path)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)  # now: a page that is missing later would kill its writer
+        try:
+            with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # now: a page that is missing later would kill its writer
+        except (OSError, OverflowError) as error:
+            for left in {path, self._directory / name}:
+                left.unlink(missing_ok=True)
+            why = getattr(error, "strerror", None) or str(error)
+            raise DataError(f"no slab of {nbytes} bytes can be made", where=str(path.parent), why=why) from error
         self._used += 0 if spilled else nbytes
         return _Slab(name, nbytes, "", {}, spilled)
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gcore_core.errors import ConfigError
+from gcore_core.processes.service import decoded
 
 _OPEN_FILES = 1 << 16  # enough, and few enough for libraries that walk over all there may be
 T = TypeVar("T")
@@ -76,4 +77,4 @@ def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with who started this process")
     args = parser.parse_args()
     with os.fdopen(args.fd, "rb") as file:
-        return msgspec.msgpack.decode(file.read(), type=spec), args.lifeline
+        return decoded(msgspec.msgpack.Decoder(spec), file.read(), "spec", f"descriptor {args.fd}"), args.lifeline

@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 
 from gcore_core.errors import ContractError, DataError
-from gcore_core.processes.columns import NUMBERS, Chunk, Columns, pack
+from gcore_core.processes.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import BlobRequest, Nothing, Released, ReleaseRequest, SlabRequest, TrainItem
 from gcore_core.processes.service import Peer, encode
@@ -79,8 +79,9 @@ class MappedSlabs:
                 del self._mapped[gone]
             try:
                 mapped = map_file(self._directory / Path(name).name, self._writable)
-            except OSError as error:
-                raise DataError(f"it cannot be opened: {error.strerror}", where=f"slab {name}") from None
+            except (OSError, ValueError) as error:  # ValueError: it is empty, or its name is none
+                why = getattr(error, "strerror", None) or error
+                raise DataError(f"it cannot be opened: {why}", where=f"slab {name}") from None
             self._mapped[name] = np.frombuffer(mapped, np.uint8)
         return self._mapped[name]
 
@@ -117,10 +118,14 @@ class StoreReader:
     def open_array(self, ref: Ref) -> np.ndarray:
         """A blob, as an array of the reference's dtype and shape. Raises like ``open``."""
         content = self._verified(ref)
-        sound = NUMBERS.fullmatch(ref.dtype) and all(size >= 0 for size in ref.shape)
-        if not sound or np.dtype(ref.dtype).itemsize * math.prod(ref.shape) != ref.nbytes:
-            raise DataError(f"{ref.nbytes} bytes are no {ref.dtype} of shape {ref.shape}", where=f"slab {ref.slab}")
-        return content.view(ref.dtype).reshape(ref.shape)
+        sound = NUMBERS.fullmatch(ref.dtype) and len(ref.shape) <= MOST_AXES and all(size >= 0 for size in ref.shape)
+        try:
+            if sound and np.dtype(ref.dtype).itemsize * math.prod(ref.shape) == ref.nbytes:
+                return content.view(ref.dtype).reshape(ref.shape)
+        except (TypeError, ValueError, OverflowError):  # no dtype of numpy's, or sizes beyond its own
+            pass
+        shown = f"{ref.dtype[:20]} of shape {ref.shape[:8]}"
+        raise DataError(f"{ref.nbytes} bytes are no {shown}", where=f"slab {ref.slab}")
 
     def content(self, ref: Ref) -> np.ndarray:
         """uint8[nbytes]: MAC and bounds are checked, the content is not hashed."""

@@ -173,10 +173,10 @@ def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, 
 def _limited(file: Path) -> bytes:
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
-        raw = stream.read(_MOST_BYTES + 1)
-    if len(raw) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-    return raw
+        size = os.fstat(descriptor).st_size
+        if size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        return stream.read(size)  # memory for as many is taken beforehand
 
 
 def _problems(checkpoint: Path, manifest: Manifest, hashes: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gcore_core.errors import ContractError
+from gcore_core.errors import ContractError, WeightMismatch
 from gcore_core.order import sample_seed
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
@@ -89,6 +89,7 @@ class GeneratorShell:
         self._over = 0  # records of earlier steps are gone
         self._asking = Asking()
         self._trainers: list[str] = settings.get("trainers", [])
+        self._process: int = settings.get("process") or int.from_bytes(os.urandom(5), "big")  # process ids repeat
         self._restoring = asyncio.Lock()
 
     def register(self, service: Service) -> None:
@@ -229,12 +230,12 @@ class GeneratorShell:
             for attempt in range(TRIES):
                 if self._backend.version >= version:
                     return
-                opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, os.getpid() * TRIES + attempt)
+                opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, self._process * TRIES + attempt)
                 ranks = map(self._network.peer, self._trainers)
                 await asyncio.gather(*(insist(rank, "open_push", opened, Nothing, PUSH_DEADLINE_S) for rank in ranks))
                 try:
                     await self.pull(PullWeights(version, 0, self._trainers[0], opened.attempt), call)
-                except ContractError:
+                except (ContractError, WeightMismatch):
                     if attempt == TRIES - 1:
                         raise
                     await asyncio.sleep(backoff_s(attempt))

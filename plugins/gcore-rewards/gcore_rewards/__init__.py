@@ -1,4 +1,4 @@
-"""The plugin ``rewards``: verifiers, which compare a completion with its row's answer, and services over HTTP."""
+"""The plugin ``rewards``: verifiers, which compare a completion with its row's answer or run it, and services."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gcore_core import hookimpl
 from gcore_core import providers as p
-from gcore_rewards.config import HttpConfig, VerifierConfig
+from gcore_rewards.config import CodeConfig, HttpConfig, VerifierConfig
 
 
 @hookimpl
@@ -22,6 +22,12 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         summary="1 where the answer is the same number as the row's, else 0",
         factory="gcore_rewards.verifiers:Numeric",
         config=VerifierConfig,
+    )
+    yield p.RewardProvider(
+        name="code",
+        summary="1 where the completion's code passes its row's tests, run confined, else 0",
+        factory="gcore_rewards.code:CodeReward",
+        config=CodeConfig,
     )
     yield p.RewardProvider(
         name="http",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gcore_core.errors import ConfigError
@@ -79,3 +79,41 @@ class HttpConfig:
                 raise ConfigError(f"must be positive, is {getattr(self, name)}", where=name)
         if self.retries < 0:
             raise ConfigError(f"must not be negative, is {self.retries}", where="retries")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeConfig:
+    """A run of the completion's code against the row's tests, confined: docs/security.md."""
+
+    tests: str = "tests"
+    """Field of the row with tests: Python that raises where the code is wrong, or a list of such."""
+    pattern: str = r"```(?:python|py)?[ \t]*\n([\s\S]*?)```"
+    """Regular expression: its last match (its first group, where it has one) is the code; without a match, 0."""
+    time_s: float = 10.0
+    """Seconds, by the clock and of CPU time, that code and tests may take together."""
+    memory_mib: int = 512
+    """Memory of each process, in MiB."""
+    files_mib: int = 16
+    """What may be written in all, in MiB; it lies in memory and is gone afterwards."""
+    processes: int = 16
+    """Most processes and threads at a time."""
+    parallel: int = 2
+    """How many completions run at a time."""
+    readable: list[str] = field(default_factory=list)
+    """Absolute paths that the code may read, beside the system's libraries and this interpreter's."""
+    allow_unconfined: bool = False
+    """Where code cannot be confined, run it all the same, with limits of time and memory only."""
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigError(f"{self.pattern!r} is not a regular expression: {error}", where="pattern") from error
+        if not 0 < self.time_s < math.inf:
+            raise ConfigError(f"must be positive, is {self.time_s}", where="time_s")
+        for name in ("memory_mib", "files_mib", "processes", "parallel"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"must be at least 1, is {getattr(self, name)}", where=name)
+        for path in self.readable:
+            if not path.startswith("/") or ".." in path.split("/") or path == "/":
+                raise ConfigError(f"must be absolute and not the root, is {path!r}", where="readable")

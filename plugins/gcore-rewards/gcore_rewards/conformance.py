@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gcore_core.errors import ConfigError
 from gcore_core.protocols import Score, ScoredRecord, WorkerContext
 from gcore_core.testing import ScorerContract
 from gcore_core.testing.contracts.scorer import scored_record
@@ -29,6 +30,19 @@ class TestExactMatch(_Verifier):
 
 class TestNumeric(_Verifier):
     provider = "rewards/numeric"
+
+
+class TestCode(_Verifier):
+    provider = "rewards/code"
+
+    @pytest.fixture
+    def scorer(self, context: WorkerContext) -> Iterator[Any]:
+        try:
+            scorer = self.build(context)
+        except ConfigError as error:
+            pytest.skip(str(error))
+        yield scorer
+        scorer.close()
 
 
 class _LengthService(BaseHTTPRequestHandler):

@@ -26,6 +26,7 @@ from gcore_rewards.breaker import Breaker, CircuitOpen
 from gcore_rewards.config import HttpConfig
 
 _BUSY = 429
+_MOST_BYTES = 16 << 20  # of an answer
 
 
 class _Refused(Exception):
@@ -89,7 +90,7 @@ class HttpReward:
             try:
                 async with self._turn:
                     with self._breaker.call():
-                        response = await self._post(content)
+                        status, answer = await self._post(content)
                 break
             except _Unavailable as error:
                 if attempt == config.retries or error.after_s > config.longest_wait_s:
@@ -98,27 +99,32 @@ class HttpReward:
                 drawn_s = random.uniform(0, config.backoff_s * 2**attempt)
                 wait_s = min(config.longest_wait_s, error.after_s + drawn_s)
             await asyncio.sleep(wait_s)
-        if response.status_code != 200:
-            raise _Refused(f"answered {response.status_code}: {response.text[:80]}")
-        return _items(response.content)
+        if status != 200:
+            raise _Refused(f"answered {status}: {answer[:80].decode('utf-8', 'replace')}")
+        return _items(answer)
 
-    async def _post(self, content: bytes) -> httpx2.Response:
-        """Any answer that another attempt would not change. Raises _Unavailable."""
+    async def _post(self, content: bytes) -> tuple[int, bytes]:
+        """Status and content of any answer that another attempt would not change. Raises _Unavailable, _Refused."""
         if self._client is None:
             limits = httpx2.Limits(max_connections=self._config.max_in_flight)
-            headers = {"Content-Type": "application/json", **self._headers}
+            headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self._headers}
             self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
         limit_s = self._config.request_timeout_s
         try:
             async with asyncio.timeout(limit_s):  # the library's own limits are of single reads
-                response = await self._client.post(self._config.url, content=content)
+                async with self._client.stream("POST", self._config.url, content=content) as response:
+                    answer = bytearray()
+                    async for part in response.aiter_bytes():
+                        answer += part
+                        if len(answer) > _MOST_BYTES:
+                            raise _Refused(f"answered with more than {_MOST_BYTES >> 20} MiB")
         except TimeoutError:
             raise _Unavailable(f"gave no answer within {limit_s:g} s") from None
         except httpx2.TransportError as error:
             raise _Unavailable(f"cannot be reached: {error or type(error).__name__}") from error
         if response.status_code == _BUSY or response.status_code >= 500:
             raise _Unavailable(f"answered {response.status_code}", _seconds(response.headers.get("Retry-After", "")))
-        return response
+        return response.status_code, bytes(answer)
 
 
 def read_headers(path: str) -> dict[str, str]:

@@ -228,6 +228,13 @@ async def test_what_does_not_pass_is_a_failure_that_says_what_it_was(server: Ser
         assert await values(reward) == [0, 1]
 
 
+async def test_an_answer_without_end_is_given_up(server: Service) -> None:
+    server.replies = [Reply(content=b" " * ((16 << 20) + 1))]
+    async with server.reward() as reward:
+        assert await reasons(reward) == ["the service answered with more than 16 MiB"]
+    assert len(server.requests) == 1
+
+
 async def test_a_refusal_is_not_tried_again(server: Service) -> None:
     server.replies = [Reply(status=401, content=b"who are you?")]
     async with server.reward() as reward:

@@ -1,0 +1,145 @@
+"""A reward that runs what the model wrote: 1 where the completion's code passes its row's tests, else 0.
+
+The code runs confined (see ``confine``) or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from gcore_core.errors import ConfigError
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.rewards import REASON_CHARACTERS, failure
+from gcore_rewards import confine
+from gcore_rewards.config import CodeConfig
+
+log = logging.getLogger(__name__)
+_PATIENCE_S = 20.0  # beyond the program's own time, for the confinement to start and to end
+
+
+class NotConfined(Exception):
+    """The program was not started, because it could not be confined."""
+
+
+class Confinement:
+    """How programs are run: the settings that all of them share."""
+
+    def __init__(self, config: CodeConfig, *, confined: bool = True) -> None:
+        self._place = tempfile.TemporaryDirectory(prefix="g-core-code-")
+        here = Path(__file__).parent
+        self._confine, self._time_s = here / "confine.py", config.time_s
+        self._told = {
+            "confined": confined,
+            "python": sys.executable,
+            "driver": str(here / "driver.py"),
+            "readable": [*dict.fromkeys((sys.prefix, sys.base_prefix)), *config.readable],
+            "time_s": config.time_s,
+            "cpu_s": max(1, int(config.time_s)),
+            "memory_mib": config.memory_mib,
+            "files_mib": config.files_mib,
+            "processes": config.processes,
+        }
+
+    def passes(self, code: str, tests: Sequence[str]) -> bool:
+        """Whether the code, and then the tests, come to their end in time. Raises NotConfined."""
+        word = secrets.token_hex(16)
+        told = json.dumps({"code": code, "tests": list(tests), "word": word})
+        with tempfile.TemporaryDirectory(dir=self._place.name) as base:
+            command = [sys.executable, "-I", str(self._confine), json.dumps({**self._told, "base": base})]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={},
+                cwd=base,
+                start_new_session=True,
+            )
+            try:
+                found, why = process.communicate(told.encode("utf-8", "replace"), timeout=self._time_s + _PATIENCE_S)
+            except subprocess.TimeoutExpired as error:
+                raise NotConfined("it did not end in time") from error
+            finally:
+                _end(process)
+        if process.returncode not in (0, confine.TIMED_OUT):
+            raise NotConfined(why.decode("utf-8", "replace").strip() or f"exit code {process.returncode}")
+        return process.returncode == 0 and found == word.encode()
+
+    def close(self) -> None:
+        self._place.cleanup()
+
+
+class CodeReward:
+    """See ``gcore_core.protocols.Scorer``. Raises ConfigError where programs cannot be confined."""
+
+    def __init__(self, config: CodeConfig, context: WorkerContext) -> None:
+        self._config = config
+        self._pattern = re.compile(config.pattern)
+        self._confinement = Confinement(config)
+        self._pool = ThreadPoolExecutor(config.parallel)
+        try:
+            if not self._confinement.passes("x = 1", ["assert x == 1"]):
+                raise NotConfined("a program that should pass does not")
+        except NotConfined as error:
+            if not config.allow_unconfined:
+                raise ConfigError(
+                    "code that a model wrote cannot be confined here, so it is not run.",
+                    where="rewards/code",
+                    why=str(error)[:REASON_CHARACTERS],
+                    todo="run as root or allow user name spaces (sysctl user.max_user_namespaces); in a container "
+                    "of its own, set allow_unconfined: true",
+                ) from error
+            log.warning("code that a model wrote runs unconfined, as allow_unconfined says: %s", error)
+            self._confinement = Confinement(config, confined=False)
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        return list(self._pool.map(self._score, records))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._confinement.close()
+
+    def _score(self, record: ScoredRecord) -> Score:
+        tests = _tests(record.prompt.fields.get(self._config.tests))
+        if tests is None:
+            has = ", ".join(record.prompt.fields) or "none"
+            what = f"row {record.prompt.row} has no tests in field {self._config.tests!r}; it has: {has}"
+            return failure(what[:REASON_CHARACTERS])
+        found = list(self._pattern.finditer(record.text))
+        if not found:
+            return Score(value=0.0)
+        try:
+            passed = self._confinement.passes(found[-1].group(1 if self._pattern.groups else 0), tests)
+        except (NotConfined, OSError) as error:
+            return failure(f"the code could not be run: {error}"[:REASON_CHARACTERS])
+        return Score(value=float(passed))
+
+
+def _tests(field: Any) -> list[str] | None:
+    found = [field] if isinstance(field, str) else field
+    if isinstance(found, list) and found and all(isinstance(test, str) and test.strip() for test in found):
+        return found
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends what is left of the program where it ran unconfined; its group is its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()

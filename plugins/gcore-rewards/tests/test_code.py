@@ -1,0 +1,314 @@
+"""Code that a model wrote: right is 1, wrong is 0, harm stays within the limits, nothing runs unconfined unasked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gcore_rewards import confine
+from gcore_rewards.code import CodeReward, Confinement, NotConfined
+from gcore_rewards.config import CodeConfig
+
+from gcore_core.errors import ConfigError
+from gcore_core.protocols import ScoredRecord, WorkerContext
+from gcore_core.records import REWARD_FAILED
+from gcore_core.testing.contracts.scorer import scored_record
+
+CONTEXT = WorkerContext(role="scorer")
+TESTS = ["assert double(2) == 4"]
+LIMITS: dict[str, Any] = {"time_s": 4.0, "memory_mib": 256, "files_mib": 4, "processes": 8}
+
+
+def why_not_confined() -> str:
+    confinement = Confinement(CodeConfig(**LIMITS))
+    try:
+        confinement.passes("", ["pass"])
+        return ""
+    except NotConfined as error:
+        return f"this machine does not let programs be confined: {error}"
+    finally:
+        confinement.close()
+
+
+REFUSAL = why_not_confined()
+confined = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
+
+
+@pytest.fixture(scope="module")
+def confinement() -> Iterator[Confinement]:
+    made = Confinement(CodeConfig(**LIMITS))
+    yield made
+    made.close()
+
+
+def record(code: str, tests: Any = None) -> ScoredRecord:
+    text = f"Here it is.\n```python\n{code}\n```\n"
+    return replace(scored_record(1, "", {"tests": TESTS if tests is None else tests}), text=text)
+
+
+def scores(records: list[ScoredRecord], **config: Any) -> list[float | None]:
+    reward = CodeReward(CodeConfig(**{**LIMITS, **config}), CONTEXT)
+    try:
+        return [score.value for score in reward.score(records)]
+    finally:
+        reward.close()
+
+
+@confined
+def test_right_code_is_1_wrong_code_and_no_code_are_0() -> None:
+    right, wrong = record("def double(x):\n    return 2 * x"), record("def double(x):\n    return x")
+    none = replace(right, text="I do not know.")
+    assert scores([right, wrong, none]) == [1, 0, 0]
+
+
+@confined
+def test_the_last_block_counts_and_every_test_must_pass() -> None:
+    two = replace(record(""), text="```python\ndef double(x): return 0\n```\nno:\n```\ndouble = lambda x: 2 * x\n```\n")
+    assert scores([two, replace(two, prompt=record("", [*TESTS, "assert double(1) == 3"]).prompt)]) == [1, 0]
+
+
+@pytest.mark.parametrize("tests", [3, [], [""], ["pass", 1], {"a": "b"}])
+@confined
+def test_a_row_without_tests_is_a_failure(tests: Any) -> None:
+    reward = CodeReward(CodeConfig(**LIMITS), CONTEXT)
+    (score,) = reward.score([record("x = 1", tests)])
+    reward.close()
+    assert (score.value, score.status) == (None, REWARD_FAILED)
+    assert "has no tests in field 'tests'" in score.reason
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import os; os._exit(0)", "raise SystemExit(0)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "("],
+)
+@confined
+def test_code_that_ends_before_its_tests_has_not_passed(code: str, confinement: Confinement) -> None:
+    assert not confinement.passes(code, ["pass"])
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)"])
+@confined
+def test_code_that_does_not_end_is_ended(code: str) -> None:
+    confinement = Confinement(CodeConfig(**{**LIMITS, "time_s": 1.0}))
+    began_s = time.monotonic()
+    assert not confinement.passes(code, ["pass"])
+    confinement.close()
+    assert time.monotonic() - began_s < 15
+
+
+@confined
+def test_a_fork_bomb_is_limited_and_nothing_of_it_is_left(confinement: Confinement) -> None:
+    mark = f"bomb-{os.getpid()}"
+    code = f"""
+import os, time
+made = 0
+try:
+    for _ in range(1000):
+        if os.fork() == 0:
+            os.execv("/usr/bin/python3", ["{mark}", "-c", "import time; time.sleep(1000)"])
+        made += 1
+except OSError:
+    pass
+"""
+    assert confinement.passes(code, [f"assert 0 < made < {LIMITS['processes']}, made"])
+    left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(p)]
+    assert left == []
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@confined
+def test_memory_is_limited(confinement: Confinement) -> None:
+    code = "try:\n    held = bytearray(1 << 30)\nexcept MemoryError:\n    held = None"
+    assert confinement.passes(code, ["assert held is None"])
+
+
+@confined
+def test_there_is_no_network(confinement: Confinement) -> None:
+    """Neither to others nor to this machine, nor to a socket whose path is known."""
+    code = """
+import errno, socket
+found = []
+for family, address in [(socket.AF_INET, ("127.0.0.1", 22)), (socket.AF_INET, ("192.0.2.1", 80))]:
+    try:
+        socket.socket(family).connect(address)
+    except OSError as error:
+        found.append(error.errno)
+names = [name for _, name in socket.if_nameindex()]
+"""
+    assert confinement.passes(code, ["assert found == [errno.ENETUNREACH] * 2, found", "assert names == ['lo']"])
+
+
+@confined
+def test_files_outside_can_neither_be_written_nor_seen(confinement: Confinement, tmp_path: Path) -> None:
+    (tmp_path / "answers").write_text("42")
+    code = f"""
+import os, sys
+found = []
+hidden = ["/etc/passwd", "/proc/self", "/.old/etc", {str(Path(__file__).resolve())!r}]
+for path in ({str(tmp_path / "answers")!r}, *hidden):
+    found.append(os.path.exists(path))
+written = []
+for path in ("/usr/mine", sys.prefix + "/mine", "/bin/mine", os.__file__, "/dev/mine"):
+    try:
+        open(path, "a").close()
+        written.append(path)
+    except OSError:
+        pass
+open("mine", "w").write("here it may")
+"""
+    assert confinement.passes(code, ["assert not any(found), found", "assert not written, written"])
+    assert not Path("/usr/mine").exists() and not Path(sys.prefix, "mine").exists()
+
+
+@confined
+def test_what_is_written_is_limited(confinement: Confinement) -> None:
+    code = """
+written = 0
+try:
+    for number in range(100):
+        with open(f"file{number}", "wb", buffering=0) as file:
+            written += file.write(bytes(1 << 20))
+except OSError:
+    pass
+import os
+for name in os.listdir():
+    os.remove(name)  # the tests are written there too
+"""
+    assert confinement.passes(code, [f"assert 0 < written <= {LIMITS['files_mib'] << 20}, written"])
+
+
+@confined
+def test_output_without_end_is_dropped(confinement: Confinement) -> None:
+    code = "import os\nfor _ in range(200):\n    os.write(1, bytes(1 << 20)); os.write(2, bytes(1 << 20))"
+    assert confinement.passes(code, ["pass"])
+    found = "import os\nfor number in range(3, 64):\n    try: os.write(number, b'x' * 9)\n    except OSError: pass"
+    assert not confinement.passes(found, ["pass"])  # it wrote where the verdict is told
+
+
+@confined
+def test_privileges_and_secrets_do_not_come_in(confinement: Confinement, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "secret")
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+mounted = libc.mount(b"none", b"/.work", b"tmpfs", 0, None)
+root = os.getuid() == 0
+"""
+    tests = ["assert mounted == -1 and not root", "assert 'A_TOKEN' not in os.environ", "assert os.getppid() == 1"]
+    assert confinement.passes(code, tests)
+
+
+@confined
+def test_a_row_that_is_no_text_of_any_encoding_is_0(confinement: Confinement) -> None:
+    assert not confinement.passes("x = '\ud800", ["pass"])
+
+
+PLAIN_PYTHON = Path("/usr/bin/python3")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not PLAIN_PYTHON.exists(), reason="needs root, and a python for all users")
+@confined
+def test_a_user_who_is_not_root_is_confined_in_the_same_way() -> None:
+    """By user name spaces. The program sees no file of the user's and has no privilege over its own name space."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        _as_nobody(Path(directory))
+
+
+def _as_nobody(place: Path) -> None:
+    base, driver, program = place / "base", place / "driver.py", place / "confine.py"
+    base.mkdir()
+    os.chown(base, 65534, 65534)
+    program.write_text(Path(confine.__file__).read_text())
+    driver.write_text(
+        "import ctypes, os, socket\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "facts = [os.path.exists('/etc/passwd'), libc.mount(b'none', b'/.work', b'tmpfs', 0, None)]\n"
+        "facts += [os.getuid(), [name for _, name in socket.if_nameindex()]]\n"
+        "import json; os.write(1, json.dumps(facts).encode())\n"
+    )
+    told = {"confined": True, "python": str(PLAIN_PYTHON), "driver": str(driver), "readable": [], "base": str(base)}
+    told |= {**LIMITS, "cpu_s": 4}
+    done = subprocess.run(
+        [PLAIN_PYTHON, "-I", program, json.dumps(told)], capture_output=True, user=65534, group=65534, extra_groups=[]
+    )
+    if b"unshare" in done.stderr:
+        pytest.skip(f"users may not make name spaces here: {done.stderr.decode()}")
+    assert (done.returncode, json.loads(done.stdout)) == (0, [False, -1, 65534, ["lo"]]), done.stderr
+
+
+# -- where programs cannot be confined --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine on which name spaces are not permitted: the real program, whose system call fails."""
+    program = tmp_path / "confine.py"
+    source = Path(confine.__file__).read_text()
+    broken = source.replace("_LIBC.unshare(flags)", "_LIBC.unshare(1)")  # a flag that does not exist
+    assert broken != source
+    program.write_text(broken)
+    plain = Confinement.__init__
+
+    def init(self: Confinement, *args: Any, **more: Any) -> None:
+        plain(self, *args, **more)
+        self._confine = program
+
+    monkeypatch.setattr(Confinement, "__init__", init)
+
+
+def test_without_confinement_it_refuses_to_start(forbidden: None) -> None:
+    with pytest.raises(ConfigError, match="code that a model wrote cannot be confined here") as caught:
+        CodeReward(CodeConfig(**LIMITS), CONTEXT)
+    assert "unshare" in caught.value.why
+    assert "allow_unconfined: true" in caught.value.todo
+
+
+def test_a_program_that_could_not_be_confined_was_not_run(forbidden: None, tmp_path: Path) -> None:
+    confinement = Confinement(CodeConfig(**LIMITS))
+    with pytest.raises(NotConfined, match="unshare"):
+        confinement.passes(f"open({str(tmp_path / 'ran')!r}, 'w')", ["pass"])
+    confinement.close()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_who_allows_it_runs_code_unconfined_with_a_warning_and_with_limits(
+    forbidden: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        hungry = record("held = bytearray(1 << 30)", ["pass"])
+        endless = record("import subprocess; subprocess.Popen(['sleep', '1000']); exec('while True: pass')", ["pass"])
+        right = record("def double(x):\n    return 2 * x")
+        assert scores([right, hungry, endless], allow_unconfined=True, time_s=1.5) == [1, 0, 0]
+    assert "runs unconfined, as allow_unconfined says" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"pattern": "("}, "not a regular expression"),
+        ({"time_s": 0}, "must be positive"),
+        ({"memory_mib": 0}, "must be at least 1"),
+        ({"readable": ["data"]}, "must be absolute"),
+        ({"readable": ["/usr/../root"]}, "must be absolute"),
+    ],
+)
+def test_a_bad_setting_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        CodeConfig(**wrong)
