@@ -89,14 +89,18 @@ def heard(told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Se
     return found
 
 
+def running_s(served: Sequence[tuple[Requests, int]]) -> float:
+    """Seconds in which any of these replicas, each with its role's requests, ran something."""
+    mine = [requests.replica == replica for requests, replica in served]
+    starts = np.concatenate([requests.start_s[own] for (requests, _), own in zip(served, mine, strict=True)])
+    ends = np.concatenate([requests.end_s[own] for (requests, _), own in zip(served, mine, strict=True)])
+    order = np.argsort(starts)
+    starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(np.concatenate([[0.0], ends]))[:-1]
+    return float(np.clip(ends - np.maximum(starts, reached), 0, None).sum())
+
+
 def idle_share(requests: Requests, replicas: Sequence[int], seconds: float) -> float:
     """Share of the replicas' time in which they ran nothing."""
-    busy = 0.0
-    for replica in replicas:
-        mine = requests.replica == replica
-        order = np.argsort(requests.start_s[mine])
-        starts, ends = requests.start_s[mine][order], requests.end_s[mine][order]
-        if len(starts):
-            reached = np.maximum.accumulate(np.concatenate([[0.0], ends[:-1]]))
-            busy += float(np.clip(ends - np.maximum(starts, reached), 0, None).sum())
+    busy = sum(running_s([(requests, replica)]) for replica in replicas)
     return 1 - busy / max(seconds * len(replicas), 1e-9)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gcore_core.controllers.measuring import idle_share
+from gcore_core.controllers.measuring import idle_share, running_s
 from gcore_core.placement import journal
 from gcore_core.placement.devices import Cell, Decision, Device, Need, Window
-from gcore_core.placement.measured import Outcome, Requests
+from gcore_core.placement.measured import Outcome, Profile, Requests
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import Nothing, SleepRequest, WakeReply
 from gcore_core.processes.service import Peer
@@ -49,6 +51,17 @@ class Awake(msgspec.Struct, frozen=True):
     in_turns: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Last:
+    """The step that is over: its requests by role, and what its stages took. monitoring_s: of telling and hearing."""
+
+    measured: Mapping[str, Requests] = field(default_factory=dict)
+    rollout_s: float = 0.0
+    training_s: float = 0.0
+    pushing_s: float = 0.0
+    monitoring_s: float = 0.0
+
+
 class Mover:
     def __init__(self, context: ControllerContext, peers: Mapping[str, Sequence[Peer]]) -> None:
         assert context.facts.placement is not None and context.placement is not None
@@ -61,36 +74,43 @@ class Mover:
         self._outcomes: list[Outcome] = []
         self._step = self._moved = 0
         self._switch_s: float | None = None
-        self._last_switch_s = 0.0
+        self._boundary_s = self._turns_s = 0.0  # spent on changing roles, at the step's start and within it
+        self._profiles: dict[str, Profile] = {}
+        self.metrics: dict[str, float] = {}
         self._wanted: dict[str, list[int]] = {role: list(range(len(own))) for role, own in peers.items()}
         self._release_before = 0
 
-    async def decide(self, step: int, release_before: int, measured: Mapping[str, Requests], took_s: float) -> Awake:
-        """Tells the policy what the last rollout was; has awake in the next one whom it names."""
-        if self._decision is not None and measured:
-            self._look_back(measured, took_s)
+    async def decide(self, step: int, release_before: int, last: Last) -> Awake:
+        """Tells the policy what the last step was; has awake in the next one whom it names."""
         began_s = time.perf_counter()
-        decision = self._policy.revise(
-            None if self._decision is None else self._decision.partition, self._window(step, measured, took_s)
-        )
-        self._write(journal.decided(step, decision, time.perf_counter() - began_s))
+        before = self._decision
+        if before is not None and last.measured:
+            self._remember(before, last)
+        decision = self._policy.revise(None if before is None else before.partition, self._window(step, last))
+        decided_s = time.perf_counter() - began_s
+        if before is not None and last.measured:
+            self._look_back(before, last, last.monitoring_s + decided_s)
+        self._write(journal.decided(step, decision, decided_s))
         self._step, self._release_before, self._decision = step, release_before, decision
         self._wanted = {role: self._ranks(role, decision.partition.cells[role]) for role in self._peers}
+        self._moved, self._turns_s = 0, 0.0
         in_turns = decision.mode == "colocated"
-        await self._arrange({**self._wanted, **({r: [] for r in self._peers if r != POLICY} if in_turns else {})})
+        awake = {**self._wanted, **({r: [] for r in self._peers if r != POLICY} if in_turns else {})}
+        self._boundary_s = await self._arrange(awake)
         return Awake(self._wanted, in_turns)
 
     async def turn(self, judging: bool) -> None:
         """Gives the cells to the judges, or back to the policy."""
-        await self._arrange({r: own if (r != POLICY) == judging else [] for r, own in self._wanted.items()})
+        awake = {r: own if (r != POLICY) == judging else [] for r, own in self._wanted.items()}
+        self._turns_s += await self._arrange(awake)
 
     def _ranks(self, role: str, cells: Sequence[Cell]) -> list[int]:
         """The replicas of a role that lie in the cells."""
         taken = {device.index for cell in cells for device in cell.devices}
         return [i for i, own in enumerate(self._facts.engines[role]) if taken.issuperset(own)]
 
-    async def _arrange(self, awake: Mapping[str, Sequence[int]]) -> None:
-        """Those that sleep give their memory back before others take it."""
+    async def _arrange(self, awake: Mapping[str, Sequence[int]]) -> float:
+        """Those that sleep give their memory back before others take it. Returns the seconds that it took."""
         sleep, wake = [], []
         for role, peers in self._peers.items():
             asleep = set(range(len(peers))) - set(awake[role])
@@ -106,13 +126,17 @@ class Mover:
         await asyncio.gather(
             *(insist(self._peers[r][i], "wake", Nothing(), WakeReply, MOVE_DEADLINE_S) for r, i in wake if r in can)
         )
-        self._moved = len(wake)
-        self._last_switch_s = asyncio.get_running_loop().time() - began_s if sleep or wake else 0.0
+        self._moved += len(wake)
+        took_s = asyncio.get_running_loop().time() - began_s if sleep or wake else 0.0
         if wake and can:
-            self._switch_s = self._last_switch_s
+            self._switch_s = took_s
+        return took_s
 
-    def _window(self, step: int, measured: Mapping[str, Requests], took_s: float) -> Window:
-        facts, idle = self._facts, self._idle(measured, took_s)
+    def _window(self, step: int, last: Last) -> Window:
+        facts, measured = self._facts, last.measured
+        idle = {role: idle_share(found, self._wanted[role], last.rollout_s) for role, found in measured.items()}
+        for role, found in measured.items():
+            self._profiles[role] = Profile.fit(found, self._profiles.get(role, Profile()))
         return Window(
             devices=tuple(self._devices.values()),
             slots=facts.slots,
@@ -120,6 +144,7 @@ class Mover:
             step=step,
             needed=facts.needed,
             requests=measured,
+            profiles=dict(self._profiles),
             busy={role: 1 - share for role, share in idle.items()},
             switch_s=self._switch_s,
             outcomes=tuple(self._outcomes[-_OUTCOMES:]),
@@ -129,28 +154,64 @@ class Mover:
     def state(self) -> dict[str, Any]:
         return dict(self._before if self._decision is None else self._decision.state)
 
-    def _idle(self, measured: Mapping[str, Requests], took_s: float) -> dict[str, float]:
-        return {role: idle_share(found, self._wanted[role], took_s) for role, found in measured.items()}
-
-    def _look_back(self, measured: Mapping[str, Requests], took_s: float) -> None:
-        """What the latest decision came to."""
-        assert self._decision is not None
-        chosen, work = self._decision.chosen, float(sum(found.actions.sum() for found in measured.values()))
-        predicted_s = self._decision.predicted_s.get(chosen)
-        self._outcomes.append(
-            Outcome(step=self._step, candidate=chosen, predicted_s=predicted_s, measured_s=took_s, work=work)
+    def _remember(self, decision: Decision, last: Last) -> None:
+        """What the latest decision came to, for the policy."""
+        work = float(sum(found.actions.sum() for found in last.measured.values()))
+        told = Outcome(
+            step=self._step,
+            candidate=decision.chosen,
+            predicted_s=decision.predicted_s.get(decision.chosen),
+            measured_s=last.rollout_s,
+            work=work,
         )
-        shares, cells = self._idle(measured, took_s), sum(map(len, self._wanted.values()))
+        self._outcomes = [*self._outcomes[1 - _OUTCOMES :], told]
+
+    def _look_back(self, decision: Decision, last: Last, monitoring_s: float) -> None:
+        """What the latest decision came to, for who reads the journal and the metrics."""
+        devices, waited = self._devices_of(decision.mode, last)
+        total_s = max(last.rollout_s * len(devices), 1e-9)
+        idle = {cause: seconds / total_s for cause, seconds in waited.items()}
+        if self._turns_s:
+            idle["changing roles"] = self._turns_s * len(devices) / total_s
+        told = self._outcomes[-1]
         self._write(
             journal.Measured(
                 step=self._step,
-                measured_s=took_s,
-                work=work,
+                measured_s=last.rollout_s,
+                work=told.work,
                 moved=self._moved,
-                switch_s=self._last_switch_s,
-                idle={f"{r} waits": s * len(self._wanted[r]) / cells for r, s in shares.items()},
+                switch_s=self._boundary_s + self._turns_s,
+                idle=idle,
+                devices=devices,
+                monitoring_s=monitoring_s,
             )
         )
+        self.metrics = {
+            "placement/idle_share": sum(idle.values()),
+            "placement/moved": float(self._moved),
+            "placement/switch_s": self._boundary_s + self._turns_s,
+            "placement/monitoring_s": monitoring_s,
+        }
+        if told.predicted_s is not None:
+            self.metrics["placement/predicted_over_measured"] = told.predicted_s / max(last.rollout_s, 1e-9)
+
+    def _devices_of(self, mode: str, last: Last) -> tuple[dict[int, dict[str, float]], dict[str, float]]:
+        """Of each cell, by its first device, the seconds by cause; and the seconds that cells waited, by role."""
+        cells: dict[int, list[tuple[str, int]]] = defaultdict(list)
+        for role, replicas in self._wanted.items():
+            for replica in replicas:
+                cells[self._facts.engines[role][replica][0]].append((role, replica))
+        found: dict[int, dict[str, float]] = {}
+        waited: dict[str, float] = defaultdict(float)
+        for device, served in sorted(cells.items()):
+            spent = {f"{role} runs": running_s([(last.measured[role], replica)]) for role, replica in served}
+            ran_s = running_s([(last.measured[role], replica) for role, replica in served])
+            cause = f"{served[0][0]} waits" if mode == "split" else "all wait"
+            spent[cause] = max(last.rollout_s - ran_s - self._turns_s, 0.0)
+            waited[cause] += spent[cause]
+            stages = {"training": last.training_s, "pushing": last.pushing_s}
+            found[device] = spent | stages | {"changing roles": self._boundary_s + self._turns_s}
+        return found, dict(waited)
 
     def _write(self, line: journal.Decided | journal.Measured) -> None:
         if self._facts.directory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.measuring import heard, tell
-from gcore_core.controllers.moving import POLICY, Awake, Mover
+from gcore_core.controllers.moving import POLICY, Awake, Last, Mover
 from gcore_core.controllers.tracing import Record
 from gcore_core.processes.service import Peer
 
@@ -25,7 +26,7 @@ class Placing:
         self.in_turns = False
         self._mover = Mover(context, self._peers) if self._facts is not None and self._agree.lead else None
         self._records: list[Record] = []
-        self._began_s = self._took_s = 0.0
+        self._arranged_s = self._began_s = self._ended_s = 0.0
         self._judging = False
 
     @property
@@ -39,23 +40,39 @@ class Placing:
 
     def end(self, records: Iterable[Record]) -> None:
         """The rollout is over; what was drawn in it."""
-        self._took_s, self._records = asyncio.get_running_loop().time() - self._began_s, list(records)
+        self._ended_s, self._records = asyncio.get_running_loop().time(), list(records)
 
     async def at(self, step: int, release_before: int) -> None:
         """Decides who is awake in the rollout of ``step``, and has it so. Before the push, which only they hear."""
         if self._facts is None:
             return
-        judges = [role for role in self._peers if role != POLICY]
+        judges, clock = [role for role in self._peers if role != POLICY], asyncio.get_running_loop().time
+        trained_s, began_s = clock(), time.perf_counter()
         mine = msgspec.msgpack.encode(tell(self._records, judges, self._began_s))
+        took_s = time.perf_counter() - began_s
         told = await self._agree.collect("load", mine)
         parts: list[bytes] = []
         if self._mover is not None:
+            began_s = time.perf_counter()
             rows = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in told]
-            measured = heard(rows, step - 1, POLICY, judges) if self._records else {}
-            awake = await self._mover.decide(step, release_before, measured, self._took_s)
+            measured = heard(rows, step - 1, POLICY, judges) if any(sampled for sampled, _ in rows) else {}
+            last = Last(
+                measured=measured,
+                rollout_s=self._ended_s - self._began_s,
+                training_s=trained_s - self._ended_s,
+                pushing_s=self._began_s - self._arranged_s,
+                monitoring_s=took_s + time.perf_counter() - began_s,
+            )
+            awake = await self._mover.decide(step, release_before, last)
             parts = [msgspec.msgpack.encode(awake)] * self._agree.shards
         now = msgspec.msgpack.decode(await self._agree.deal("placement", parts), type=Awake)
         self.awake, self.in_turns, self._judging = now.replicas, now.in_turns, False
+        self._arranged_s = clock()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the latest decision that was carried out; only the lead has them."""
+        return self._mover.metrics if self._mover is not None else {}
 
     def state(self) -> dict[str, Any]:
         """What the policy carries from decision to decision, as plain values; only the lead has it."""

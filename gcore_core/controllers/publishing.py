@@ -7,7 +7,7 @@ import asyncio
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placing import Placing
-from gcore_core.errors import ContractError, WorkerDied
+from gcore_core.errors import ContractError, WeightMismatch, WorkerDied
 from gcore_core.processes.insist import backoff_s, insist
 from gcore_core.processes.messages import Nothing, OpenPush, Published, PullWeights, PushConfirmed, SaveWeights
 from gcore_core.processes.push import PUSH_DEADLINE_S
@@ -33,7 +33,7 @@ class Publishing:
             try:
                 await self._attempt(version, release_before, attempt)
                 break
-            except (WorkerDied, ContractError):
+            except (WorkerDied, ContractError, WeightMismatch):  # mismatch: its first buckets are overwritten by now
                 if attempt == TRIES - 1:
                     raise
                 await asyncio.sleep(backoff_s(attempt))

@@ -78,7 +78,7 @@ class SynchronousController:
             "quota": self._rollout.quota.state(),
             "placement": self._placing.state(),
         }
-        metrics = trained | watch.metrics()
+        metrics = trained | watch.metrics() | self._placing.metrics
         metrics |= await self._checkpointing.at(step + 1, state, metrics, last)
         await self._reporting.end(step + 1, mine, metrics, self._ledger.state())
         return last

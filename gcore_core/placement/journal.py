@@ -34,7 +34,10 @@ class Decided(msgspec.Struct, tag="decision", tag_field="what", kw_only=True, om
 
 
 class Measured(msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, omit_defaults=True, frozen=True):
-    """What a decision came to. idle: cause -> share of the devices' time in the rollout."""
+    """What a decision came to. idle: cause -> share of the devices' time in the rollout. devices: first device of each
+    cell of the generators -> cause -> seconds of the step, from the push to the end of training; what is in no cause is
+    time of the rollout in which a device waited. monitoring_s: what telling, hearing and deciding took the lead.
+    """
 
     step: int
     measured_s: float
@@ -42,6 +45,8 @@ class Measured(msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, om
     moved: int = 0  # cells that changed roles
     switch_s: float = 0.0  # what that took
     idle: dict[str, float] = {}
+    devices: dict[int, dict[str, float]] = {}
+    monitoring_s: float = 0.0
 
 
 def decided(step: int, decision: Decision, took_s: float = 0.0) -> Decided:

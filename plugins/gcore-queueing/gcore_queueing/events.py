@@ -6,6 +6,10 @@ else changes, and the equation is solved exactly. An event is the end of a seque
 judge, a group's last verdict may make new groups, and waiting requests go to the replica that runs the fewest.
 
 A replica that serves both roles gives each of them a round in turn: both read their weights.
+
+The policy's groups are dealt as controllers deal them: in parts (``gcore_core.controllers.rollout.shares``), of which
+each replica works on ``lanes`` at a time and takes the next when one is over. With ``lanes`` 0 every record goes by
+itself.
 """
 
 from __future__ import annotations
@@ -74,11 +78,11 @@ def _pop(ends, who, size):
 
 
 @njit
-def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_turn):
+def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_turn, dealing):
     """See ``gcore_queueing.step.play``, which has the same arguments with names and checks.
 
     actions, prompts: float64[2, N, G] of the policy and the judge. keep: bool[N]. serves: int8[replicas], a bit for
-    each role. profiles: float64[2, 6]. in_turn: all replicas serve one role, then the other.
+    each role. profiles: float64[2, 6]. in_turn: all replicas serve one role, then the other. dealing: (lanes, shards).
 
     Returns (seconds, issued, kept, spent[SPENT], order[N] of groups by when they finished, times[3, 2, N, G] of
     arrival, start and end, replica[2, N, G]).
@@ -100,9 +104,21 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
     active, busy, filled, width_of = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2)
     left, order, spent = np.full(groups, samples), np.empty(groups, np.int64), np.zeros(SPENT)
     touched, is_touched = np.empty(replicas, np.int64), np.zeros(replicas, np.bool_)
+    # parts of draws; what a replica was dealt waits there in the order of ``following``
+    part_of, part_left, part_end = np.empty(groups, np.int64), np.zeros(groups, np.int64), np.zeros(groups, np.int64)
+    draw_of, upcoming_part, last_part = (
+        np.empty(groups, np.int64),
+        np.empty(groups, np.int64),
+        np.empty(groups, np.int64),
+    )
+    first_of, last_of = np.full(replicas, -1, np.int64), np.full(replicas, -1, np.int64)
+    following, sampling = np.full(total, -1, np.int64), np.empty(replicas, np.int64)
+    parts, draws, lanes, shards = 0, 0, dealing[0], dealing[1]
     now, phase = 0.0, POLICY
     kept, finished, issued, in_flight = 0, 0, 0, 0
     for i in range(replicas):
+        if serves[i] & 1:
+            sampling[int(width_of[POLICY])] = i
         for role in range(2):
             if serves[i] >> role & 1:
                 width_of[role] += 1
@@ -111,11 +127,28 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
     issue = min(_missing(needed, 0, 0, 0, rule), groups)
     current = -1
     while True:
-        for group in range(issued, issued + issue):
-            for request in range(group * samples, (group + 1) * samples):
+        count, abreast = 0, int(width_of[POLICY])
+        for request in range(issued * samples, (issued + issue) * samples):
+            times[0, POLICY, request] = now
+            if lanes == 0:
                 waiting[POLICY, tail[POLICY]] = request
-                times[0, POLICY, request] = now
                 tail[POLICY] += 1
+        if lanes:
+            begin = issued
+            for shard in range(shards):
+                count_of = issue // shards + (shard < issue % shards)
+                if count_of == 0:
+                    continue
+                start = parts
+                parts = _shares(begin, count_of, lanes * abreast, parts, part_of, part_left, part_end)
+                draw_of[start:parts] = draws
+                upcoming_part[draws], last_part[draws] = min(start + lanes * abreast, parts), parts
+                for part in range(start, upcoming_part[draws]):
+                    i = sampling[(shard * abreast // shards + part - start) % abreast]
+                    _deal(i, part, part_left, part_end, samples, first_of, last_of, following)
+                    if not is_touched[i]:
+                        touched[count], is_touched[i], count = i, True, count + 1
+                begin, draws = begin + count_of, draws + 1
         issued, in_flight, active[POLICY] = issued + issue, in_flight + issue, active[POLICY] + issue * samples
 
         if in_turn and active[phase] == 0 and active[1 - phase] > 0:  # nothing runs: all change roles
@@ -124,9 +157,31 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
             spent[SWAPPING] += switch_s * replicas
 
         # -- waiting requests go to the replica that runs the fewest, until that one has no room
-        count = 0
-        if current >= 0:
-            touched[0], count, is_touched[current] = current, 1, True
+        if current >= 0 and not is_touched[current]:
+            touched[count], is_touched[current], count = current, True, count + 1
+        if not in_turn or phase == POLICY:
+            for n in range(count):
+                i = touched[n]
+                while first_of[i] >= 0:
+                    request = first_of[i]
+                    _advance(i, now, rounds, at, debt, running, offset, profiles)
+                    cached = offset[i, 0] + offset[i, 1] + (running[i, 0] + running[i, 1]) * rounds[i]
+                    here = running[i, 0] + running[i, 1]
+                    if running[i, POLICY] >= profiles[POLICY, MOST]:
+                        break
+                    if here and cached + prompts[POLICY, request] > profiles[POLICY, CACHE]:
+                        break
+                    first_of[i] = following[request]
+                    _push(ends[i], who[i], here, rounds[i] + actions[POLICY, request], request)
+                    offset[i, POLICY] += prompts[POLICY, request] - rounds[i]
+                    running[i, POLICY] += 1
+                    debt[i] += prompts[POLICY, request] * profiles[POLICY, PREFILL]
+                    times[1, POLICY, request], replica[POLICY, request] = now, i
+                    filled[POLICY] += 1
+                    busy[POLICY] += running[i, POLICY] == 1
+                    for other in range(2):
+                        if serves[i] >> other & 1:
+                            _set(loads[other], i, here + 1.0)
         for role in range(2):
             if in_turn and role != phase:
                 continue
@@ -192,6 +247,13 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
             offset[i, role] -= prompts[role, request] - (end - actions[role, request])
             times[2, role, request] = now
             active[role] -= 1
+            if role == POLICY and lanes:
+                part = part_of[request // samples]
+                part_left[part] -= 1
+                draw = draw_of[part]
+                if part_left[part] == 0 and upcoming_part[draw] < last_part[draw]:
+                    _deal(i, upcoming_part[draw], part_left, part_end, samples, first_of, last_of, following)
+                    upcoming_part[draw] += 1
             filled[role] -= 1
             busy[role] -= running[i, role] == 0
             if role == POLICY and actions[JUDGE, request] > 0:
@@ -215,6 +277,34 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
                 _set(loads[role], i, float(running[i, 0] + running[i, 1]))
     shape = (2, groups, samples)
     return now, issued, kept, spent, order[:finished], times.reshape((3, *shape)), replica.reshape(shape)
+
+
+@njit
+def _shares(begin, count, lanes, parts, part_of, part_left, part_end):
+    """Cuts ``count`` groups into parts, as ``gcore_core.controllers.rollout.shares`` does; returns how many there are
+    then. part_left: groups of a part, until it is dealt."""
+    while count:
+        size = max(1, 3 * count // (4 * lanes))
+        for _ in range(lanes):
+            taken = min(size, count)
+            if taken:
+                part_of[begin : begin + taken] = parts
+                part_left[parts], part_end[parts] = taken, begin + taken
+                begin, count, parts = begin + taken, count - taken, parts + 1
+    return parts
+
+
+@njit
+def _deal(i, part, part_left, part_end, samples, first_of, last_of, following):
+    """Gives a replica a part. part_left: from here on its records that are not finished."""
+    count = part_left[part] * samples
+    for request in range(part_end[part] * samples - count, part_end[part] * samples):
+        if first_of[i] < 0:
+            first_of[i] = request
+        else:
+            following[last_of[i]] = request
+        last_of[i] = request
+    part_left[part] = count
 
 
 @njit
@@ -254,8 +344,8 @@ def _compiled_once(rule):
     """
 
     @njit(cache=True)
-    def play(actions, prompts, keep, serves, profiles, rate, needed, switch_s, in_turn):
-        return _play(actions, prompts, keep, serves, profiles, rate, needed + 0 * rule, switch_s, in_turn)
+    def play(actions, prompts, keep, serves, profiles, rate, needed, switch_s, in_turn, dealing):
+        return _play(actions, prompts, keep, serves, profiles, rate, needed + 0 * rule, switch_s, in_turn, dealing)
 
     return play
 

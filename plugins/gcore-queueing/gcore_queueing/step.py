@@ -124,10 +124,12 @@ def play(
     needed: int,
     rate: KeepRate,
     switch_s: float = 0,
+    dealing: tuple[int, int] = (2, 1),
 ) -> Played:
     """Samples until ``needed`` groups are kept and every issued one has its verdict, or there are no more groups.
 
-    profiles: of the policy's and the judge's replicas. switch_s: what it takes all replicas to change roles.
+    profiles: of the policy's and the judge's replicas. switch_s: what it takes all replicas to change roles. dealing:
+    parts of the groups that a replica works on at a time, 0: records one by one; and shards, each dealing its own.
     """
     table = np.array(
         [[p.base_s, p.running_s, p.cached_s, p.prefill_s, p.max_running, p.cache_tokens] for p in profiles]
@@ -136,7 +138,7 @@ def play(
     prompts = np.stack([groups.policy_prompt, groups.judge_prompt]).astype(float)
     in_turn, serves = engines.mode == "colocated", engines.serves
     seconds, issued, kept, spent, order, times, replica = events.play(
-        actions, prompts, groups.kept, serves, table, rate.rule(), needed, float(switch_s), in_turn
+        actions, prompts, groups.kept, serves, table, rate.rule(), needed, float(switch_s), in_turn, dealing
     )
     held = [float(((serves >> role) & 1).sum()) * seconds for role in range(2)]
     return Played(

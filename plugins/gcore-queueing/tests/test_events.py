@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from gcore_queueing.step import Engines, Groups, lower_bound, play
 
+from gcore_core.controllers.rollout import LANES, shares
 from gcore_core.oversampling import KeepRate
 from gcore_core.placement.measured import Profile
+from gcore_core.records import Lease
 
 ENGINES = [
     Engines("split", 3, 2),
@@ -133,7 +135,7 @@ def test_the_compiled_model_takes_the_seconds_of_the_one_written_for_reading(eng
     for seed in range(3):
         groups, rate = some_groups(40, 3, seed, judged), KeepRate(margin=0.5)
         seconds, issued, kept = reference(groups, engines, (SLOW, FAST), 12, rate, 2.5)
-        played = play(groups, engines, (SLOW, FAST), 12, rate, 2.5)
+        played = play(groups, engines, (SLOW, FAST), 12, rate, 2.5, dealing=(0, 1))
         assert (played.issued, played.kept) == (issued, kept)
         assert played.seconds == pytest.approx(seconds, abs=1e-6)
 
@@ -160,6 +162,28 @@ def test_requests_run_after_they_arrive_and_verdicts_after_their_answers() -> No
         assert (requests.arrival_s <= requests.start_s).all() and (requests.start_s < requests.end_s).all()
         assert set(requests.step) == {4}
     np.testing.assert_array_equal(verdicts.arrival_s, answers.end_s[verdicts.parent])
+
+
+@pytest.mark.parametrize(("shards", "replicas"), [(1, 3), (2, 5)])
+def test_groups_are_dealt_as_a_controller_deals_them(shards: int, replicas: int) -> None:
+    """Each shard's first parts go to the replicas in turn from its own one on, and all of a group to one replica."""
+    groups = some_groups(40, 3, 1)
+    rate = KeepRate(rates=(1.0,) * 4, known=True)
+    whole = replace(groups, kept=np.ones(40, bool))
+    roomy = replace(SLOW, max_running=99, cache_tokens=10**9)
+    played = play(whole, Engines("split", replicas, 2), (roomy, FAST), 40, rate, dealing=(LANES, shards))
+    where = played.requests(0, 0).replica.reshape(40, 3)
+    assert (where == where[:, :1]).all()
+    assert played.issued == 40
+    begun = played.requests(0, 0).start_s.reshape(40, 3)[:, 0] == 0
+    for shard in range(shards):
+        own = np.arange(40 * shard // shards, 40 * (shard + 1) // shards)
+        parts = list(shares([Lease(int(i), 0, 0, ()) for i in own], LANES * replicas))[: LANES * replicas]
+        for at, part in enumerate(parts):
+            for lease in part:
+                assert begun[lease.ordinal]
+                assert where[lease.ordinal, 0] == (shard * replicas // shards + at) % replicas
+        assert begun[own].sum() == sum(map(len, parts))
 
 
 def test_it_ends_when_there_are_no_more_groups() -> None:

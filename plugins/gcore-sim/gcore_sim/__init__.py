@@ -50,6 +50,13 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         factory="gcore_sim.judge:SimJudge",
         config=config.JudgeConfig,
     )
+    yield p.RewardProvider(
+        name="asks",
+        summary="asks an emulated judge about each record; rows say how long it thinks and whether a group teaches",
+        factory="gcore_sim.asking:SimAsks",
+        config=config.AsksConfig,
+        asks=True,
+    )
 
 
 @hookimpl

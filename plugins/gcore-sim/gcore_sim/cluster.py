@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play
 
+from gcore_core.controllers.rollout import LANES
 from gcore_core.oversampling import KeepRate, by_quarter
 from gcore_core.placement.devices import Cell, Decision, Device, Need, Partition, PlacementPolicy, Window
 from gcore_core.placement.measured import Outcome, Profile
@@ -29,12 +30,13 @@ _SYNC_S = 10.0  # a push of weights and the wake after it
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """devices: of one kind. size: devices of a replica of either role. needed: groups that a step must keep; switch_s:
-    to change the roles of all devices."""
+    to change the roles of all devices. shards: controllers."""
 
     devices: int
     size: int = 4
     needed: int
     switch_s: float = 30.0
+    shards: int = 1
     profiles: tuple[Profile, Profile] = field(default_factory=lambda: (Profile(), Profile()))
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
@@ -219,7 +221,8 @@ class _Plays:
             cluster, profiles = self._cluster, self._cluster.profiles
             if engines.mode == "coresident":
                 profiles = coresident(profiles)
-            played = play(self._groups, engines, profiles, cluster.needed, self._rate, cluster.switch_s)
+            dealing = LANES, cluster.shards
+            played = play(self._groups, engines, profiles, cluster.needed, self._rate, cluster.switch_s, dealing)
             self._known[engines] = played
         return self._known[engines]
 

@@ -174,6 +174,44 @@ class Skew:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drift:
+    """Rows that change with the ordinal that they have in the first pass: from the first to the second value of each
+    pair, medians geometrically. Lengths are log-normal, in tokens."""
+
+    ordinals: int = 0
+    """After how many the second values are reached; 0: no drift."""
+    answer: list[float] = field(default_factory=lambda: [800.0, 8000.0])
+    answer_sigma: float = 1.0
+    answer_limit: int = 32768
+    verdict: list[float] = field(default_factory=lambda: [400.0, 1200.0])
+    verdict_sigma: float = 0.5
+    verdict_limit: int = 4096
+    keep: list[float] = field(default_factory=lambda: [0.7, 0.3])
+    """Chance that a prompt teaches: for `sim/asks`, as verdicts are."""
+    seed: int = 0
+    """The run's: ${run.seed}. It decides which row has which ordinal."""
+
+    def __post_init__(self) -> None:
+        _at_least_zero(self, "ordinals", "answer_sigma", "verdict_sigma")
+        for name in ("answer", "verdict", "keep"):
+            pair = getattr(self, name)
+            _require(len(pair) == 2 and min(pair) > 0, f"drift.{name}", f"must be two positive numbers, is {pair}")
+        _require(max(self.keep) <= 1, "drift.keep", f"must be at most 1, is {max(self.keep):g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsksConfig:
+    """Verdicts are as long as their row says, see ``drift`` of ``sim/prompts``."""
+
+    instructions: int = 1024
+    """Tokens that a judge reads besides prompt and answer."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least_zero(self, "instructions")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PromptsConfig:
     rows: int = 100_000
     kind: Literal["chat", "rl16k", "rl64k"] = "rl16k"
@@ -186,6 +224,7 @@ class PromptsConfig:
     answer_tokens: list[int] = field(default_factory=list)
     """Given lengths instead, of all answers to row 0, 1, ..., and from the first again."""
     skew: Skew = field(default_factory=Skew)
+    drift: Drift = field(default_factory=Drift)
     seed: int = 0
 
     def __post_init__(self) -> None:

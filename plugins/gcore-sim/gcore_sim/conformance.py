@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.questions import Answer, Question
+from gcore_core.records import FINISHED
 from gcore_core.testing import (
     DatasetContract,
     GeneratorContract,
@@ -54,6 +59,32 @@ class TestTrainerWithGenerator(TrainerWithGeneratorContract):
 class TestJudge(ScorerContract):
     provider = "sim/judge"
     config = {"time_scale": 0.0}
+
+
+class _Silent:
+    """A sampler whose answers say nothing."""
+
+    async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        return [[Answer(text="", status=FINISHED)] * question.samples for question in questions]
+
+
+class _AtOnce:
+    """A scorer that waits, as the contract calls it."""
+
+    def __init__(self, scorer: Any) -> None:
+        self._scorer = scorer
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        found: list[Score] = asyncio.run(self._scorer.score(records))
+        return found
+
+
+class TestAsks(ScorerContract):
+    provider = "sim/asks"
+
+    @pytest.fixture
+    def scorer(self, context: WorkerContext) -> Iterator[Any]:
+        yield _AtOnce(self.build(replace(context, sampler=_Silent())))
 
 
 class TestPrompts(DatasetContract):

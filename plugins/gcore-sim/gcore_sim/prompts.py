@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from gcore_core.order import row_of
 from gcore_core.records import Prompt
-from gcore_sim.config import KINDS, PromptsConfig, Skew
+from gcore_sim.config import KINDS, Drift, PromptsConfig, Skew
 
 _PROMPT_SIGMA = 0.5
 
@@ -32,7 +32,8 @@ class AnswerLengths:
 
 
 class SimPrompts:
-    """Fields of a row: prompt_tokens, answer_median, answer_sigma, answer_limit; tokens all but the sigma."""
+    """Fields of a row: prompt_tokens, answer_median, answer_sigma, answer_limit; tokens all but the sigma. Of one that
+    drifts the same of its verdict, and ``teaches``."""
 
     def __init__(self, config: PromptsConfig) -> None:
         self._config = config
@@ -52,6 +53,19 @@ class SimPrompts:
         sigma *= math.sqrt(1 - config.correlation)
         if config.prompt_tokens:
             tokens = config.prompt_tokens[row % len(config.prompt_tokens)]
+        drifted: dict[str, Any] = {}
+        if config.drift.ordinals:
+            drift, x = config.drift, _drifted(config.drift, config.rows)[row]
+            sigma, limit = drift.answer_sigma, drift.answer_limit
+            answer = _between(drift.answer, x) * math.exp(sigma * math.sqrt(config.correlation) * shared)
+            sigma *= math.sqrt(1 - config.correlation)
+            chance = np.random.Generator(np.random.Philox(key=[config.seed + 1, row])).random()
+            drifted = {
+                "verdict_median": _between(drift.verdict, x),
+                "verdict_sigma": drift.verdict_sigma,
+                "verdict_limit": drift.verdict_limit,
+                "teaches": bool(chance < drift.keep[0] + x * (drift.keep[1] - drift.keep[0])),
+            }
         if config.answer_tokens:
             answer, sigma = float(config.answer_tokens[row % len(config.answer_tokens)]), 0.0
             limit = max(config.answer_tokens)
@@ -65,6 +79,7 @@ class SimPrompts:
                 "answer_median": answer,
                 "answer_sigma": sigma,
                 "answer_limit": limit,
+                **drifted,
             },
         )
 
@@ -81,3 +96,20 @@ def answer_lengths(fields: Mapping[str, Any], default: AnswerLengths) -> AnswerL
 def _rows_of_a_shard(rows: int, skew: Skew) -> frozenset[int]:
     """The rows whose ordinals in the first pass belong to the shard."""
     return frozenset(row_of(ordinal, rows, skew.seed)[1] for ordinal in range(skew.shard, rows, skew.shards))
+
+
+def _between(ends: Sequence[float], x: float) -> float:
+    return float(ends[0] * (ends[1] / ends[0]) ** x)
+
+
+@lru_cache(maxsize=8)
+def _drift_of_rows(ordinals: int, rows: int, seed: int) -> tuple[float, ...]:
+    """How far each row has drifted, from 0 to 1."""
+    found = [0.0] * rows
+    for ordinal in range(rows):
+        found[row_of(ordinal, rows, seed)[1]] = min(ordinal / ordinals, 1.0)
+    return tuple(found)
+
+
+def _drifted(drift: Drift, rows: int) -> tuple[float, ...]:
+    return _drift_of_rows(drift.ordinals, rows, drift.seed)

@@ -1,0 +1,65 @@
+"""Devices that move between an emulated policy and an emulated judge, on virtual time through the real controllers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gcore_placement.explain import run as explain
+from gcore_sim.command import run
+from gcore_sim.config import Drift, PromptsConfig
+from gcore_sim.prompts import SimPrompts
+
+from gcore_core.errors import ConfigError
+from gcore_core.order import row_of
+from gcore_core.placement import journal
+
+
+def test_rows_drift_with_their_ordinals() -> None:
+    drift = Drift(ordinals=100, answer=[10.0, 1000.0], verdict=[400.0, 100.0], keep=[1.0, 0.01], seed=3)
+    data = SimPrompts(PromptsConfig(rows=128, correlation=0.0, drift=drift))
+    told = [data[row_of(ordinal, 128, 3)[1]].fields for ordinal in range(128)]
+    assert [told[0]["answer_median"], told[50]["answer_median"], told[127]["answer_median"]] == pytest.approx(
+        [10, 100, 1000]
+    )
+    assert told[50]["verdict_median"] == pytest.approx(200)
+    assert sum(row["teaches"] for row in told[:40]) > sum(row["teaches"] for row in told[60:100])
+
+
+def test_a_drift_of_one_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"drift.keep: must be two positive numbers"):
+        Drift(keep=[0.5])
+
+
+@pytest.mark.parametrize("use", ["placement/replay", "placement/colocated"])
+def test_a_run_journals_where_its_devices_spent_the_step(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    generator = {"sleep_s": 1.0, "wake_s": 1.0, "weights_gb": 1.0}
+    roles = {name: {"use": "sim", "slots": 4, "config": generator} for name in ("rollout", "judge")}
+    job = write_job(
+        run={"steps": 3}, cluster={"devices": 4}, placement={"use": use}, roles=roles,
+        data={"config": {"rows": 256, "drift": {"ordinals": 40, "keep": [0.7, 0.6]}}}, filter={"use": "core/varied"},
+        rewards={"judged": {"use": "sim/asks", "role": "judge"}},
+    )  # fmt: skip
+    assert run([str(job), "run.dir=run"]) == 0
+    decisions, outcomes = journal.read(Path("run"))
+    assert set(outcomes) == {0, 1, 2} and set(decisions) == {0, 1, 2, 3}
+    lines = [json.loads(line)["metrics"] for line in Path("run", "metrics.jsonl").read_text().splitlines()]
+    steps = [metrics for metrics in lines if "seconds/step" in metrics]
+    for outcome, metrics in zip(outcomes.values(), steps, strict=True):
+        assert len(outcome.devices) == 4, "every device has its row"
+        for spent in outcome.devices.values():
+            inside = sum(s for cause, s in spent.items() if cause.endswith(("runs", "waits", "wait")))
+            turns_s = outcome.idle.get("changing roles", 0.0) * outcome.measured_s
+            assert inside + turns_s == pytest.approx(outcome.measured_s, rel=1e-3)
+        assert metrics["placement/idle_share"] == pytest.approx(sum(outcome.idle.values()))
+    if use.endswith("colocated"):
+        assert all(outcome.switch_s >= 2.0 for outcome in outcomes.values())
+    capsys.readouterr()
+    assert explain(["run", "--step", "2"]) == 0
+    assert "measured:" in capsys.readouterr().out
