@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from gcore_core.errors import ConfigError, RunExists
 from gcore_core.records import StepReport
@@ -154,6 +153,8 @@ def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
     for line, row in enumerate(rows):
         arrays = {name: f"{path.stem}/{line}-{name}.npy" for name in row.get("arrays", {})}
         try:
+            if arrays:
+                import numpy as np  # observers import this module, and few runs have pictures
             for name, file in arrays.items():
                 (path.parent / path.stem).mkdir(exist_ok=True)
                 np.save(path.parent / file, row["arrays"][name], allow_pickle=False)

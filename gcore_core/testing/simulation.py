@@ -7,10 +7,11 @@ on; if nobody ever can, the run is deadlocked and says so.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import selectors
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import make_context
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.factories import FactorySpec
+from gcore_core.ledger import TRAINED
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.inline import InlineNetwork, Weather
 from gcore_core.processes.messages import Nothing, Published, StepEnd
@@ -34,6 +36,7 @@ from gcore_core.protocols import TrainRecord, WorkerContext
 from gcore_core.records import StepReport
 from gcore_core.testing import fake
 from gcore_core.testing.fake_judge import FakeAsker
+from gcore_core.testing.faults import Faults, Life, MortalService
 
 T = TypeVar("T")
 SECRET = b"secret of a simulated run"
@@ -156,6 +159,7 @@ class Outcome:
     stale: list[set[int]] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=dict)
+    verdicts: dict[tuple[int, int], list[str]] = field(default_factory=dict)  # (commit of its shard, ordinal) -> all
     virtual_s: float = 0.0
 
 
@@ -164,9 +168,18 @@ class _RecordingTrainer(fake.FakeTrainer):
         super().__init__(fake.FakeTrainerConfig(), context)
         self._outcome = outcome
 
+        self._steps = itertools.count()
+
     def prepare(self, records: Any, scalars: frozenset[str]) -> list[dict[str, float]]:
-        self._outcome.batches.append([(r.ordinal, r.sample, r.minibatch) for r in _checked(records)])
-        self._outcome.stale.append({r.ordinal for r in records if not r.fresh})
+        """The ranks' parts of a step are put together."""
+        step, outcome = next(self._steps), self._outcome
+        if step == len(outcome.batches):
+            outcome.batches.append([])
+            outcome.stale.append(set())
+        outcome.batches[step] = sorted(
+            [*outcome.batches[step], *((r.ordinal, r.sample, r.minibatch) for r in _checked(records))]
+        )
+        outcome.stale[step] |= {r.ordinal for r in records if not r.fresh}
         return super().prepare(records, scalars)
 
 
@@ -184,11 +197,27 @@ async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = Non
     spec = StoreSpec(node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes)
     slabs = SlabService(spec, SECRET, network.view("supervisor").peer)
     await _serve_supervisor(network, job, outcome, slabs)
-    trainer = _RecordingTrainer(outcome, WorkerContext(role="policy"))
-    await _serve_workers(network, job, store, trainer)
+    ranks = [_RecordingTrainer(outcome, WorkerContext(role="policy")) for _ in range(job.ranks)]
+    births = _births(network, job, store)
+    await _serve_ranks(network, job, store, ranks)
+    if isinstance(weather, Faults):
+        await weather.begin(network, births, lambda life: slabs.ended(f"{life.name}-{life.number}"))
+    for name, birth in births.items():
+        await network.view(name).serve(name, birth(Life(name, 0)))
     controllers = [_controller(network, job, shard) for shard in range(job.shards)]
-    await asyncio.gather(*(controller.run() for controller in controllers))
-    outcome.logits = [float(value) for value in trainer._logits]
+    for controller in controllers:
+        _witness(controller, outcome)
+    ghost = asyncio.ensure_future(weather.haunt(job.shards)) if isinstance(weather, Faults) else None
+    running = asyncio.gather(*(controller.run() for controller in controllers))
+    if isinstance(weather, Faults):
+        weather.give_up = running.cancel
+    try:
+        await running
+    except asyncio.CancelledError:
+        raise Deadlock("too many messages, and no end") from None
+    if ghost is not None:
+        ghost.cancel()
+    outcome.logits = [float(value) for rank in ranks for value in rank._logits]
     outcome.virtual_s = asyncio.get_running_loop().time()
     return outcome
 
@@ -211,39 +240,83 @@ async def _serve_supervisor(network: InlineNetwork, job: SimulatedJob, outcome: 
     await network.view("supervisor").serve("supervisor", service)
 
 
-async def _serve_workers(network: InlineNetwork, job: SimulatedJob, store: Path, trainer: fake.FakeTrainer) -> None:
-    datasets = {name: fake.FakeDataset(fake.FakeDataConfig(rows=16)) for name in ("train", "evaluation")}
-    settings = {
-        "seed": job.seed,
-        "shards": job.shards,
-        "deterministic": False,
-        "gather_s": 0.05,
-        "batch_s": 0.0,
-        "rank": 0,
-    }
-    for name in [*(f"rollout.{i}" for i in range(job.replicas)), *(f"judge.{i}" for i in range(job.judges))]:
-        view, (role, _, number) = network.view(name), name.partition(".")
-        backend = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role=role, rank=int(number)))
-        writer = StoreWriter(store, "node0", SECRET, view.peer("supervisor"), name)
-        shell = GeneratorShell(backend, datasets, writer, TimedCompute(100 + int(number)), view, settings)
-        await _serve(network, name, shell)
+def _witness(controller: SynchronousController, outcome: Outcome) -> None:
+    """Writes down what every step commits."""
+    ledger, steps = controller._ledger, itertools.count()
+    commit = ledger.commit
+
+    def witnessed() -> dict[int, tuple[str, str]]:
+        found, step = commit(), next(steps)
+        for ordinal, (verdict, _) in found.items():
+            outcome.verdicts.setdefault((step, ordinal), []).append(verdict)
+        return found
+
+    ledger.commit = witnessed  # type: ignore[method-assign]
+
+
+def _settings(job: SimulatedJob) -> dict[str, Any]:
+    times = {"gather_s": 0.05, "batch_s": 0.0}
+    return {"seed": job.seed, "shards": job.shards, "deterministic": False, "rank": 0, **times}
+
+
+def _datasets() -> dict[str, Any]:
+    return {name: fake.FakeDataset(fake.FakeDataConfig(rows=16)) for name in ("train", "evaluation")}
+
+
+def _births(network: InlineNetwork, job: SimulatedJob, store: Path) -> dict[str, Callable[[Life], MortalService]]:
+    """How generators and scorers are made, with an empty memory."""
+    datasets = _datasets()
+    born: dict[str, Callable[[Life], Any]] = {}
+    processes = itertools.count(1)
+    for i in range(job.replicas):
+        born[f"rollout.{i}"] = lambda life: _generator(network, job, store, life, next(processes))
+    for i in range(job.judges):
+        born[f"judge.{i}"] = lambda life: _generator(network, job, store, life, next(processes))
     for i in range(job.scorers):
-        scorer = NamedScorer(
-            name=f"letters{i}", scorer=fake.FakeScorer(None, WorkerContext(role="scorer")), timeout_s=60.0
-        )
-        reader = StoreReader(store, "node0", SECRET)
-        await _serve(network, f"scorer{i}.0", ScorerShell([scorer], datasets, reader, TimedCompute(200 + i), _never))
+
+        def scorer(life: Life, i: int = i) -> ScorerShell:
+            backend = fake.FakeScorer(None, WorkerContext(role="scorer"))
+            named = NamedScorer(name=f"letters{i}", scorer=backend, timeout_s=60.0)
+            return ScorerShell([named], datasets, StoreReader(store, "node0", SECRET), TimedCompute(200 + i), _never)
+
+        born[f"scorer{i}.0"] = scorer
     if job.judges:
-        view = network.view("asker.0")
-        sampler = RoleSampler("judge", [view.peer(f"judge.{i}") for i in range(job.judges)], lambda: None)
-        asker = FakeAsker(None, WorkerContext(role="asker", sampler=sampler))
-        named = NamedScorer(name="asked", scorer=asker, timeout_s=60.0, sampler=sampler)
-        reader = StoreReader(store, "node0", SECRET)
-        await _serve(network, "asker.0", ScorerShell([named], datasets, reader, TimedCompute(290), _never))
-    others = [fake.FakeTrainer(fake.FakeTrainerConfig(), WorkerContext(role="policy")) for _ in range(job.ranks - 1)]
-    for i, rank in enumerate([trainer, *others]):
+
+        def asker(life: Life) -> ScorerShell:
+            view = network.view("asker.0")
+            sampler = RoleSampler("judge", [view.peer(f"judge.{i}") for i in range(job.judges)], lambda: None)
+            backend = FakeAsker(None, WorkerContext(role="asker", sampler=sampler))
+            named = NamedScorer(name="asked", scorer=backend, timeout_s=60.0, sampler=sampler)
+            return ScorerShell([named], datasets, StoreReader(store, "node0", SECRET), TimedCompute(290), _never)
+
+        born["asker.0"] = asker
+
+    def serving(birth: Callable[[Life], Any]) -> Callable[[Life], MortalService]:
+        def serve(life: Life) -> MortalService:
+            service = MortalService(life)
+            birth(life).register(service)
+            return service
+
+        return serve
+
+    return {name: serving(birth) for name, birth in born.items()}
+
+
+def _generator(network: InlineNetwork, job: SimulatedJob, store: Path, life: Life, process: int) -> GeneratorShell:
+    view, (role, _, number) = network.view(life.name), life.name.partition(".")
+    backend = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role=role, rank=int(number)))
+    writer = StoreWriter(store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}")
+    trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" else []
+    settings = {**_settings(job), "trainers": trainers, "process": process}
+    return GeneratorShell(backend, _datasets(), writer, TimedCompute(100 + int(number)), view, settings)
+
+
+async def _serve_ranks(
+    network: InlineNetwork, job: SimulatedJob, store: Path, ranks: Sequence[fake.FakeTrainer]
+) -> None:
+    for i, rank in enumerate(ranks):
         reader, compute = StoreReader(store, "node0", SECRET), TimedCompute(300 + i)
-        policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", {**settings, "rank": i})
+        policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", {**_settings(job), "rank": i})
         await _serve(network, f"policy.{i}", policy, Relay(network.view(f"policy.{i}"), job.shards))
 
 
@@ -305,3 +378,22 @@ def _placement(job: SimulatedJob) -> dict[str, Any] | None:
         "engines": {"rollout": cells, "judge": cells},
         "sleeps": ["rollout", "judge"],
     }
+
+
+def violations(found: Outcome, calm: Outcome, weather: Faults, job: SimulatedJob) -> list[str]:
+    """What a run broke of what must hold in any weather. ``calm``: of one shard without faults."""
+    consumed, taken = found.ledger["next_ordinal"], [sorted({key[0] for key in batch}) for batch in found.batches]
+    ordinals = sorted(ordinal for _, ordinal in found.verdicts)
+    trained = sorted(ordinal for (_, ordinal), told in found.verdicts.items() if told == [TRAINED])
+    holds = {
+        "every ordinal has one verdict": ordinals == list(range(consumed))
+        and max(map(len, found.verdicts.values())) == 1,
+        "what is trained has that verdict": trained == sorted(itertools.chain(*taken)),
+        "every step reports once": [report.step for report in found.reports] == list(range(job.steps + 1)),
+        "an older epoch writes nothing": not weather.admitted,
+        "steps are full": all(len(step) == job.prompts for step in taken) and len(taken) == job.steps,
+    }
+    if not job.takes_stale:
+        holds["batches are those of the calm run"] = found.batches == calm.batches and found.ledger == calm.ledger
+        holds["weights are those of the calm run"] = found.logits == calm.logits
+    return [name for name, held in holds.items() if not held]

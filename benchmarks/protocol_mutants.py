@@ -1,0 +1,161 @@
+"""Bugs to plant in the protocol: each a change of some lines of a function, made in memory."""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gcore_core.controllers.quota import Quota
+from gcore_core.controllers.rollout import Rollout
+from gcore_core.controllers.scoring import Scoring
+from gcore_core.controllers.training import Training
+from gcore_core.ledger import Ledger
+from gcore_core.processes.agreements import AgreementService
+from gcore_core.processes.gathering import Gathering
+from gcore_core.processes.relay import Relay
+from gcore_core.processes.shells.asking import Asking
+from gcore_core.processes.shells.generator import GeneratorShell
+from gcore_core.processes.shells.trainer import TrainerShell
+
+#: name -> (class, function, what stands there, what the bug puts there)
+MUTANTS: dict[str, tuple[type, str, str, str]] = {
+    "an ordinal has two owners": (
+        Ledger,
+        "lease",
+        "ordinal % self.shards == self.shard",
+        "ordinal % 3 == self.shard % 3",
+    ),
+    "a lost sample is forgotten": (
+        Ledger,
+        "lost",
+        "return self.unfinished(ordinals)",
+        "return self.unfinished(ordinals)[1:]",
+    ),
+    "what is lost is counted as drawn": (
+        Ledger,
+        "unfinished",
+        "if s not in group.records",
+        "if s and s not in group.records",
+    ),
+    "a duplicate is taken": (Ledger, "finished", " or header.sample in group.records", ""),
+    "one reward is enough": (Ledger, "scored", "if names <= header", "if True or names <= header"),
+    "a later reward replaces an earlier": (Ledger, "scored", "{**header.rewards, **score.values}", "score.values"),
+    "a score counts twice": (
+        Ledger,
+        "_has_score",
+        "if sample not in group.scored:",
+        "group.scored.add(-sample - 1)\n    if True:",
+    ),
+    "groups are complete too early": (
+        Ledger,
+        "complete",
+        "len(group.scored) == self._samples",
+        "len(group.records) == self._samples",
+    ),
+    "the step ends one too late": (Ledger, "close", "if ordinal >= end", "if ordinal > end"),
+    "the next step begins one too late": (Ledger, "close", "self.next_ordinal = end", "self.next_ordinal = end + 1"),
+    "carried groups stay settled": (
+        Ledger,
+        "close",
+        "self._settled.pop(ordinal), self._verdicts.pop(ordinal)",
+        "self._settled.pop(ordinal), self._verdicts[ordinal]",
+    ),
+    "verdicts are kept": (
+        Ledger,
+        "commit",
+        "verdicts, self._verdicts = self._verdicts, {}",
+        "verdicts = dict(self._verdicts)",
+    ),
+    "the first that finish are taken": (Quota, "close", "teach = sorted(", "teach = list("),
+    "one group too few": (Quota, "close", "teach[self.needed - 1] + 1", "teach[self.needed - 2] + 1"),
+    "the step is over too early": (Quota, "over", "not done.in_flight and ", ""),
+    "a meeting runs again": (
+        Gathering,
+        "join",
+        "if member in values:",
+        "if member in values and len(values) < self.members:",
+    ),
+    "a meeting misses one": (
+        Gathering,
+        "join",
+        "len(values) == self.members",
+        "len(values) >= max(1, self.members - 1)",
+    ),
+    "an older epoch is admitted": (AgreementService, "_admit", "request.epoch != self.epoch", "False"),
+    "sums forget a shard": (AgreementService, "sum", "np.array(parts, np.float64)", "np.array(parts[:3], np.float64)"),
+    "deals are of another shard": (AgreementService, "deal", "parts[request.shard]", "parts[request.shard - 1]"),
+    "a relay drops a shard": (
+        Relay,
+        "relay",
+        "zip(*(shard.parts for shard in requests), strict=True)",
+        "zip(*(shard.parts for shard in requests[1:] + requests[1:2]), strict=True)",
+    ),
+    "a relay answers another": (Relay, "relay", "of_rank[request.shard]", "of_rank[0]"),
+    "running samples are submitted again": (GeneratorShell, "_submit", "key not in self._running and ", ""),
+    "finished samples are not told again": (GeneratorShell, "generate", "if known := [", "if known := False and ["),
+    "a restarted generator draws with old weights": (
+        GeneratorShell,
+        "generate",
+        "self._backend.version < request.step",
+        "False",
+    ),
+    "records are released too early": (
+        GeneratorShell,
+        "_release",
+        "max(self._over, before)",
+        "max(self._over, before + 1)",
+    ),
+    "a pull runs twice": (
+        GeneratorShell,
+        "pull",
+        "await self._pulls.join((request.version, request.attempt), 0, request, act)",
+        "await act([request])",
+    ),
+    "late parts are not drawn": (GeneratorShell, "_gather", "leases = request.leases", "leases = []"),
+    "answers go to whoever asked last": (Asking, "take", "for asked in self._open:", "for asked in self._open[-1:]:"),
+    "training runs again": (
+        TrainerShell,
+        "train",
+        'await self._once.join(("train", parts[0].step), 0, parts, act)',
+        "await act([parts])",
+    ),
+    "a lost replica's part is dropped": (
+        Rollout,
+        "draw",
+        "waiting.append(ledger.lost({lease.ordinal for lease in request.leases}))",
+        "ledger.lost({lease.ordinal for lease in request.leases})",
+    ),
+    "duplicates are scored as fresh": (
+        Rollout,
+        "_replica",
+        "if ledger.finished(header)",
+        "if ledger.finished(header) or True",
+    ),
+    "only the first batch is scored": (Scoring, "add", "self._waiting += headers", "self._waiting += headers[:1]"),
+    "advantages of a group are dropped": (Training, "train", "advantages.items()", "list(advantages.items())[1:]"),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """With the bug in place."""
+    owner, function, before, after = MUTANTS[name]
+    original: Any = owner.__dict__[function]
+    plain = getattr(original, "fget", original)
+    source = textwrap.dedent(inspect.getsource(plain))
+    if before not in source:
+        raise LookupError(f"{owner.__name__}.{function} has no {before!r} any more")
+    source = source.replace(before, after)
+    found: dict[str, Any] = {}
+    code = compile(source, f"<{name}>", "exec", __future__.annotations.compiler_flag)
+    exec(code, vars(sys.modules[owner.__module__]), found)  # our own text above
+    setattr(owner, function, found[function])
+    try:
+        yield
+    finally:
+        setattr(owner, function, original)

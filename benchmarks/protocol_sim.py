@@ -1,0 +1,147 @@
+"""Seeded runs of the real step program, ledger and shells on virtual time, with faults; then with bugs planted.
+
+    python benchmarks/protocol_sim.py [--json] [--check] [--seeds 0:10000] [--mutant-seeds 40] [--processes 2]
+
+A run has 4 shards, 3 generators, 1 judge, 3 scorers, 2 trainer ranks, 3 steps. Every message takes a random time; some
+are lost (noticed or silent), come twice, late or overtaken; at some a generator, judge or scorer is killed, and born
+again with an empty memory. A shard of an older epoch asks all the while. Every other seed keeps surplus groups. A death
+of a trainer or controller is a restart of the run from its checkpoint, which is not simulated here.
+
+``pairs_share``: pairs of message kind (sender's role, method) and fault that were hit, of all there are.
+``planted_bugs_found_share``: of the bugs of protocol_mutants.py, those that break a run of the first seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from protocol_mutants import MUTANTS, planted
+from report import Claim, add_options, publish
+
+from gcore_core.testing.faults import FAULTS, Faults
+from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
+
+JOB = SimulatedJob(
+    replicas=3,
+    ranks=2,
+    judges=1,
+    prompts=4,
+    samples=2,
+    evaluate_prompts=2,
+    filter="gcore_core.filters:Varied",
+)
+BLOCK = 25
+
+
+@dataclass
+class Found:
+    """What some runs had. broken: seed -> what did not hold."""
+
+    seeds: int = 0
+    least_faults: int = sys.maxsize
+    kinds: set[tuple[str, str]] = field(default_factory=set)
+    hits: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    broken: dict[int, str] = field(default_factory=dict)
+
+    def add(self, other: Found) -> None:
+        self.seeds += other.seeds
+        self.least_faults = min(self.least_faults, other.least_faults)
+        self.kinds |= other.kinds
+        self.hits.update(other.hits)
+        self.broken |= other.broken
+
+
+@cache
+def calm() -> Outcome:
+    return _run(replace(JOB, shards=1, replicas=1), None)
+
+
+def _run(job: SimulatedJob, weather: Faults | None) -> Outcome:
+    directory = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    try:
+        return run_virtual(simulate(job, directory / "store", weather))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def play(first: int, last: int, until_found: bool = False) -> Found:
+    logging.disable(logging.CRITICAL)
+    found, still = Found(), calm()
+    for seed in range(first, last):
+        weather, job = Faults(seed), replace(JOB, takes_stale=bool(seed % 2))
+        try:
+            wrong = "; ".join(violations(_run(job, weather), still, weather, job))
+        except Exception as error:  # isolation point: whatever ends a run is a violation, told with its seed
+            wrong = f"{type(error).__name__}: {error}"
+        one = Found(1, sum(weather.hits.values()), weather.seen, weather.hits, {seed: wrong} if wrong else {})
+        found.add(one)
+        if wrong and until_found:
+            break
+    return found
+
+
+def hunt(mutant: str, seeds: int) -> tuple[str, Found]:
+    calm()  # before the bug is there
+    with planted(mutant) if mutant else nullcontext():
+        return mutant, play(0, seeds, until_found=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--seeds", default="0:10000", help="first and behind the last")
+    parser.add_argument("--mutant-seeds", type=int, default=40)
+    parser.add_argument("--processes", type=int, default=2)
+    args = parser.parse_args()
+    first, last = map(int, args.seeds.split(":"))
+    began_s, found = time.perf_counter(), Found()
+    with ProcessPoolExecutor(args.processes) as pool:
+        starts = range(first, last, BLOCK)
+        for part in pool.map(play, starts, [min(start + BLOCK, last) for start in starts]):
+            found.add(part)
+            for seed, wrong in part.broken.items():
+                print(f"seed {seed}: {wrong}", file=sys.stderr, flush=True)
+        took_s = time.perf_counter() - began_s
+        caught = 0
+        for mutant, hunted in pool.map(hunt, MUTANTS, [args.mutant_seeds] * len(MUTANTS)):
+            caught += bool(hunted.broken)
+            told = next(iter(hunted.broken.items()), "NOT FOUND")
+            print(f"{mutant}: {str(told)[:110]}", file=sys.stderr, flush=True)
+    # what an older epoch asks is refused whatever becomes of it, and only requests come twice
+    kinds = sorted(kind for kind in found.kinds if kind[0] != "ghost")
+    asked = {(role, method) for role, method, fault in found.hits if fault == "twice"}
+    wanted = {(*kind, fault) for kind in kinds for fault in FAULTS if fault != "twice" or kind in asked}
+    for role, method in kinds if not args.json else []:
+        print(
+            f"{role:11} {method:14}" + "".join(f"{fault:>10} {found.hits[role, method, fault]:<6}" for fault in FAULTS)
+        )
+    missing = sorted(wanted - found.hits.keys())
+    print(f"not hit: {missing}", file=sys.stderr)
+    claims = [
+        Claim("seeds", found.seeds, "runs", 10_000),
+        Claim("violations", len(found.broken), "runs", 0, "<="),
+        Claim("planted_bugs_found_share", caught / len(MUTANTS), "share", 0.9),
+        Claim("planted_bugs", len(MUTANTS), "bugs", 20),
+        Claim("pairs_share", 1 - len(missing) / len(wanted), "share", 1.0),
+        Claim("pairs", len(wanted), "pairs"),
+        Claim("least_faults_of_a_run", found.least_faults, "faults", 5),
+        Claim("faults_per_run", sum(found.hits.values()) / found.seeds, "faults"),
+        Claim("kills_per_run", sum(n for key, n in found.hits.items() if key[2] == "kill") / found.seeds, "kills"),
+        Claim("seconds", took_s, "s", 600, "<="),
+    ]
+    return publish("protocol_sim", claims, args, ["gcore-core"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Faults for simulated runs: messages lost, late, doubled, overtaken; processes killed at a message and born again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import random
+import weakref
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+import msgspec
+
+from gcore_core.errors import ContractError, DeadlineExceeded, WorkerDied
+from gcore_core.processes.inline import InlineNetwork
+from gcore_core.processes.messages import SumRequest
+from gcore_core.processes.service import Call, Service
+
+#: what can become of a message
+FAULTS = ("noticed", "silent", "twice", "late", "overtaken", "kill")
+LATE_S, DEAD_S = 20.0, 3.0
+MOST_MESSAGES = 20_000  # ten times as many as a run needs
+
+
+class Life:
+    """One life of a process: the tasks that it started, which end with it."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number, self.over = name, number, False
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+    def owns(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        if self.over:
+            task.cancel()
+
+    def end(self) -> None:
+        self.over = True
+        for task in list(self._tasks):
+            task.cancel()
+
+
+_life: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
+
+
+class MortalService(Service):
+    """A service whose callers learn that the connection broke when its process ends."""
+
+    def __init__(self, life: Life) -> None:
+        super().__init__(life.name)
+        self.life = life
+
+    async def handle(self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Any) -> bytes:
+        _life.set(self.life)
+        work = asyncio.ensure_future(super().handle(method, body, call, emit))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            work.cancel()
+            if self.life.over:
+                raise WorkerDied(f"{self.life.name} was killed", where=method) from None
+            raise
+
+
+def _owned(
+    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+    context: contextvars.Context | None = None,
+) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+    if (life := _life.get()) is not None:
+        life.owns(task)
+    return task
+
+
+class Faults:
+    """Weather with the faults of a seed. ``hits``: how often by (sender's role, method, fault)."""
+
+    def __init__(self, seed: int, *, rate: float = 0.08, kills: float = 0.0025) -> None:
+        self._random, self._rate, self._kills = random.Random(seed), rate, kills
+        self.hits: Counter[tuple[str, str, str]] = Counter()
+        self.seen: set[tuple[str, str]] = set()  # (sender's role, method)
+        self.admitted: list[str] = []  # what a shard of an older epoch got an answer to
+        self.give_up: Callable[[], object] = lambda: None  # ends a run that has no end
+        self._messages = 0
+        self._passed: dict[tuple[str, str], asyncio.Event] = {}
+        self._births: dict[str, Callable[[Life], MortalService]] = {}
+        self._buried: Callable[[Life], None] = lambda life: None
+
+    async def begin(
+        self,
+        network: InlineNetwork,
+        births: dict[str, Callable[[Life], MortalService]],
+        buried: Callable[[Life], None],
+    ) -> None:
+        """births: makes a process anew; buried: told of every life that ended."""
+        self._network, self._births, self._buried = network, births, buried
+        asyncio.get_running_loop().set_task_factory(_owned)
+
+    async def travel(self, source: str, target: str, method: str) -> int:
+        role = source.rstrip("0123456789.")
+        self.seen.add((role, method))
+        self._messages += 1
+        if self._messages > MOST_MESSAGES:
+            self.give_up()
+        line = source, target
+        arrived = self._passed.pop(line, None)
+        await asyncio.sleep(self._random.uniform(0, 0.5))
+        if arrived is not None:
+            arrived.set()
+        fate = self._random.random()
+        if fate < self._kills:
+            self._kill(self._random.choice(sorted(self._births)))
+            self.hits[role, method, "kill"] += 1
+            return 1
+        if fate >= self._kills + self._rate:
+            return 1
+        fault = self._random.choice(FAULTS[:-1])
+        asked = self._network.services.get(target)
+        if fault == "twice" and (asked is None or method not in asked._handlers):
+            return 1  # only requests come twice
+        self.hits[role, method, fault] += 1
+        if fault == "silent":
+            await asyncio.get_running_loop().create_future()  # for ever
+        if fault == "late":
+            await asyncio.sleep(self._random.uniform(0, LATE_S))
+        if fault == "overtaken":
+            await self._overtaken(line)
+        return {"noticed": 0, "twice": 2}.get(fault, 1)
+
+    async def _overtaken(self, line: tuple[str, str]) -> None:
+        """Until the next message from the same sender has come, if there is one."""
+        waiting = self._passed.setdefault(line, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LATE_S):
+                await waiting.wait()
+
+    def _kill(self, name: str) -> None:
+        service = self._network.services.pop(name, None)
+        if not isinstance(service, MortalService):
+            return  # dead already
+        service.life.end()
+        self._buried(service.life)
+        born = contextvars.Context().run(asyncio.ensure_future, self._again(name, service.life.number + 1))
+        self._network.copies.add(born)
+        born.add_done_callback(self._network.copies.discard)
+
+    async def _again(self, name: str, number: int) -> None:
+        await asyncio.sleep(self._random.uniform(0, DEAD_S))
+        await self._network.view(name).serve(name, self._births[name](Life(name, number)))
+
+    async def haunt(self, shards: int) -> None:
+        """A shard of an older epoch goes on asking, under keys that the living use."""
+        peer = self._network.view("ghost").peer("supervisor")
+        for count in range(60):
+            request = SumRequest(f"{count}/settled", count % shards, -1, [1e6, 0.0, 1e6])
+            try:
+                await peer.call("agree.sum", request, list[float], deadline_s=1.0)
+                self.admitted.append(request.key)
+            except (ContractError, WorkerDied, DeadlineExceeded):
+                continue
