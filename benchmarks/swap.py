@@ -1,0 +1,192 @@
+"""What it takes to give a device from one model to another: sleep and wake, over a plain copy of the same bytes.
+
+    python benchmarks/swap.py [--json] [--check] [--sizes 50 200 1000] [--rounds 5]
+
+Two gcore-torch generators of one size lie in this process, on the CPU. A sleep plus wake: one of them sleeps and wakes
+as it was, every tensor hashed before and after. A role swap: one sleeps, the other wakes. With ``keep`` the weights
+stay in host memory, which on a CPU is where they are: what is left to pay is the hashing, and the bar is held to it.
+With ``discard`` they are dropped, and the wake is followed by a push of the same bytes from memory, into fresh pages;
+that is told beside. The plain copy: one ``numpy.copyto`` of as many bytes between warm buffers. Every round does all of
+it; medians. Each round compares the tokens of the model that woke up with those it sampled before.
+
+Memory: the peak of the process while a swap runs, less what it holds before, over the bytes of one model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from report import Claim, add_options, publish
+
+from gcore_core.protocols import SampleRequest, WorkerContext
+from gcore_core.records import Prompt, TensorSpec, WeightPlan
+
+#: millions of parameters -> hidden size, layers
+SIZES = {50: (768, 6), 200: (1280, 10), 1000: (2048, 20)}
+BAR = 3.0
+MODES = ("keep", "discard")
+
+
+def make_model(directory: Path, millions: int) -> None:
+    """A Llama of about that many float32 parameters, with the tokenizer of the quickstart's vocabulary."""
+    import torch
+    from gcore_language.tiny import VOCABULARY, save_tokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, layers = SIZES[millions]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        max_position_embeddings=64,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    save_tokenizer(directory)
+
+
+class Model:
+    """A generator, the bytes of its weights beside it, and what it samples."""
+
+    def __init__(self, directory: Path, mode: str) -> None:
+        from gcore_torch.config import TorchGeneratorConfig
+        from gcore_torch.generator import TorchGenerator
+
+        settings = TorchGeneratorConfig(max_new_tokens=4, sleep=mode)  # type: ignore[arg-type]
+        context = WorkerContext(role="rollout", model={"path": str(directory)})
+        self.generator: Any = TorchGenerator(settings, context)
+        self.mode, self.tensors = mode, list(_tensors(directory)) if mode == "discard" else []
+        self.nbytes = sum(spec.nbytes for spec, _ in _tensors(directory))
+        self.said = self.sample()
+
+    def sample(self) -> list[int]:
+        self.generator.submit([SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text="1+2="))])
+        while not (found := self.generator.step()):
+            pass
+        return [int(token) for token in found[0].columns["action_ids"]]
+
+    def wake(self) -> None:
+        self.generator.wake()
+        if self.mode == "discard":
+            plan = WeightPlan(self.generator.version, [spec for spec, _ in self.tensors])
+            self.generator.begin_weights(plan)
+            self.generator.load_weights(iter(self.tensors))
+            self.generator.commit_weights(plan)
+
+
+def _tensors(directory: Path) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+    from safetensors.numpy import load_file
+
+    for file in sorted(directory.glob("*.safetensors")):
+        for name, array in load_file(file).items():
+            yield TensorSpec(name, "F32", array.shape, array.nbytes), array.reshape(-1).view(np.uint8)
+
+
+class Memory:
+    """The most that the process holds while the block runs, over what it held before."""
+
+    def __enter__(self) -> Memory:
+        self._before = self._peak = _resident()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.002):
+            self._peak = max(self._peak, _resident())
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.extra = max(self._peak, _resident()) - self._before
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@dataclass
+class Found:
+    nbytes: int = 0
+    copy_s: list[float] = field(default_factory=list)
+    again_s: list[float] = field(default_factory=list)
+    swap_s: list[float] = field(default_factory=list)
+    extra: list[float] = field(default_factory=list)
+
+
+def measure(directory: Path, mode: str, rounds: int) -> Found:
+    first, second = Model(directory, mode), Model(directory, mode)
+    found = Found(first.nbytes)
+    source, target = np.ones(first.nbytes, np.uint8), np.zeros(first.nbytes, np.uint8)
+    second.generator.sleep()
+    for _ in range(rounds + 1):  # the first one warms up
+        found.copy_s.append(_timed(partial(np.copyto, target, source)))
+        found.again_s.append(_timed(partial(_swap, first, first)))
+        with Memory() as memory:
+            found.swap_s.append(_timed(partial(_swap, first, second)))
+        found.extra.append(memory.extra / first.nbytes)
+        if second.sample() != second.said:
+            raise SystemExit(f"{mode}: the model that woke up samples something else")
+        first, second = second, first
+    for name in ("copy_s", "again_s", "swap_s", "extra"):
+        del getattr(found, name)[0]
+    return found
+
+
+def _swap(one: Model, other: Model) -> None:
+    one.generator.sleep()
+    other.wake()
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def claims(sizes: list[int], rounds: int) -> list[Claim]:
+    told, worst = [], 0.0
+    for millions in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(Path(folder), millions)
+            for mode in MODES:
+                found = measure(Path(folder), mode, rounds)
+                copy_s, swap_s = statistics.median(found.copy_s), statistics.median(found.swap_s)
+                again_s, name = statistics.median(found.again_s), f"{millions}M_{mode}"
+                worst = max(worst, swap_s / copy_s) if mode == "keep" else worst
+                told += [
+                    Claim(f"swap_time_over_memcpy_{name}", swap_s / copy_s, "ratio"),
+                    Claim(f"sleep_and_wake_over_memcpy_{name}", again_s / copy_s, "ratio"),
+                    Claim(f"swap_s_{name}", swap_s, "s"),
+                    Claim(f"memcpy_s_{name}", copy_s, "s"),
+                    Claim(f"peak_extra_memory_over_model_{name}", max(found.extra), "ratio"),
+                    Claim(f"model_gb_{name}", found.nbytes / 1e9, "GB"),
+                ]
+    return [Claim("swap_time_over_memcpy_max", worst, "ratio", BAR, "<="), *told]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--sizes", type=int, nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    return publish("swap", claims(args.sizes, args.rounds), args, ["gcore-core", "gcore-torch", "torch", "numpy"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
