@@ -128,7 +128,8 @@ class Rollout:
                 try:
                     await self._replica(ledger, replica, request, scoring)
                 except (WorkerDied, DeadlineExceeded):
-                    waiting.append(ledger.lost({lease.ordinal for lease in request.leases}))
+                    if left := ledger.lost({lease.ordinal for lease in request.leases}):
+                        waiting.append(left)
                     lost += 1
                     if lost == TRIES:
                         raise

@@ -121,6 +121,9 @@ def test_the_death_of_any_process_leaves_nothing_in_memory_or_on_disk(name: str,
             store = MEMORY / place.name.removeprefix("spill-")
             assert store.is_dir()
             os.kill(pids[name], signal.SIGKILL)
+            if name.startswith(("rollout", "scorer")):  # these are started again, and end with the run
+                run.read_until(f"{name} ended with signal SIGKILL; it is started again")
+                run.process.terminate()
             run.wait()
             assert watched.all_end_within(10)
             assert list(MEMORY.glob(f"*{store.name}*")) == []

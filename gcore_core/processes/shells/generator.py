@@ -89,6 +89,8 @@ class GeneratorShell:
         self._over = 0  # records of earlier steps are gone
         self._asking = Asking()
         self._trainers: list[str] = settings.get("trainers", [])
+        self._restarted: bool = settings.get("restarted", False)
+        self._hasty = -1  # a step that began with the process before this one, which heard words that this one did not
         self._process: int = settings.get("process") or int.from_bytes(os.urandom(5), "big")  # process ids repeat
         self._restoring = asyncio.Lock()
 
@@ -103,6 +105,8 @@ class GeneratorShell:
         """Streams headers as records finish. Asking again for a sample gives the record it already made."""
         if request.step < self._over:
             raise ContractError(f"step {request.step} is over, its records are gone", where="generate")
+        if self._restarted:
+            self._restarted, self._hasty = False, request.step
         if request.leases and self._trainers and self._backend.version < request.step:
             await self._restore(request.step, call)
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
@@ -128,7 +132,7 @@ class GeneratorShell:
         group.parts.setdefault(request.shard, []).extend(request.leases)
         if len(group.parts) == self._shards:
             group.complete.set()
-        elif not group.submitted:
+        elif not group.submitted and request.step != self._hasty:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._gather_s):
                     await group.complete.wait()
