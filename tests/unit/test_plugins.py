@@ -32,13 +32,13 @@ def test_a_broken_neighbour_does_not_disturb_those_that_are_loaded(installed: In
 
 
 def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(installed: InstalledPlugins) -> None:
-    add(installed, "genrm", "import jinja9")
+    add(installed, "broken", "import jinja9")
     with pytest.raises(PluginBroken) as caught:
-        load("genrm")
+        load("broken")
     assert str(caught.value).splitlines() == [
-        "plugins: plugin 'genrm' (gcore-genrm 0.1.0, gcore_genrm) failed to import: "
+        "plugins: plugin 'broken' (gcore-broken 0.1.0, gcore_broken) failed to import: "
         "ModuleNotFoundError: No module named 'jinja9'",
-        "  see the whole cause: G_CORE_TRACEBACK=1 g-core plugins show genrm",
+        "  see the whole cause: G_CORE_TRACEBACK=1 g-core plugins show broken",
     ]
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 

@@ -6,6 +6,7 @@ Only rank 0 has records with images.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -53,3 +54,4 @@ def run(rank: int, ranks: int, model: Path, work: Path) -> None:
 
 if __name__ == "__main__":
     run(int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:5]))
+    os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds

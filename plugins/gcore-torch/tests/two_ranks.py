@@ -7,6 +7,7 @@ number of ranks).
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -59,3 +60,4 @@ def _weights(trainer: TorchTrainer, rank: int) -> dict[str, list[float]]:
 
 if __name__ == "__main__":
     run(int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:6]))
+    os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds
