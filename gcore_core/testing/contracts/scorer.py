@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -9,9 +10,19 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import Score, ScoredRecord, Scorer, WorkerContext
+from gcore_core.protocols import AsyncScorer, Score, ScoredRecord, Scorer, WorkerContext
 from gcore_core.records import FINISHED, OK, Prompt
 from gcore_core.testing.contracts.base import Contract, closing
+
+
+class Waited:
+    """A scorer that waits (``AsyncScorer``), called as one that does not, on the caller's event loop."""
+
+    def __init__(self, scorer: AsyncScorer, loop: asyncio.AbstractEventLoop) -> None:
+        self._scorer, self._loop = scorer, loop
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        return self._loop.run_until_complete(self._scorer.score(records))
 
 
 class ScorerContract(Contract):

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.protocols import ScoredRecord, WorkerContext
 from gcore_core.questions import Answer, Question
 from gcore_core.records import FINISHED
 from gcore_core.testing import ScorerContract
-from gcore_core.testing.contracts.scorer import scored_record
+from gcore_core.testing.contracts.scorer import Waited, scored_record
 
 
 class LengthJudge:
@@ -36,21 +36,12 @@ class LengthJudge:
         return Answer(text=said, status=FINISHED, n_actions=len(said))
 
 
-class _Waiting:
-    """An asynchronous scorer as the contract calls it."""
-
-    def __init__(self, scorer: Any) -> None:
-        self._scorer = scorer
-
-    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        found: list[Score] = asyncio.run(self._scorer.score(records))
-        return found
-
-
 class _Judge(ScorerContract):
     @pytest.fixture
     def scorer(self, context: WorkerContext) -> Iterator[Any]:
-        yield _Waiting(self.build(replace(context, sampler=LengthJudge())))
+        loop = asyncio.new_event_loop()
+        yield Waited(self.build(replace(context, sampler=LengthJudge())), loop)
+        loop.close()
 
     @pytest.fixture
     def unscorable(self) -> ScoredRecord:

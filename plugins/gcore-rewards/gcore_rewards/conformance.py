@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from gcore_core.errors import ConfigError
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.protocols import ScoredRecord, WorkerContext
 from gcore_core.testing import ScorerContract
-from gcore_core.testing.contracts.scorer import scored_record
+from gcore_core.testing.contracts.scorer import Waited, scored_record
 
 
 class _Verifier(ScorerContract):
@@ -66,17 +66,6 @@ class _LengthService(BaseHTTPRequestHandler):
         pass
 
 
-class _Waiting:
-    """An asynchronous scorer as the contract calls it, on one loop."""
-
-    def __init__(self, scorer: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._scorer, self._loop = scorer, loop
-
-    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        found: list[Score] = self._loop.run_until_complete(self._scorer.score(records))
-        return found
-
-
 class TestHttp(ScorerContract):
     provider = "rewards/http"
 
@@ -86,7 +75,7 @@ class TestHttp(ScorerContract):
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         scorer = self.build(context, url=f"http://127.0.0.1:{server.server_port}", batch=3)
-        yield _Waiting(scorer, loop)
+        yield Waited(scorer, loop)
         loop.run_until_complete(scorer.close())
         loop.close()
         server.shutdown()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.protocols import WorkerContext
 from gcore_core.questions import Answer, Question
 from gcore_core.records import FINISHED
 from gcore_core.testing import (
@@ -20,6 +20,7 @@ from gcore_core.testing import (
     TrainerContract,
     TrainerWithGeneratorContract,
 )
+from gcore_core.testing.contracts.scorer import Waited
 from gcore_core.testing.safetensors_files import Tensors
 from gcore_sim.policy import LETTERS, initial_table, tensors_of
 
@@ -68,23 +69,14 @@ class _Silent:
         return [[Answer(text="", status=FINISHED)] * question.samples for question in questions]
 
 
-class _AtOnce:
-    """A scorer that waits, as the contract calls it."""
-
-    def __init__(self, scorer: Any) -> None:
-        self._scorer = scorer
-
-    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        found: list[Score] = asyncio.run(self._scorer.score(records))
-        return found
-
-
 class TestAsks(ScorerContract):
     provider = "sim/asks"
 
     @pytest.fixture
     def scorer(self, context: WorkerContext) -> Iterator[Any]:
-        yield _AtOnce(self.build(replace(context, sampler=_Silent())))
+        loop = asyncio.new_event_loop()
+        yield Waited(self.build(replace(context, sampler=_Silent())), loop)
+        loop.close()
 
 
 class TestPrompts(DatasetContract):
