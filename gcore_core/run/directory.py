@@ -11,7 +11,7 @@ The layout; ``latest`` is the run with the highest number:
                                    their pictures, in samples/step_000020/
         logs/<process>.log
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
-        summary.md, curves.png, tensorboard/; summary.md shows every other .png there, too
+        summary.md, curves.png, tensorboard/; summary.md shows every other .md and .png there, too
     runs/<name>/latest -> <NNN>
 """
 

@@ -30,6 +30,7 @@ _NUMBERS = (  # metric, label, format
     ("length", "length", "{:.1f}"),
     ("logprob_gap_max", "gap", "{:.1e}"),
     ("actions_per_s", "actions/s", "{:,.0f}"),
+    ("placement/idle_share", "idle", "{:.0%}"),
 )
 
 

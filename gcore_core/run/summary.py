@@ -43,6 +43,7 @@ def write(run: RunFacts, wall_s: float, cpu_s: float) -> Path:
         _section("Before and after", _markdown(_before_and_after(metrics))),
         _section("Answers", _answers(run_dir, metrics)),
         _section("Time", _markdown(_stage_times(metrics))),
+        *(file.read_text("utf-8") for file in sorted(run_dir.glob("*.md")) if file.name != d.SUMMARY),
         _section("Files", _files(run_dir)),
         *(f"![{file.stem.replace('_', ' ')}]({file.name})\n" for file in _pictures(run_dir)),
     ]

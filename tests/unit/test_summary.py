@@ -77,6 +77,12 @@ def test_the_summary_says_what_ran_what_changed_and_where_it_is(run: RunFacts) -
     assert text.endswith("![curves](curves.png)\n")
 
 
+def test_sections_that_observers_wrote_are_in_the_summary_once(run: RunFacts) -> None:
+    Path(run.directory, "placement.md").write_text("## Devices\n\nall idle\n")
+    summary.write(run, 1.0, 1.0)
+    assert summary.write(run, 1.0, 1.0).read_text().count("## Devices\n\nall idle\n") == 1
+
+
 def test_a_run_that_ended_early_or_was_resumed_says_so(run: RunFacts) -> None:
     longer = RunFacts(name="digits", directory=run.directory, steps=60, config={}, resumed_from=1)
     assert "- ended at step 2 of 60, resumed from step 1\n" in summary.write(longer, 1.0, 1.0).read_text()

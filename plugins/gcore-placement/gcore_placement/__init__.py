@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from gcore_core import hookimpl
+from gcore_core.errors import DataError
+from gcore_core.placement import journal
 from gcore_core.providers import CommandProvider, PlacementProvider
+from gcore_core.records import RunFacts
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 
 
@@ -49,3 +54,19 @@ def gcore_commands() -> Iterable[CommandProvider]:
         summary="why the devices of a step were placed as they were",
         factory="gcore_placement.explain:run",
     )
+    yield CommandProvider(
+        name="costs",
+        summary="where the time of every device went, over a whole run",
+        factory="gcore_placement.costs:run",
+    )
+
+
+@hookimpl
+def gcore_run_end(run: RunFacts, error: str) -> None:
+    """Adds the costs to the run's summary, where devices moved at all."""
+    if not Path(run.directory, journal.FILE).is_file():
+        return
+    from gcore_placement.costs import SECTION, section
+
+    with suppress(DataError):  # no step has ended
+        Path(run.directory, SECTION).write_text(section(Path(run.directory)))

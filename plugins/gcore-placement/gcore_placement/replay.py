@@ -100,7 +100,8 @@ class Replay:
         weights: Mapping[str, float] | None = None,
     ) -> Decision:
         predicted = {split.name: seconds for split, seconds in costs.items()}
-        if state.wrong >= self._config.patience and state.ran:
+        fell_back = state.wrong >= self._config.patience and bool(state.ran)
+        if fell_back:
             best = min(state.ran, key=lambda name: state.ran[name][1])
             split = Split.named(best)
             split = pool.limited(split.judge) if split.mode == "split" else split  # the pool may have changed
@@ -114,7 +115,7 @@ class Replay:
             reason = f"least regret over the last steps, {max(regret, 0.0):.1%} above each step's best on average"
         if costs:
             predicted.setdefault(split.name, _at(costs, split))
-        seen = {**seen, "error": state.error, "wrong": state.wrong}
+        seen = {**seen, "error": state.error, "wrong": state.wrong, "fell_back": fell_back}
         decision = decide(window, pool, split, weights)
         return replace(decision, predicted_s=predicted, reason=reason, seen=seen, state=state.plain())
 

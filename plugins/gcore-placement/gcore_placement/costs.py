@@ -1,0 +1,139 @@
+"""``g-core placement costs RUN``, and the same as a section of the run's summary: where the time of every device went,
+what was idle, what measuring cost, and how far off the predictions were."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gcore_core.errors import DataError
+from gcore_core.placement import journal
+
+SECTION = "placement.md"
+_LISTED = 16  # devices that are told one by one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Of all steps that ended. Shares count the time of all devices, from the push to the end of training.
+
+    shares: cause -> share. devices: first device of a cell -> cause -> share of its own time. idle: cause -> share of
+    the rollouts' time. monitoring: share of the same time that telling, hearing and deciding took, as if every device
+    had waited for it. off_median, off_p95: distance of a step's predicted from its measured seconds, over the measured
+    ones; None where nothing was predicted.
+    """
+
+    steps: int
+    shares: Mapping[str, float]
+    devices: Mapping[int, Mapping[str, float]]
+    idle: Mapping[str, float]
+    moved: int
+    switch_s: float
+    monitoring: float
+    off_median: float | None
+    off_p95: float | None
+    fallbacks: int
+
+
+def costs_of(decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, journal.Measured]) -> Costs:
+    """Adds up a run's journal. Raises DataError when no step of it ended."""
+    if not outcomes:
+        raise DataError(
+            "no step with a placement decision has ended yet.",
+            where=journal.FILE,
+            why="a step's costs are known when the next one is placed",
+            todo="wait for the second step",
+        )
+    spent: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    idle: dict[str, float] = defaultdict(float)
+    for outcome in outcomes.values():
+        for device, causes in outcome.devices.items():
+            for cause, seconds in causes.items():
+                spent[device][cause] += seconds
+        for cause, share in outcome.idle.items():
+            idle[cause] += share * outcome.measured_s
+    rollout_s = max(sum(outcome.measured_s for outcome in outcomes.values()), 1e-9)
+    total: dict[str, float] = defaultdict(float)
+    for causes in spent.values():
+        for cause, seconds in causes.items():
+            total[cause] += seconds
+    off = [
+        abs(decisions[step].predicted_s[decisions[step].chosen] / max(outcome.measured_s, 1e-9) - 1)
+        for step, outcome in outcomes.items()
+        if step in decisions and decisions[step].chosen in decisions[step].predicted_s
+    ]
+    step_s = max((sum(causes.values()) for causes in spent.values()), default=rollout_s)
+    return Costs(
+        steps=len(outcomes),
+        shares=_shares(total),
+        devices={device: _shares(causes) for device, causes in sorted(spent.items())},
+        idle={cause: seconds / rollout_s for cause, seconds in idle.items()},
+        moved=sum(outcome.moved for outcome in outcomes.values()),
+        switch_s=sum(outcome.switch_s for outcome in outcomes.values()),
+        monitoring=sum(outcome.monitoring_s for outcome in outcomes.values()) / max(step_s, 1e-9),
+        off_median=float(np.median(off)) if off else None,
+        off_p95=float(np.percentile(off, 95)) if off else None,
+        fallbacks=sum(bool(decided.seen.get("fell_back")) for decided in decisions.values()),
+    )
+
+
+def section(run_dir: Path) -> str:
+    """The costs as Markdown."""
+    return "\n".join(["## Where the devices' time went\n", *_markdown(costs_of(*journal.read(run_dir)))]) + "\n"
+
+
+def run(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="g-core placement costs", description="Says where the time of every device went, over a whole run."
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the run's directory, e.g. runs/judge/001")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(words)
+    costs = costs_of(*journal.read(args.run_dir))
+    print(json.dumps(asdict(costs), indent=2) if args.json else "\n".join(_markdown(costs)))
+    return 0
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    whole = max(sum(seconds.values()), 1e-9)
+    return {cause: value / whole for cause, value in sorted(seconds.items(), key=lambda item: -item[1])}
+
+
+def _markdown(costs: Costs) -> Iterator[str]:
+    causes = list(costs.shares)
+    yield from _table(
+        [
+            ["device", *causes],
+            ["all", *(f"{costs.shares[cause]:.1%}" for cause in causes)],
+            *(
+                [str(device), *(f"{shares.get(cause, 0.0):.1%}" for cause in causes)]
+                for device, shares in list(costs.devices.items())[:_LISTED]
+            ),
+        ]
+    )
+    yield ""
+    if len(costs.devices) > _LISTED:
+        yield f"- {len(costs.devices) - _LISTED} more devices: `g-core placement costs RUN --json` tells all"
+    idle = ", ".join(f"{share:.1%} {cause}" for cause, share in costs.idle.items() if share > 0) or "nothing"
+    yield f"- idle in the rollout: {idle}"
+    yield f"- {costs.moved} cells changed roles in {costs.steps} steps, which took {costs.switch_s:.1f} s"
+    yield f"- measuring and deciding took {costs.monitoring:.2%} of the time"
+    if costs.off_median is not None and costs.off_p95 is not None:
+        yield f"- predictions were off by {costs.off_median:.1%} (median), {costs.off_p95:.1%} (95th percentile)"
+    if costs.fallbacks:
+        yield f"- {costs.fallbacks} times the predictions were wrong for too long: the best split that ran was taken"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [" | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    rule = "|".join("-" * (width + 1) + ":" for width in widths)
+    yield f"| {lines[0]} |"
+    yield f"|{rule}|"
+    yield from (f"| {line} |" for line in lines[1:])
