@@ -99,6 +99,7 @@ class Checkpoint:
 @dataclass
 class Role(Choice):
     slots: int = 1
+    least: int = 1  # replicas that stay awake where a placement policy moves devices
     follows: str | None = None
     python: str | None = None
     model: dict[str, Any] = _open()
@@ -159,6 +160,7 @@ AT_LEAST = {
     "evaluation.prompts": 1,
     "evaluation.show": 0,
     "roles.*.slots": 1,
+    "roles.*.least": 1,
     "rewards.*.workers": 1,
     "checkpoint.every": 0,
     "checkpoint.last": 1,

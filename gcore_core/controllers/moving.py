@@ -29,14 +29,14 @@ _OUTCOMES = 64  # that a policy sees
 
 
 class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What the lead tells a placement policy. devices: index, kind, node. needs: kind, followed role, slots of a
-    replica. engines: generator role -> device indexes of each of its replicas. sleeps: roles whose backend can.
-    needed: groups that a step must keep. directory: the run's, for the journal; empty: none is kept.
+    """What the lead tells a placement policy. devices: index, kind, node. needs: the fields of a ``Need``. engines:
+    generator role -> device indexes of each of its replicas. sleeps: roles whose backend can. needed: groups that a
+    step must keep. directory: the run's, for the journal; empty: none is kept.
     """
 
     devices: list[tuple[int, str, str]]
     slots: dict[str, int]
-    needs: dict[str, tuple[str, str, int]]
+    needs: dict[str, tuple[str, str, int, int]]
     engines: dict[str, list[list[int]]]
     sleeps: list[str]
     needed: int = 0
@@ -140,7 +140,7 @@ class Mover:
         return Window(
             devices=tuple(self._devices.values()),
             slots=facts.slots,
-            needs={role: Need(kind=kind, follows=follows, size=n) for role, (kind, follows, n) in facts.needs.items()},
+            needs={role: Need(kind=k, follows=f, size=n, least=m) for role, (k, f, n, m) in facts.needs.items()},
             step=step,
             needed=facts.needed,
             requests=measured,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from gcore_core.config import Plan
@@ -28,7 +28,7 @@ class Placed:
         return {
             "devices": [(device.index, device.kind, device.node) for device in self.window.devices],
             "slots": dict(self.window.slots),
-            "needs": {role: (need.kind, need.follows, need.size) for role, need in self.window.needs.items()},
+            "needs": {role: astuple(need) for role, need in self.window.needs.items()},
             "engines": {role: self.workers[role] for role in generators},
             "sleeps": sleeps,
             "needed": needed,
@@ -44,6 +44,7 @@ def place(plan: Plan) -> Placed:
             kind=plan.provided[f"roles.{role}"].kind,
             follows=node["follows"] or "",
             size=replica_slots(config_object(plan.factory(f"roles.{role}"))),
+            least=int(node["least"]),
         )
         for role, node in roles.items()
     }

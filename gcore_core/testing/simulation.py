@@ -374,7 +374,7 @@ def _placement(job: SimulatedJob) -> dict[str, Any] | None:
     return {
         "devices": [(i, "cpu", "node0") for i in range(job.replicas)],
         "slots": {"rollout": job.replicas, "judge": job.judges},
-        "needs": {"rollout": ("generator", "policy", 1), "judge": ("generator", "", 1)},
+        "needs": {"rollout": ("generator", "policy", 1, 1), "judge": ("generator", "", 1, 1)},
         "engines": {"rollout": cells, "judge": cells},
         "sleeps": ["rollout", "judge"],
     }

@@ -26,6 +26,7 @@ KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | 
     "evaluation.show",
     "evaluation.data",
     "roles.*.slots",
+    "roles.*.least",
     "roles.*.follows",
     "roles.*.python",
     "roles.*.model",

@@ -161,6 +161,6 @@ def _refuse(role: str, key: str, what: str) -> None:
         what,
         where=f"roles.{role}.{key}",
         why="devices move between the policy's generator and the judges in cells that hold whole replicas of either",
-        todo="change the roles' slots, or set cluster.devices to the number that may be used",
+        todo="change the roles' slots or least, or set cluster.devices to the number that may be used",
         role=role,
     )

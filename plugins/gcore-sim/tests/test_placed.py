@@ -12,7 +12,7 @@ from gcore_sim.command import run
 from gcore_sim.config import Drift, PromptsConfig
 from gcore_sim.prompts import SimPrompts
 
-from gcore_core.errors import ConfigError
+from gcore_core.errors import ConfigError, PlacementError
 from gcore_core.order import row_of
 from gcore_core.placement import journal
 
@@ -63,3 +63,23 @@ def test_a_run_journals_where_its_devices_spent_the_step(
     capsys.readouterr()
     assert explain(["run", "--step", "2"]) == 0
     assert "measured:" in capsys.readouterr().out
+
+
+def test_what_a_role_must_keep_reaches_the_policy_and_too_much_of_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    roles = {name: {"use": "sim", "slots": 4, "config": {"sleep_s": 1.0}} for name in ("rollout", "judge")}
+    job = write_job(
+        run={"steps": 2}, cluster={"devices": 4}, placement={"use": "placement/replay"}, roles=roles,
+        data={"config": {"rows": 256}}, filter={"use": "core/varied"},
+        rewards={"judged": {"use": "sim/asks", "role": "judge"}},
+    )  # fmt: skip
+    assert run([str(job), "run.dir=run", "roles.judge.least=3"]) == 0
+    decisions, _ = journal.read(Path("run"))
+    assert len(decisions) >= 2
+    for decided in decisions.values():
+        assert decided.mode == "colocated" or len(decided.cells["judge"]) == 3, "one is left to the policy"
+    refused = ["roles.judge.least=3", "roles.rollout.least=2"]
+    with pytest.raises(PlacementError, match="generators need at least 5 cells"):
+        run([str(job), "run.dir=other", *refused])
