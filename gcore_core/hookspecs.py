@@ -89,11 +89,6 @@ def gcore_datasets() -> Iterable[p.DatasetProvider]:  # type: ignore[empty-body]
 
 
 @hookspec
-def gcore_weight_transports() -> Iterable[p.TransportProvider]:  # type: ignore[empty-body]
-    """Ways to carry weight buckets. Factory: ``(config, context) -> WeightTransport``."""
-
-
-@hookspec
 def gcore_launchers() -> Iterable[p.LauncherProvider]:  # type: ignore[empty-body]
     """Starters of node agents. Factory: ``(config) -> Launcher``, called in the supervisor."""
 

@@ -23,6 +23,7 @@ CAPABILITIES = frozenset(
         "save.background",  # a trainer that trains on while its state is written (SavesInBackground)
         "sharding",  # a trainer that takes more than one slot
         "sleep",  # can give its memory back and take it again (Sleeps)
+        "weights.device",  # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
         "weights.push",  # follows the policy's weights (ReceivesWeights)
     }
@@ -84,7 +85,11 @@ class PlacementProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorProvider(Provider):
-    """A backend that samples records from a policy or a judge."""
+    """A backend that samples records from a policy or a judge.
+
+    The config of one that can sleep may have a method ``keeps_weights() -> bool``: asleep, it has them in host memory,
+    whose size is then checked before anything starts. Without the method it is taken to keep them.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +104,8 @@ class TrainerProvider(Provider):
 @dataclass(frozen=True, kw_only=True)
 class RewardProvider(Provider):
     """Something that scores finished records. ``level`` "record": each by itself, the moment it is finished; "group":
-    all records of a prompt together. ``asks``: it has a generator role answer questions, which ``role:`` must name."""
+    all records of a prompt together. ``asks``: it has a generator role answer questions, which ``role:`` must name; the
+    role must take images where the config's method ``shows_images() -> bool`` says so."""
 
     level: str = "record"
     asks: bool = False
@@ -133,11 +139,6 @@ class DatasetProvider(Provider):
 
     Its config may have a method ``shows_images() -> bool``: prompts have images, so the policy must take them.
     """
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransportProvider(Provider):
-    """Carries weight buckets from trainer to generator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +188,6 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "balancer": ("gcore_balancers", BalancerProvider),
     "filter": ("gcore_filters", FilterProvider),
     "dataset": ("gcore_datasets", DatasetProvider),
-    "transport": ("gcore_weight_transports", TransportProvider),
     "launcher": ("gcore_launchers", LauncherProvider),
     "command": ("gcore_commands", CommandProvider),
     "environment": ("gcore_environments", EnvironmentProvider),

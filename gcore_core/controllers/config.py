@@ -20,6 +20,8 @@ class SyncConfig:
     too_long: what happens to a prompt longer than the context: its group is dropped and counted, or the run stops.
     failure_limit: share of a step's groups that may be unusable (failed rewards, failed records) before the run stops.
     push_bucket_bytes: memory that a weight push goes through, on the trainer's machine; a larger tensor takes more.
+    push_transport: how it goes there: "shm" is shared memory, "ipc" memory of a device, "nccl" a broadcast between
+        devices; "auto" is the best that the trainer and all generators speak, "shm" where they have no device.
     """
 
     prompts: int = 32
@@ -31,6 +33,7 @@ class SyncConfig:
     too_long: Literal["drop", "error"] = "drop"
     failure_limit: float = 0.5
     push_bucket_bytes: int = 256 * 1024 * 1024
+    push_transport: Literal["auto", "shm", "ipc", "nccl"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("prompts", "minibatches", "epochs", "max_rounds", "push_bucket_bytes"):

@@ -11,6 +11,7 @@ from gcore_core.errors import ContractError, WeightMismatch, WorkerDied
 from gcore_core.processes.insist import backoff_s, insist
 from gcore_core.processes.messages import Nothing, OpenPush, Published, PullWeights, PushConfirmed, SaveWeights
 from gcore_core.processes.push import PUSH_DEADLINE_S
+from gcore_core.weight_transfer import SHM
 
 TRIES = 5
 
@@ -21,11 +22,12 @@ class Publishing:
     def __init__(self, context: ControllerContext, config: SyncConfig, placing: Placing) -> None:
         self._context, self._config, self._placing = context, config, placing
 
-    async def publish(self, version: int, release_before: int) -> None:
-        """Records of steps before ``release_before`` have been trained on, and every sample of them shown."""
+    async def publish(self, version: int, release_before: int) -> bool:
+        """Records of steps before ``release_before`` have been trained on, and every sample of them shown. Returns, the
+        same for all shards, whether the run is to end here."""
         if self._context.agree.lead:
             await self._push(version, release_before)
-        await self._context.agree.barrier("published")
+        return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
     async def _push(self, version: int, release_before: int) -> None:
         """Begun anew when a replica is lost in the middle of it: the one that takes its place asks from the start."""
@@ -41,7 +43,9 @@ class Publishing:
 
     async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
         ranks, replicas = self._context.trainers, self._placing.replicas
-        request = OpenPush(version, self._config.push_bucket_bytes, len(replicas), attempt)
+        wanted = self._config.push_transport
+        transport = SHM if attempt and wanted == "auto" else wanted  # which needs nothing of anybody's device
+        request = OpenPush(version, self._config.push_bucket_bytes, len(replicas), attempt, transport)
 
         def pull(receiver: int) -> PullWeights:
             return PullWeights(version, receiver, ranks[0].name, attempt, release_before)

@@ -1,9 +1,10 @@
-"""A weight push: a plan, buckets of whole tensors in shared memory, a commit; hashed on both sides.
+"""A weight push: a plan, buckets of whole tensors in one memory, a commit; digested on both sides.
 
 The trainer's rank 0 fills buckets while the receivers read earlier ones, all in one memory of ``bucket_bytes``, or of
 the largest tensor if that is more. Who asks for bucket i has read those before i - 1; so one is filled where the two
 before it are not. A tensor for which there is no room beside them waits: empty buckets go first, until they were read.
-One export, whatever the number of receivers.
+One export, whatever the number of receivers. The memory is shared memory, unless both sides speak something better
+(see ``gcore_core.weight_transfer``): this module does not know what.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from gcore_core.errors import ContractError, WeightMismatch
+from gcore_core.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import Bucket, BucketRequest, OpenPush, PlanRequest, PullWeights, PushConfirmed
+from gcore_core.processes.messages import BucketRequest, OpenPush, PlanRequest, PullWeights, PushConfirmed
 from gcore_core.processes.service import Call, Peer
 from gcore_core.processes.store import copy_hashed, map_file
 from gcore_core.protocols import Fingerprints, ReceivesWeights, Trainer
 from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.weight_transfer import SHM, Bucket, Offers, ReceivesDevice, SendsDevice, WeightReader, WeightWriter
 
 PUSH_DEADLINE_S = 300.0
 _BUCKET_BYTES = 16 << 20  # long enough to hide a round trip, short enough that three of them stay in a cache
@@ -38,7 +41,12 @@ def exhaust(tensors: Iterable[object]) -> None:
 
 
 class PushMemory:
-    """A file in shared memory, made on first use. It stays mapped between pushes, since fresh pages are slow."""
+    """A file in shared memory, made on first use. It stays mapped between pushes, since fresh pages are slow.
+
+    It is the WeightWriter of shared memory.
+    """
+
+    transport, handle = SHM, b""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,41 +60,69 @@ class PushMemory:
             self._mapped = np.frombuffer(map_file(self.path, writable=True), np.uint8)
         return self._mapped[:nbytes]
 
+    def fill(self, offset: int, content: np.ndarray) -> int:
+        return copy_hashed([content.data], self._mapped[offset : offset + content.nbytes].data)
+
+    def send(self, bucket: Bucket) -> None: ...
+
+    def close(self) -> None: ...
+
 
 class PushSource:
     """The sending half, in the shell of trainer rank 0."""
 
     def __init__(self, trainer: Trainer, memory: PushMemory, compute: Compute, request: OpenPush) -> None:
-        self._memory, self._compute = memory, compute
+        self._trainer, self._compute, self._request, self._path = trainer, compute, request, memory.path
         self.key = request.version, request.attempt
         self.plan = WeightPlan(request.version, trainer.weight_specs())
         sizes = [spec.nbytes for spec in self.plan.tensors]
         self._size = max(1, *sizes, min(request.bucket_bytes, sum(sizes)))
         self._full = min(_BUCKET_BYTES, request.bucket_bytes // 3)  # a bucket that has a tensor gets no more than this
-        self._tensors: Iterator[tuple[TensorSpec, np.ndarray]] = trainer.export_weights()
-        self._held: tuple[TensorSpec, np.ndarray] | None = None
+        memory.of(self._size)
+        self._writer: WeightWriter = memory
+        self._tensors: Iterator[tuple[TensorSpec, Any]] = trainer.export_weights()
+        self._held: tuple[TensorSpec, Any] | None = None
         self._unread: deque[tuple[int, int]] = deque(maxlen=2)  # where the two latest buckets begin and end
         self._gathering = Gathering(request.receivers)
         self._ahead: asyncio.Future[Bucket] | None = None
 
     async def bucket(self, request: BucketRequest) -> Bucket:
-        async def answer(_: list[None]) -> Bucket:
-            bucket = await (self._ahead or self._compute(self._fill, request.index))
-            if not bucket.last:
-                self._ahead = asyncio.ensure_future(self._compute(self._fill, request.index + 1))
+        async def answer(offers: list[Offers]) -> Bucket:
+            bucket = await (self._ahead or self._compute(self._begin, offers))
+            if bucket.index < request.index:  # everybody has read the last one
+                await self._compute(self._writer.close)
+            else:
+                self._ahead = asyncio.ensure_future(self._compute(self._go_on, bucket))
             return bucket
 
-        found: Bucket = await self._gathering.join(request.index, request.receiver, None, answer)
+        found: Bucket = await self._gathering.join(request.index, request.receiver, request.offers, answer)
         return found
 
     async def close(self) -> None:
         """Gives up what is not sent. The export still runs to its end, since other ranks may take part in it."""
         self._gathering.abandon(ContractError("another push began before this one ended", where="push"))
+        await asyncio.gather(*filter(None, [self._ahead]), return_exceptions=True)
+        await self._compute(self._writer.close)
         await self._compute(exhaust, self._tensors)
+
+    def _begin(self, offers: list[Offers]) -> Bucket:
+        """Chooses the transport; the first bucket."""
+        trainer, wanted = self._trainer, self._request.transport
+        if isinstance(trainer, SendsDevice):
+            if writer := trainer.push_writer(wanted, offers, self._path, self._size):
+                self._writer, self._tensors = writer, trainer.export_tensors()
+        elif wanted not in ("auto", SHM):
+            what = f"this trainer pushes weights through shared memory, not by {wanted!r}."
+            raise ConfigError(what, where="controller.config.push_transport", todo=f"Use auto or {SHM}.")
+        return self._fill(0)
+
+    def _go_on(self, bucket: Bucket) -> Bucket:
+        """The bucket after this one, or this one when it is the last."""
+        self._writer.send(bucket)
+        return bucket if bucket.last else self._fill(bucket.index + 1)
 
     def _fill(self, index: int) -> Bucket:
         """Copies the next tensors to where nobody reads, none of them if there is no room for one."""
-        memory = self._memory.of(self._size)
         self._held = self._held or next(self._tensors, None)
         wanted = max(self._full, self._held[0].nbytes if self._held else 0)
         bounds = [0, *itertools.chain(*sorted(self._unread)), self._size]
@@ -100,12 +136,13 @@ class PushSource:
             if array.nbytes != spec.nbytes:
                 what = f"the trainer exported {array.nbytes} bytes for {spec.name!r}, its plan says {spec.nbytes}"
                 raise ContractError(what, where=f"version {self.key[0]}")
-            digests.append(copy_hashed([array.data], memory[offset : offset + spec.nbytes].data))
+            digests.append(self._writer.fill(offset, array))
             specs.append(spec)
             offset += spec.nbytes
             self._held = next(self._tensors, None)
         self._unread.append((start, offset))
-        return Bucket(self.key[0], index, str(self._memory.path), start, specs, digests, self._held is None)
+        place = self._writer.transport, self._writer.handle
+        return Bucket(self.key[0], index, str(self._path), start, specs, digests, self._held is None, *place)
 
 
 async def pull_weights(
@@ -123,68 +160,99 @@ async def pull_weights(
     version = request.version
     plan = await insist(source, "plan", PlanRequest(version, request.attempt), WeightPlan, PUSH_DEADLINE_S)
     await compute(receiver.begin_weights, plan)
-    digests: dict[str, int] = {}
+    offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
+
+    async def ask(index: int) -> Bucket:
+        asked = BucketRequest(version, request.receiver, index, request.attempt, offers)
+        return await insist(source, "bucket", asked, Bucket, PUSH_DEADLINE_S)
+
+    bucket, digests = await ask(0), dict[str, int]()
+    reader = _reader(receiver, bucket.transport, request.receiver, mapped)
     loading: asyncio.Future[None] | None = None
     try:
-        for index in itertools.count():
-            asked = BucketRequest(version, request.receiver, index, request.attempt)
-            bucket = await insist(source, "bucket", asked, Bucket, PUSH_DEADLINE_S)
-            if len(bucket.digests) != len(bucket.tensors):
-                what = f"a bucket has {len(bucket.tensors)} tensors and {len(bucket.digests)} digests"
-                raise WeightMismatch(what, where=f"version {version}, bucket {index}")
-            for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
-                if plan.tensors[len(digests) : len(digests) + 1] != [spec]:
-                    what = f"tensor {spec.name!r} is not the one planned here"
-                    raise WeightMismatch(what, where=f"version {version}")
-                digests[spec.name] = digest
-            memory = _memory(bucket, mapped)
-            before, loading = loading, asyncio.ensure_future(compute(_load, receiver, memory, bucket))
+        for index in itertools.count(1):
+            _check_planned(bucket, plan, digests)
+            before, loading = loading, asyncio.ensure_future(compute(reader.load, bucket))
             if before is not None:
                 await before
             call.progress()
             if bucket.last:
                 await loading
                 break
+            bucket = await ask(index)
     finally:
         if loading is not None:
             loading.cancel()  # nothing more of a push that failed
+        await compute(reader.close)
+    if bucket.transport != SHM:
+        await ask(index)  # the sender may give its memory back
     if missing := plan.tensors[len(digests) :]:
         raise WeightMismatch(f"the push ended without tensor {missing[0].name!r}", where=f"version {version}")
     await compute(receiver.commit_weights, plan)
-    if isinstance(receiver, Fingerprints):
-        held = await compute(receiver.fingerprint)
-        if wrong := [name for name, digest in digests.items() if held.get(name) != digest]:
+    held = await compute(reader.held)
+    if wrong := [name for name, digest in digests.items() if held is not None and held.get(name) != digest]:
+        raise WeightMismatch(
+            f"after the push the generator holds other bytes in {wrong[0]!r}",
+            where=f"version {version}",
+            why=f"{len(wrong)} of {len(digests)} tensors differ",
+        )
+    return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), held is not None)
+
+
+def _check_planned(bucket: Bucket, plan: WeightPlan, digests: dict[str, int]) -> None:
+    """Adds the bucket's digests to those of the buckets before."""
+    if len(bucket.digests) != len(bucket.tensors):
+        what = f"a bucket has {len(bucket.tensors)} tensors and {len(bucket.digests)} digests"
+        raise WeightMismatch(what, where=f"version {plan.version}, bucket {bucket.index}")
+    for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
+        if plan.tensors[len(digests) : len(digests) + 1] != [spec]:
+            what = f"tensor {spec.name!r} is not the one planned here"
+            raise WeightMismatch(what, where=f"version {plan.version}")
+        digests[spec.name] = digest
+
+
+def _reader(receiver: ReceivesWeights, transport: str, number: int, mapped: dict[str, np.ndarray]) -> WeightReader:
+    if isinstance(receiver, ReceivesDevice) and transport != SHM:
+        return receiver.push_reader(transport, number)
+    return _SharedReader(receiver, mapped)
+
+
+class _SharedReader:
+    """See WeightReader."""
+
+    def __init__(self, receiver: ReceivesWeights, mapped: dict[str, np.ndarray]) -> None:
+        self._receiver, self._mapped = receiver, mapped
+
+    def load(self, bucket: Bucket) -> None:
+        if bucket.path not in self._mapped:
+            try:
+                self._mapped[bucket.path] = np.frombuffer(map_file(Path(bucket.path), writable=False), np.uint8)
+            except (OSError, ValueError) as error:  # ValueError: it is empty, or its name is none
+                why = getattr(error, "strerror", None) or str(error)
+                raise WeightMismatch("a bucket's memory cannot be opened", where=bucket.path, why=why) from None
+        if bucket.tensors:
+            hashed = verified(bucket, self._mapped[bucket.path], lambda array: xxhash.xxh3_64_intdigest(array.data))
+            self._receiver.load_weights(hashed)
+
+    def held(self) -> dict[str, int] | None:
+        return self._receiver.fingerprint() if isinstance(self._receiver, Fingerprints) else None
+
+    def close(self) -> None:
+        """The memory stays mapped for the next push."""
+
+
+def verified(bucket: Bucket, memory: Any, digest_of: Callable[[Any], int]) -> Iterator[tuple[TensorSpec, Any]]:
+    """Digests each tensor right before the receiver copies it; one that is altered does not reach it.
+
+    memory: flat bytes that can be sliced, with ``nbytes``, on whatever device.
+    """
+    offset = bucket.offset
+    for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
+        content = memory[offset : offset + spec.nbytes]
+        if content.nbytes != spec.nbytes or digest_of(content) != digest:
             raise WeightMismatch(
-                f"after the push the generator holds other bytes in {wrong[0]!r}",
-                where=f"version {version}",
-                why=f"{len(wrong)} of {len(digests)} tensors differ",
+                f"tensor {spec.name!r} is not what its sender hashed",
+                where=f"version {bucket.version}, bucket {bucket.index}",
             )
-    return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), isinstance(receiver, Fingerprints))
-
-
-def _memory(bucket: Bucket, mapped: dict[str, np.ndarray]) -> np.ndarray:
-    if bucket.path not in mapped:
-        try:
-            mapped[bucket.path] = np.frombuffer(map_file(Path(bucket.path), writable=False), np.uint8)
-        except (OSError, ValueError) as error:  # ValueError: it is empty, or its name is none
-            why = getattr(error, "strerror", None) or str(error)
-            raise WeightMismatch("a bucket's memory cannot be opened", where=bucket.path, why=why) from None
-    return mapped[bucket.path]
-
-
-def _load(receiver: ReceivesWeights, memory: np.ndarray, bucket: Bucket) -> None:
-    def verified() -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        """Hashes each tensor right before the receiver copies it; one that is altered does not reach it."""
-        offset = bucket.offset
-        for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
-            array = memory[offset : offset + spec.nbytes]
-            if array.nbytes != spec.nbytes or xxhash.xxh3_64_intdigest(array.data) != digest:
-                raise WeightMismatch(
-                    f"tensor {spec.name!r} is not what its sender hashed",
-                    where=f"version {bucket.version}, bucket {bucket.index}",
-                )
-            yield spec, array
-            offset += spec.nbytes
-
-    if bucket.tensors:
-        receiver.load_weights(verified())
+        yield spec, content
+        offset += spec.nbytes

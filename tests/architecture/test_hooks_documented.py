@@ -23,7 +23,6 @@ PROVIDER_HOOKS = {
     "gcore_balancers": [],
     "gcore_filters": [],
     "gcore_datasets": [],
-    "gcore_weight_transports": [],
     "gcore_launchers": [],
     "gcore_commands": [],
     "gcore_environments": [],

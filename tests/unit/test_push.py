@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,16 +13,19 @@ import numpy as np
 import pytest
 import xxhash
 
-from gcore_core.errors import ContractError, GcoreError, WeightMismatch
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.publishing import Publishing
+from gcore_core.errors import ConfigError, ContractError, GcoreError, WeightMismatch
 from gcore_core.processes.compute import Compute, DirectCompute
 from gcore_core.processes.inline import InlineNetwork, InlineView
-from gcore_core.processes.messages import Bucket, BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
-from gcore_core.processes.push import PushSource, pull_weights
+from gcore_core.processes.messages import BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
+from gcore_core.processes.push import PushSource, pull_weights, verified
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.trainer import TrainerShell
 from gcore_core.processes.store import StoreReader
 from gcore_core.records import TensorSpec, WeightPlan
 from gcore_core.testing.simulation import TimedCompute, run_virtual
+from gcore_core.weight_transfer import Bucket, Offers
 
 NAMES = ["embed", "layer.0", "layer.1", "empty", "head"]
 SIZES = [40, 24, 24, 0, 40]
@@ -30,6 +34,34 @@ SIZES = [40, 24, 24, 0, 40]
 def weights(version: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(version)
     return {name: random.integers(0, 256, size, np.uint8) for name, size in zip(NAMES, SIZES, strict=True)}
+
+
+def digest_of(content: np.ndarray) -> int:
+    """A digest that is not shared memory's."""
+    return xxhash.xxh3_64_intdigest(content.tobytes()[::-1])
+
+
+class Writer:
+    """A device of its own, which is the host's memory: ``MEMORIES`` finds it by the handle that crosses."""
+
+    transport, handle = "host", b"first"
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory, self.done = np.zeros(nbytes, np.uint8), list[str]()
+        MEMORIES[self.handle] = self
+
+    def fill(self, offset: int, content: np.ndarray) -> int:
+        self.memory[offset : offset + content.nbytes] = content
+        return digest_of(content)
+
+    def send(self, bucket: Bucket) -> None:
+        self.done.append(f"sent {bucket.index}")
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+
+MEMORIES: dict[bytes, Writer] = {}
 
 
 class Trainer:
@@ -55,6 +87,14 @@ class Trainer:
             self.exported.append(spec.name)
             yield spec, weights(self.version)[spec.name][int(spec.name == self.cuts) :]
         self.running -= 1
+
+
+class DeviceTrainer(Trainer):
+    def push_writer(self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int) -> Writer | None:
+        return Writer(nbytes) if wanted != "shm" and all("host" in told for told in offers) else None
+
+    def export_tensors(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        return self.export_weights()
 
 
 class Receiver:
@@ -84,6 +124,30 @@ class Receiver:
     def fingerprint(self) -> dict[str, int]:
         return {name: xxhash.xxh3_64_intdigest(array.data) for name, array in self.held.items()}
 
+    def push_offers(self) -> Offers:
+        return {"host": [""]}
+
+    def push_reader(self, transport: str, receiver: int) -> Reader:
+        assert transport == "host"
+        return Reader(self)
+
+
+class Reader:
+    """See WeightReader; ``closed`` when it reads no more."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver, self.closed = receiver, False
+
+    def load(self, bucket: Bucket) -> None:
+        assert not self.closed
+        self._receiver.load_weights(verified(bucket, MEMORIES[bucket.handle].memory, digest_of))
+
+    def held(self) -> dict[str, int]:
+        return {name: digest_of(array) for name, array in self._receiver.held.items()}
+
+    def close(self) -> None:
+        self.closed = True
+
 
 class Forgetful(Receiver):
     """Loads one tensor wrong; only its fingerprint can tell."""
@@ -96,9 +160,9 @@ class Forgetful(Receiver):
 class Site:
     """A trainer shell that is reached through ``network``; ``tamper`` changes buckets and plans on their way."""
 
-    def __init__(self, directory: Path, compute: Compute | None = None) -> None:
-        self.trainer = Trainer()
-        self.directory = directory
+    def __init__(self, directory: Path, compute: Compute | None = None, transport: str = "shm") -> None:
+        self.trainer = Trainer() if transport == "shm" else DeviceTrainer()
+        self.directory, self.transport = directory, transport
         self.network = InlineNetwork()
         self.view: InlineView = self.network.view("rollout.0")
         self.shell = TrainerShell(
@@ -119,8 +183,12 @@ class Site:
     async def open(self, version: int, receivers: int, bucket_bytes: int = 96, attempt: int = 0) -> None:
         self.trainer.version = version
         await self.view.serve("policy.0", self.service)
-        request = OpenPush(version, bucket_bytes, receivers, attempt)
+        request = OpenPush(version, bucket_bytes, receivers, attempt, self.transport)
         await self.view.peer("policy.0").call("open_push", request, Nothing)
+
+    def memory(self) -> np.ndarray:
+        """That which is sent from."""
+        return self.shell._memory.of(96) if self.transport == "shm" else MEMORIES[Writer.handle].memory
 
     async def pull(
         self, receiver: Receiver, version: int, number: int = 0, attempt: int = 0, compute: Compute | None = None
@@ -138,9 +206,10 @@ class Site:
         self.service.add(method, kind, handler)
 
 
-@pytest.fixture
-async def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+@pytest.fixture(params=["shm", "auto"])
+async def site(tmp_path: Path, request: pytest.FixtureRequest) -> Site:
+    """By shared memory, and by a transport that both sides speak."""
+    return Site(tmp_path, transport=request.param)
 
 
 def assert_holds(receiver: Receiver, version: int) -> None:
@@ -177,7 +246,7 @@ async def test_a_push_takes_one_bucket_of_memory(site: Site) -> None:
     await asyncio.wait([site.source._ahead])  # type: ignore[list-item]
     assert site.trainer.exported == NAMES  # the third is filled while the others are read; the last has no room
     assert site.source._held[0].name == "head"  # type: ignore[index]
-    assert (site.directory / "push").stat().st_size == 96
+    assert (site.directory / "push").stat().st_size == len(site.memory()) == 96
 
 
 async def test_small_tensors_travel_together(site: Site) -> None:
@@ -241,7 +310,7 @@ async def test_an_altered_tensor_is_refused_before_it_is_loaded(altered: str, si
         offset = bucket.offset
         for spec in bucket.tensors:
             if spec.name == altered:
-                site.shell._memory.of(96)[offset + spec.nbytes // 2] ^= 1
+                site.memory()[offset + spec.nbytes // 2] ^= 1
             offset += spec.nbytes
         return bucket
 
@@ -306,7 +375,7 @@ async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) 
 async def test_opening_twice_is_one_push(site: Site) -> None:
     await site.open(1, receivers=1)
     receiver = Receiver()
-    await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0), Bucket)
+    await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0, 0, receiver.push_offers()), Bucket)
     await site.open(1, receivers=1)  # the answer to the first was lost
     await site.pull(receiver, 1)
     assert_holds(receiver, 1)
@@ -394,3 +463,74 @@ async def test_other_ranks_run_through_one_export_a_push(tmp_path: Path) -> None
     site.trainer.exported = []
     await site.open(1, receivers=1, attempt=1)
     assert (site.trainer.exported, site.trainer.running) == (NAMES, 0)
+
+
+# -- other ways than shared memory ------------------------------------------------------------------------------------
+
+
+async def test_a_device_gives_its_memory_back_when_all_have_read_all(tmp_path: Path) -> None:
+    site = Site(tmp_path, transport="auto")
+    await site.open(1, receivers=2, bucket_bytes=40)
+    quick, slow = Receiver(), Receiver()
+    pulling = asyncio.ensure_future(site.pull(quick, 1, number=0))
+    for index in range(3):
+        bucket = await site.view.peer("policy.0").call(
+            "bucket", BucketRequest(1, 1, index, 0, slow.push_offers()), Bucket
+        )
+    writer = MEMORIES[bucket.handle]
+    assert (bucket.transport, "closed" in writer.done, pulling.done()) == ("host", False, False)
+    await site.open(1, receivers=2, bucket_bytes=40, attempt=1)
+    assert writer.done[-1] == "closed"  # the slow one stopped in the middle
+    with pytest.raises(GcoreError, match="another push began"):
+        await pulling
+    await asyncio.gather(*(site.pull(receiver, 1, i, attempt=1) for i, receiver in enumerate((quick, slow))))
+    done = MEMORIES[bucket.handle].done
+    assert done == [*(f"sent {index}" for index in range(len(done) - 1)), "closed"]
+    assert len(done) > 3
+    assert_holds(slow, 1)
+
+
+async def test_who_speaks_shared_memory_alone_gets_it(tmp_path: Path) -> None:
+    class Plain(Receiver):
+        push_offers = None  # type: ignore[assignment]
+
+    site = Site(tmp_path, transport="auto")
+    await site.open(1, receivers=2)
+    plain, able = Plain(), Receiver()
+    await asyncio.gather(site.pull(plain, 1, 0), site.pull(able, 1, 1))
+    assert_holds(plain, 1)
+    assert_holds(able, 1)
+    assert site.source._writer is site.shell._memory
+
+
+async def test_a_transport_that_the_trainer_does_not_speak_is_told(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.transport = "ipc"
+    await site.open(1, receivers=1)
+    with pytest.raises(ConfigError, match="push_transport: this trainer pushes weights through shared memory, not by"):
+        await site.pull(Receiver(), 1)
+    site.transport = "shm"
+    await site.open(1, receivers=1, attempt=1)
+    await site.pull(Receiver(), 1, attempt=1)
+
+
+@pytest.mark.parametrize(("wanted", "second"), [("auto", "shm"), ("ipc", "ipc")])
+async def test_a_push_that_is_begun_anew_takes_shared_memory_unless_another_way_is_asked_for(
+    wanted: str, second: str
+) -> None:
+    told: list[str] = []
+
+    class Peer:
+        name = "policy.0"
+
+        async def call(self, method: str, request: Any, reply: type, *, deadline_s: float) -> Any:
+            if method == "open_push":
+                told.append(request.transport)
+            elif method == "pull" and len(told) == 1:
+                raise WeightMismatch("a bucket's memory cannot be opened")
+
+    context = SimpleNamespace(trainers=[Peer()], supervisor=Peer())
+    placing = SimpleNamespace(replicas=[Peer()])
+    publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]
+    await publishing._push(1, 0)
+    assert told == [wanted, second]

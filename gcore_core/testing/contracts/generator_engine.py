@@ -13,6 +13,7 @@ from gcore_core.records import TensorSpec, WeightPlan
 from gcore_core.testing.contracts.base import Contract, claims
 from gcore_core.testing.contracts.weights import digests, load, perturbed, push, read_model
 from gcore_core.testing.safetensors_files import Tensors
+from gcore_core.weight_transfer import ReceivesDevice
 
 if TYPE_CHECKING:
     from gcore_core.protocols import Finished
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _PROTOCOLS: dict[str, tuple[type, tuple[str, ...]]] = {
     "logprobs": (ScoresLogprobs, ("logprobs",)),
     "sleep": (Sleeps, ("sleep", "wake")),
+    "weights.device": (ReceivesDevice, ("push_offers", "push_reader")),
     "weights.fingerprint": (Fingerprints, ("fingerprint",)),
     "weights.push": (ReceivesWeights, ("begin_weights", "load_weights", "commit_weights")),
 }

@@ -30,6 +30,7 @@ HOOKS_LIMIT_S = 0.5
 METHODS = {
     "logprobs": ("logprobs",),
     "sleep": ("sleep", "wake"),
+    "weights.device": ("push_offers", "push_reader"),
     "weights.fingerprint": ("fingerprint",),
     "weights.push": ("begin_weights", "load_weights", "commit_weights"),
 }

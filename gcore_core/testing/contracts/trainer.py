@@ -18,6 +18,7 @@ from gcore_core.protocols import SavesInBackground, Trainer, TrainRecord, Worker
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, largest_change
 from gcore_core.testing.safetensors_files import read_safetensors
+from gcore_core.weight_transfer import SendsDevice
 
 METRICS = ["loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_share", "logprob_gap_max", "logprob_gap_mean"]
 
@@ -202,6 +203,16 @@ class TrainerContract(Contract):
             assert array.dtype == np.uint8 and array.ndim == 1, f"{spec.name} must be flat uint8"
             assert array.nbytes == spec.nbytes == math.prod(spec.shape) * ITEM_BYTES[spec.dtype], spec.name
 
+    @claims("weights.device")
+    def test_tensors_on_the_device_are_the_exported_ones(self, trainer: Any) -> None:
+        """In the same order, as flat bytes that can be brought to the host."""
+        sends = isinstance(trainer, SendsDevice)
+        assert sends, "weights.device is claimed, SendsDevice is not implemented"
+        found = [(spec, content.nbytes, on_host(content)) for spec, content in trainer.export_tensors()]
+        assert [spec for spec, _, _ in found] == list(trainer.weight_specs())
+        assert [nbytes for _, nbytes, _ in found] == [spec.nbytes for spec in trainer.weight_specs()]
+        assert digests([(spec, array) for spec, _, array in found]) == digests(exported(trainer))
+
     def test_a_saved_trainer_goes_on_as_if_never_stopped(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path
     ) -> None:
@@ -257,6 +268,11 @@ def restored(trainer: Trainer) -> Iterator[Callable[[], None]]:
     with tempfile.TemporaryDirectory() as directory:
         trainer.save(Path(directory))
         yield lambda: trainer.load(Path(directory))
+
+
+def on_host(content: Any) -> np.ndarray:
+    """A copy of flat bytes on whatever device; torch's tensors have ``cpu``."""
+    return np.asarray(content.cpu() if hasattr(content, "cpu") else content).copy()
 
 
 def train(

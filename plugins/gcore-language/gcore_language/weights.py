@@ -57,23 +57,32 @@ def like(whole: Tensor, sharded: Tensor) -> Tensor:
     return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
-def to_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
-    """Flat uint8 of a whole tensor; a view of its memory when that is possible."""
+def flat_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Flat uint8 of a whole tensor, where it is; a view of its memory when that is possible."""
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def from_bytes(spec: TensorSpec, array: np.ndarray) -> Tensor:
+def to_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
+    """The same on the host."""
+    return flat_bytes(tensor, dtype).cpu().numpy()
+
+
+def from_bytes(spec: TensorSpec, content: np.ndarray | Tensor) -> Tensor:
     """A tensor of its own from flat uint8 of ``spec``, which may be memory that does not outlive the call."""
-    return torch.from_numpy(array.copy()).view(_DTYPES[spec.dtype]).view(spec.shape)
+    copied = content.clone() if isinstance(content, Tensor) else torch.from_numpy(content.copy())
+    return copied.view(_DTYPES[spec.dtype]).view(spec.shape)
 
 
-def copy_bytes(target: Tensor, spec: TensorSpec, array: np.ndarray) -> None:
+def copy_bytes(target: Tensor, spec: TensorSpec, content: np.ndarray | Tensor) -> None:
     """Writes flat uint8 of ``spec`` into a tensor of the same shape, converting its dtype."""
-    source = _DTYPES[spec.dtype]
-    if target.device.type == "cpu" and target.dtype == source and target.is_contiguous():
-        np.copyto(target.detach().reshape(-1).view(torch.uint8).numpy(), array)
-        return
     with torch.no_grad():
-        target.copy_(from_bytes(spec, array))
+        if target.dtype != _DTYPES[spec.dtype] or not target.is_contiguous():
+            target.copy_(from_bytes(spec, content))
+        elif isinstance(content, Tensor):
+            flat_bytes(target).copy_(content)
+        elif target.device.type == "cpu":
+            np.copyto(flat_bytes(target).numpy(), content)
+        else:
+            target.copy_(from_bytes(spec, content))

@@ -17,7 +17,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="AdamW on a Hugging Face causal language model; several slots share it by FSDP2",
         factory="gcore_torch.trainer:TorchTrainer",
         config=TorchTrainerConfig,
-        capabilities=frozenset({"images", "save.background", "sharding"}),
+        capabilities=frozenset({"images", "save.background", "sharding", "weights.device"}),
         needs=_NEEDS,
     )
 
@@ -29,7 +29,8 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "determinism", "images", "logprobs", "sleep", "weights.push", "weights.fingerprint"}
+            {"abort", "determinism", "images", "logprobs", "sleep"}
+            | {"weights.device", "weights.fingerprint", "weights.push"}
         ),
         needs=_NEEDS,
     )

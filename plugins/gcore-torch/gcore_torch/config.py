@@ -36,6 +36,9 @@ class TorchGeneratorConfig(GeneratorSettings):
     """What a sleep does with the weights: keep moves them from an accelerator to host memory; discard drops them, on a
     CPU too, and after the wake a push must bring them."""
 
+    def keeps_weights(self) -> bool:
+        return self.sleep == "keep"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchRewardConfig:

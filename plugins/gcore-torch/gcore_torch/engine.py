@@ -21,7 +21,7 @@ from gcore_language.ranks import Ranks
 from gcore_language.saving import PendingSave, Staging, local_rows, save_rank
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts
 from gcore_language.training import LossOf, check_objective, keeps_reference
-from gcore_language.weights import full, like, named_tensors, spec_of, to_bytes
+from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_of, to_bytes
 from torch import Tensor
 
 from gcore_core.protocols import WorkerContext
@@ -159,6 +159,11 @@ class TorchEngine:
         for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
             whole = full(tensor)
             yield spec, to_bytes(whole, DTYPES[self._config.dtype]) if self.ranks.rank == 0 else np.empty(0, np.uint8)
+
+    def export_tensors(self) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """See ``gcore_language.device_push.DeviceEngine``."""
+        for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
+            yield spec, flat_bytes(full(tensor), DTYPES[self._config.dtype])
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
         save_rank(directory, self.ranks, self.rows(), self._counted(numbers))

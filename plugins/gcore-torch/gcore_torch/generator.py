@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from gcore_language.device_push import DeviceReader, offers_of
 from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_images
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
@@ -24,6 +25,7 @@ from gcore_language.weights import copy_bytes, named_tensors, spec_of
 from gcore_core.errors import ConfigError, ContractError
 from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
 from gcore_core.records import ABORTED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import make_decoder
 from gcore_torch.sampling import choose, uniforms
@@ -314,6 +316,14 @@ class TorchGenerator:
         self._weights.pushed(plan.version)
         self._stale = self._rows.count > 0
         self._inbox.commit(plan.version)
+
+    def push_offers(self) -> Offers:
+        """See ``ReceivesDevice.push_offers``."""
+        return offers_of(self._device)
+
+    def push_reader(self, transport: str, receiver: int) -> DeviceReader:
+        """See ``ReceivesDevice.push_reader``."""
+        return DeviceReader(self, transport, receiver, self._device, self._tensors)
 
     def fingerprint(self) -> dict[str, int]:
         """See ``Fingerprints.fingerprint``; in the dtype this generator holds."""

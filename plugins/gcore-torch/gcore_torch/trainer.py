@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gcore_language.device_push import PushesFromDevice
 from gcore_language.saving import SavingTrainer
 
 from gcore_core.protocols import WorkerContext
@@ -9,7 +10,7 @@ from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.engine import TorchEngine
 
 
-class TorchTrainer(SavingTrainer):
+class TorchTrainer(PushesFromDevice, SavingTrainer):
     """One data-parallel rank of a policy; see ``gcore_core.protocols.Trainer``."""
 
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:

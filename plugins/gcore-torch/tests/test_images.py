@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -401,6 +402,68 @@ def test_what_the_records_are_made_of_is_what_the_processor_of_transformers_make
     np.testing.assert_array_equal(made["input_ids"][0], record.columns["prompt_ids"])
     np.testing.assert_array_equal(made["pixel_values"], record.media[PIXELS])
     np.testing.assert_array_equal(made["image_grid_thw"], record.columns[GRID])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_array_is_read_as_the_file_that_holds_it(
+    open_generator: Open, prompts: list[Prompt], tiny: Any, family: str
+) -> None:
+    """Of a prompt with two places, with both as files, the second as an array, and both as arrays."""
+    whole = prompts[2]
+    arrays = [np.asarray(Image.open(file)) for file in whole.images]
+    found = []
+    for files in (2, 1, 0):
+        generator = open_generator(family)
+        prompt = Prompt(row=2, text=whole.text, images=whole.images[:files])
+        generator.submit([replace(r, images=arrays[files:]) for r in requests_of([prompt])])
+        found.append(tiny.drain(generator))
+    for records in found[1:]:
+        for record, expected in zip(records, found[0], strict=True):
+            for name in ("prompt_ids", "action_ids", "logp", GRID):
+                np.testing.assert_array_equal(record.columns[name], expected.columns[name])
+            np.testing.assert_array_equal(record.media[PIXELS], expected.media[PIXELS])
+
+
+def test_grey_arrays_are_read_as_grey_files(open_generator: Open, tiny: Any, tmp_path: Path) -> None:
+    grey = np.random.default_rng(1).integers(0, 256, (24, 16, 1), dtype=np.uint8)
+    Image.fromarray(grey[..., 0]).save(tmp_path / "grey.png")
+    (filed,) = requests_of([Prompt(row=0, text=PLACE, images=[str(tmp_path / "grey.png")])], 1)
+    (given,) = requests_of([Prompt(row=0, text=PLACE)], 1)
+    found = []
+    for request in (filed, replace(given, images=[grey])):
+        generator = open_generator()
+        generator.submit([request])
+        (record,) = tiny.drain(generator)
+        found.append(record.media[PIXELS])
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (np.zeros((8, 8, 3), np.float32), r"float32\[8, 8, 3\]"),
+        (np.zeros((8, 8), np.uint8), r"uint8\[8, 8\]"),
+        (np.zeros((8, 8, 4), np.uint8), r"uint8\[8, 8, 4\]"),
+        (np.zeros((0, 8, 3), np.uint8), r"uint8\[0, 8, 3\]"),
+    ],
+)
+def test_an_array_that_is_no_image_is_told(open_generator: Open, array: np.ndarray, told: str) -> None:
+    (request,) = requests_of([Prompt(row=0, text=PLACE)], 1)
+    with pytest.raises(DataError, match=f"what a question shows is {told}, not uint8"):
+        open_generator().submit([replace(request, images=[array])])
+
+
+def test_a_question_with_another_number_of_places_than_images_is_told(open_generator: Open) -> None:
+    (request,) = requests_of([Prompt(row=0, text=PLACE + "1" + PLACE)], 1)
+    with pytest.raises(DataError, match="a question names 1 images, and its prompt has places for 2"):
+        open_generator().submit([replace(request, images=[np.zeros((8, 8, 3), np.uint8)])])
+
+
+def test_a_model_of_text_is_told_that_it_was_shown_images(open_generator: Open, model_dirs: dict[str, Path]) -> None:
+    generator = open_generator(model=model_dirs["llama"])
+    (request,) = requests_of([Prompt(row=0, text="1+")], 1)
+    with pytest.raises(DataError, match="a question shows 1 images, and this generator or its model takes none"):
+        generator.submit([replace(request, images=[np.zeros((8, 8, 3), np.uint8)])])
 
 
 def test_an_image_of_a_shape_that_the_processor_refuses_is_told(open_generator: Open, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gcore_core.records import TensorSpec
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
 from gcore_core.testing.safetensors_files import write_safetensors
+from gcore_core.weight_transfer import Offers
 
 
 class Clean(TrainerContract):
@@ -217,6 +218,26 @@ class SavesWhatItHasWhenItFinishes(Clean):
 class SavesInTheBackgroundUnasked(Clean):
     provider = replace(Clean.provider, capabilities=frozenset())
     caught_by = ("test_saving_in_the_background_is_claimed_where_it_is_there",)
+
+
+class CleanDevice(Clean):
+    """Its device is the host."""
+
+    provider = replace(Clean.provider, capabilities=frozenset({"save.background", "weights.device"}))
+
+    class Backend(FakeTrainer):
+        def push_writer(self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int) -> None: ...
+
+        def export_tensors(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+            return self.export_weights()
+
+
+class ExportsOtherBytesFromTheDevice(CleanDevice):
+    caught_by = ("test_tensors_on_the_device_are_the_exported_ones",)
+
+    class Backend(CleanDevice.Backend):
+        def export_tensors(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+            return ((spec, array[::-1]) for spec, array in self.export_weights())
 
 
 class SavesTheFirstWeights(Clean):

@@ -1,0 +1,485 @@
+"""Pushes that stay on a device, between processes of their own. On a CPU a file stands for CUDA's handle, and gloo for
+NCCL; what only CUDA can show is skipped without it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from gcore_language import device_push
+from gcore_language.device_push import CudaHandle, DeviceReader, Handle, IpcWriter, choose, fingerprint, offers_of
+from gcore_language.push_group import PushGroup
+from gcore_language.testing import has_cuda, used_on_device
+
+from gcore_core.errors import ConfigError, ContractError, WeightMismatch, WorkerDied
+from gcore_core.factories import FactorySpec
+from gcore_core.processes import handshake
+from gcore_core.processes.messages import (
+    Hello,
+    Nothing,
+    OpenPush,
+    PullWeights,
+    PushConfirmed,
+    TrainReply,
+    TrainRequest,
+    WorkerSpec,
+)
+from gcore_core.processes.rpc import RpcNetwork
+from gcore_core.processes.service import Call, Service, encode
+from gcore_core.processes.spawning import spawn_process
+from gcore_core.records import TensorSpec
+from gcore_core.weight_transfer import Bucket
+
+CPU = torch.device("cpu")
+PATIENCE_S = 90.0
+TRANSPORTS = ["ipc", "nccl"]
+KNOWN_DIGEST = -4732538089304849528
+
+BACKENDS = '''
+"""A table of tensors that changes with every version, and who receives it."""
+from pathlib import Path
+
+import torch
+from gcore_language.device_push import DeviceReader, PushesFromDevice, offers_of
+from gcore_language.inbox import WeightInbox
+from gcore_language.weights import copy_bytes, flat_bytes, spec_of, to_bytes
+
+SHAPES = {"embed": (40, 3), "norm": (7,), "empty": (0, 2), "step": (), "head": (3, 5), "last": (1 << 20,)}
+DTYPES = {"norm": torch.bfloat16, "step": torch.int64, "last": torch.uint8}
+
+
+def table(version):
+    draw = torch.Generator().manual_seed(version)
+    return {
+        name: (100 * torch.randn(shape, generator=draw)).to(DTYPES.get(name, torch.float32))
+        for name, shape in SHAPES.items()
+    }
+
+
+class Trainer(PushesFromDevice):
+    """device: as an engine has it. In the first attempt at version 3 the byte before the last of "head" is altered on
+    the way."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, config, context):
+        self.version, self._engine, self._altered = 0, self, False
+
+    def train(self, step, advantages, minibatches, epochs):
+        self.version = step + 1
+        return {}
+
+    def weight_specs(self):
+        return [spec_of(name, tensor) for name, tensor in table(0).items()]
+
+    def export_weights(self):
+        return ((spec_of(name, tensor), to_bytes(tensor)) for name, tensor in table(self.version).items())
+
+    def export_tensors(self):
+        return ((spec_of(name, tensor), flat_bytes(tensor)) for name, tensor in table(self.version).items())
+
+    def push_writer(self, *told):
+        writer = super().push_writer(*told)
+        if self.version == 3 and not self._altered:
+            self._altered, send, fill = True, writer.send, writer.fill
+
+            def put(offset, content):
+                digest = fill(offset, content)
+                if content.numel() == 60:
+                    writer._memory[offset + 58] ^= 64
+                return digest
+
+            writer.fill = put
+        return writer
+
+    def close(self):
+        pass
+
+
+class Generator:
+    version = property(lambda self: self._inbox.version)
+
+    def __init__(self, config, context):
+        self._inbox = WeightInbox("rollout", SHAPES)
+        self._held, self._pipes = table(0), Path(context.directory)
+
+    def begin_weights(self, plan):
+        self._inbox.begin(plan)
+
+    def load_weights(self, tensors):
+        for spec, content in self._inbox.take(tensors):
+            if not isinstance(content, torch.Tensor):
+                raise RuntimeError(f"{spec.name} came as {type(content)}")
+            copy_bytes(self._held[spec.name], spec, content)
+
+    def commit_weights(self, plan):
+        self._inbox.complete()
+        for name, tensor in table(plan.version).items():
+            if not torch.equal(tensor, self._held[name]):
+                raise RuntimeError(f"{name} is not that of version {plan.version}")
+        self._inbox.commit(plan.version)
+
+    def push_offers(self):
+        return offers_of(torch.device("cpu"))
+
+    def push_reader(self, transport, receiver):
+        return DeviceReader(self, transport, receiver, torch.device("cpu"), self._held)
+
+    def close(self):
+        pass
+
+
+class Halting(Generator):
+    """Stops in the middle of a push when there is a pipe to say so."""
+
+    def load_weights(self, tensors):
+        super().load_weights(tensors)
+        if (self._pipes / "halted").exists():
+            (self._pipes / "halted").write_text("in the middle")  # somebody reads it
+            (self._pipes / "never").read_text()  # nobody writes it
+
+
+class Plain(Generator):
+    """Has no device."""
+
+    push_offers = None
+
+    def load_weights(self, tensors):
+        super().load_weights((spec, torch.from_numpy(array.copy())) for spec, array in tensors)
+'''
+
+
+@dataclass
+class Site:
+    """Workers by name, and this process as their supervisor."""
+
+    directory: Path
+    addresses: dict[str, str]
+    network: RpcNetwork
+    secret: bytes
+    pids: dict[str, asyncio.Queue[int]] = field(default_factory=dict)
+    started: list[tuple[asyncio.subprocess.Process, int]] = field(default_factory=list)
+    step: int = 0
+
+    async def hello(self, request: Hello, call: Call) -> Nothing:
+        self.pids[request.name].put_nowait(request.pid)
+        return Nothing()
+
+    async def start(self, name: str, backend: str) -> int:
+        """Starts a worker and returns its pid when it serves."""
+        role, _, rank = name.partition(".")
+        context = {"devices": [], "seed": 0, "deterministic": False, "steps": 1, "updates_per_step": 1, "model": {}}
+        spec = WorkerSpec(
+            kind="trainer" if role == "policy" else "generator",
+            role=role,
+            rank=int(rank),
+            ranks=1,
+            peers=self.addresses,
+            factories={"backend": FactorySpec(f"tables:{backend}")},
+            secret=self.secret,
+            settings={
+                "shards": 1,
+                "rank": 0,
+                "seed": 0,
+                "deterministic": True,
+                "store": str(self.directory),
+                "node": "node0",
+                "agent": "supervisor",
+                "context": {**context, "rendezvous": "", "engine": {}, "directory": str(self.directory)},
+            },
+            versions=handshake.versions([]),
+        )
+        self.pids[name] = asyncio.Queue()
+        paths = os.pathsep.join([*filter(None, sys.path), str(self.directory)])
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "gcore_core.processes.worker"]
+        self.started.append(await spawn_process(command, spec, self.directory / f"{name}.log", environment))
+        return await self.pids[name].get()
+
+    async def train(self) -> int:
+        request = TrainRequest(self.step, [], 1, 1)
+        (told,) = await self.network.peer("policy.0").call("train", [request], list[TrainReply])
+        self.step += 1
+        return told.version
+
+    async def open(self, version: int, transport: str, receivers: int = 2, attempt: int = 0) -> None:
+        request = OpenPush(version, 3 << 20, receivers, attempt, transport)
+        await self.network.peer("policy.0").call("open_push", request, Nothing)
+
+    def pull(self, number: int, version: int, attempt: int = 0) -> asyncio.Task[PushConfirmed]:
+        request = PullWeights(version, number, "policy.0", attempt)
+        peer: Any = self.network.peer(f"rollout.{number}")
+        return asyncio.ensure_future(peer.call("pull", request, PushConfirmed))
+
+    async def push(self, version: int, transport: str, attempt: int = 0) -> list[bool]:
+        """To both; whether each holds what was sent."""
+        await self.open(version, transport, attempt=attempt)
+        confirmed = await asyncio.gather(*(self.pull(number, version, attempt) for number in range(2)))
+        assert {push.version for push in confirmed} == {version}
+        return [push.verified for push in confirmed]
+
+    def leftovers(self) -> list[str]:
+        """What pushes made beside the file of shared memory."""
+        return [file.name for file in self.directory.glob("policy.0-push-*")]
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as place:  # socket paths must be short
+        directory, secret = Path(place), secrets.token_bytes(32)
+        (directory / "tables.py").write_text(BACKENDS)
+        names = ("supervisor", "policy.0", "rollout.0", "rollout.1")
+        addresses = {name: f"unix:{directory}/{name}" for name in names}
+        site = Site(directory, addresses, RpcNetwork(addresses, secret), secret)
+        service = Service("supervisor")
+        service.add("hello", Hello, site.hello)
+        await site.network.serve("supervisor", service)
+        try:
+            yield site
+        finally:
+            await site.network.close()
+            for process, lifeline in site.started:
+                os.close(lifeline)  # which ends it
+                await process.wait()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(transport: str, site: Site) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        for pipe in ("halted", "never"):
+            os.mkfifo(site.directory / pipe)
+        told, halted = os.open(site.directory / "halted", os.O_RDWR | os.O_NONBLOCK), asyncio.Event()
+        asyncio.get_running_loop().add_reader(told, halted.set)
+        os.rename(site.directory / "halted", site.directory / "later")
+        _, _, dying = await asyncio.gather(
+            site.start("policy.0", "Trainer"), site.start("rollout.0", "Generator"), site.start("rollout.1", "Halting")
+        )
+        # two pushes, one after the other
+        for _ in range(2):
+            assert await site.push(await site.train(), transport) == [True, True]
+            assert site.leftovers() == []
+        # altered on the way: refused with the tensor's name, and pushed again
+        version = await site.train()
+        with pytest.raises((WeightMismatch, ContractError)) as caught:
+            await site.push(version, transport)
+        await site.open(version, transport, attempt=1)
+        failed = await asyncio.gather(*(site.pull(number, version) for number in range(2)), return_exceptions=True)
+        told_of = [str(error) for error in (caught.value, *failed)]
+        assert any("tensor 'head' is not what its sender hashed" in text for text in told_of), told_of
+        assert await site.push(version, transport, attempt=1) == [True, True]
+        # one that is killed in the middle, and its replacement
+        version = await site.train()
+        os.rename(site.directory / "later", site.directory / "halted")
+        await site.open(version, transport)
+        pulls = [site.pull(number, version) for number in range(2)]
+        await halted.wait()
+        asyncio.get_running_loop().remove_reader(told)
+        os.close(told)
+        (site.directory / "halted").unlink()
+        os.kill(dying, signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            await pulls[1]
+        await site.start("rollout.1", "Generator")
+        await site.open(version, transport, attempt=1)
+        with pytest.raises(ContractError):
+            await pulls[0]
+        assert await site.push(version, transport, attempt=1) == [True, True]
+        assert site.leftovers() == []
+
+
+async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_for(site: Site) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(
+            site.start("policy.0", "Trainer"), site.start("rollout.0", "Generator"), site.start("rollout.1", "Plain")
+        )
+        version = await site.train()
+        with pytest.raises(ConfigError, match="push_transport: weights cannot be pushed by 'ipc'") as caught:
+            await site.push(version, "ipc")
+        lines = str(caught.value).splitlines()
+        assert [line.partition(" speaks ")[0] for line in lines[1:4]] == ["  The trainer", *["  A generator"] * 2]
+        assert lines[1].count("ipc push-1 ") == lines[2].count("ipc push-1 ") == 1
+        assert lines[3:] == ["  A generator speaks shm.", "  Use auto, or one of shm."]
+        await site.open(version, "auto", 1, attempt=1)
+        request = PullWeights(version, 0, "policy.0", 1)
+        await site.network.peer("rollout.1").call("pull", request, PushConfirmed)
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+
+
+def noise(nbytes: int) -> torch.Tensor:
+    return torch.randint(0, 256, (nbytes,), generator=torch.Generator().manual_seed(nbytes), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 4096, (4 << 20) - 1, (4 << 20) + 12])
+def test_a_digest_depends_on_the_bytes_alone_and_not_on_where_they_lie(nbytes: int) -> None:
+    content = noise(nbytes)
+    moved = torch.cat([noise(3), content])[3:]
+    assert fingerprint(moved) == fingerprint(content) == fingerprint(content.clone())
+    assert -(2**63) <= fingerprint(content) < 2**63
+
+
+def test_every_changed_bit_shows_in_a_digest() -> None:
+    content = noise(37)
+    digests = {fingerprint(content)}
+    for bit in range(37 * 8):
+        changed = content.clone()
+        changed[bit // 8] ^= 1 << bit % 8
+        digests.add(fingerprint(changed))
+    assert len(digests) == 1 + 37 * 8
+
+
+def test_what_moved_or_cancels_out_shows_in_a_digest() -> None:
+    """Words that were swapped, signs that were all turned, and zeros at the end."""
+    values = torch.arange(1, 4097, dtype=torch.float32)
+    swapped = values.view(-1, 2).flip(0).reshape(-1)
+    signs = torch.where(torch.arange(4096) % 2 == 1, -values, values)  # the highest bit of every word
+    found = [x.contiguous().view(torch.uint8) for x in (values, swapped, -values, signs, values.roll(2))]
+    found.append(torch.cat([found[0], torch.zeros(8, dtype=torch.uint8)]))
+    found.append(torch.cat([torch.zeros(8, dtype=torch.uint8), found[0]]))
+    assert len({fingerprint(content) for content in found}) == len(found)
+
+
+def test_a_digest_is_this_number() -> None:
+    """Both sides of a push may have other versions of this module: who changes digests changes their format's name."""
+    assert (device_push._FORMAT, fingerprint(torch.arange(20, dtype=torch.uint8))) == ("push-1", KNOWN_DIGEST)
+
+
+@pytest.mark.skipif(not has_cuda(), reason="needs CUDA")
+def test_a_digest_is_the_same_on_a_device() -> None:
+    content = noise((4 << 20) + 13)
+    assert fingerprint(content.cuda()) == fingerprint(content)
+
+
+# -- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+CUDA = {"ipc": ["box", "1", "gpu0", "gpu1"], "nccl": ["box nccl 2.29", "1", "gpu0"], "shm": []}
+
+
+def other(process: int, device: int, **changes: list[str] | None) -> dict[str, list[str]]:
+    """A generator on that device, which sees the other one."""
+    told = {"ipc": ["box", str(process), f"gpu{device}", f"gpu{1 - device}"]}
+    told["nccl"] = [CUDA["nccl"][0], str(process), f"gpu{device}"]
+    return {name: words for name, words in {**told, **changes}.items() if words is not None}
+
+
+@pytest.mark.parametrize(
+    ("generators", "chosen"),
+    [
+        ([other(2, 0)], "ipc"),
+        ([other(2, 0), other(3, 1)], "ipc"),
+        ([other(2, 0, ipc=["box", "2", "gpu0"])], "ipc"),
+        ([other(1, 1)], "shm"),  # of one process: it cannot wait for itself
+        ([other(2, 1, ipc=None)], "nccl"),
+        ([other(2, 1, ipc=["box", "2", "gpu1"])], "nccl"),  # which cannot read the trainer's device
+        ([other(2, 1, ipc=["other box", "2", "gpu1", "gpu0"])], "nccl"),
+        ([other(2, 0, ipc=None)], "shm"),  # NCCL has no two ranks on one device
+        ([other(2, 1, ipc=None), other(3, 1, ipc=None)], "shm"),
+        ([other(2, 1, ipc=None, nccl=["box nccl 2.28", "2", "gpu1"])], "shm"),
+        ([other(2, 1), {}], "shm"),
+    ],
+)
+def test_the_best_that_all_can_use_together_is_chosen(generators: list[dict[str, list[str]]], chosen: str) -> None:
+    assert choose("auto", [CUDA, *generators]) == chosen
+
+
+def test_on_a_cpu_shared_memory_is_chosen_unless_another_is_asked_for() -> None:
+    mine = offers_of(CPU)
+    theirs = {name: [*words[:1], *(f"{word}0" for word in words[1:2]), *words[2:]] for name, words in mine.items()}
+    assert list(mine) == ["shm", "ipc", "nccl"]
+    assert [choose(wanted, [mine, theirs]) for wanted in ("auto", "shm", "ipc", "nccl")] == [
+        "shm",
+        "shm",
+        "ipc",
+        "nccl",
+    ]
+    with pytest.raises(ConfigError, match="not all sides can use together"):
+        choose("ipc", [mine, mine])
+    with pytest.raises(ConfigError, match="Use auto, or one of shm, ipc, nccl"):
+        choose("pigeon", [mine, theirs])
+
+
+# -- handles ----------------------------------------------------------------------------------------------------------
+
+
+def bucket_of(handle: bytes, digest: int = 0) -> Bucket:
+    return Bucket(1, 0, "", 0, [TensorSpec("head", "U8", (16,), 16)], [digest], True, "ipc", handle)
+
+
+class Nobody:
+    """Loads what it is given."""
+
+    def load_weights(self, tensors: Any) -> None:
+        self.held = [content.clone() for _, content in tensors]
+
+
+def test_a_handle_is_plain_fields_and_the_memory_behind_it_is_what_was_written(tmp_path: Path) -> None:
+    writer = IpcWriter(CPU, tmp_path / "push", 32)
+    told = msgspec.msgpack.decode(writer.handle)
+    assert told[0] == 32 and Path(told[1]).parent == tmp_path and told[2:] == [None, 0]
+    digest = writer.fill(0, torch.arange(16, dtype=torch.uint8))
+    receiver = Nobody()
+    reader = DeviceReader(receiver, "ipc", 0, CPU)  # type: ignore[arg-type]
+    reader.load(bucket_of(writer.handle, digest))
+    assert receiver.held[0].tolist() == list(range(16))
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+    reader.load(bucket_of(writer.handle, digest))  # who has opened it keeps it
+    reader.close()
+    with pytest.raises(WeightMismatch, match="a bucket's memory cannot be opened\n  .*No such file"):
+        reader.load(bucket_of(writer.handle, digest))
+    writer.close()
+
+
+def test_a_handle_that_is_none_or_names_less_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(bytes(8))
+    reader = DeviceReader(Nobody(), "ipc", 0, CPU)  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match="malformed handle of a bucket"):
+        reader.load(bucket_of(b"\x93\x01"))
+    with pytest.raises(WeightMismatch, match="it has 8 bytes, not 16"):
+        reader.load(bucket_of(encode(Handle(16, file=str(tmp_path / "short")))))
+    with pytest.raises(WeightMismatch, match="cannot be opened"):  # CUDA's, of a device that is not here
+        reader.load(bucket_of(encode(Handle(16, cuda=CudaHandle("gpu", b"", 16, 0, b"", 0, b"", False)))))
+
+
+def test_who_does_not_come_to_a_group_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="the processes of a weight push could not meet"):
+        PushGroup(CPU, tmp_path / "group", 0, 2, wait_s=0.2)
+
+
+@pytest.mark.skipif(not has_cuda(), reason="needs CUDA")
+def test_memory_of_a_device_goes_to_another_process_and_comes_back_free(tmp_path: Path) -> None:
+    """The handle crosses as bytes; the other process digests what it finds behind it."""
+    before = used_on_device()
+    writer = IpcWriter(torch.device("cuda", 0), tmp_path / "push", 64 << 20)
+    content = noise(1 << 20).cuda()
+    digest = writer.fill(4096, content)
+    done = subprocess.run(
+        [sys.executable, "-c", OPENS, writer.handle.hex()], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == [str(digest)], done.stderr
+    writer.close()
+    torch.cuda.empty_cache()
+    assert used_on_device() < before + (64 << 20)
+
+
+OPENS = """
+import sys
+import msgspec
+from gcore_language.device_push import Handle, fingerprint, open_cuda
+memory = open_cuda(msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=Handle).cuda)
+print(fingerprint(memory[4096:4096 + (1 << 20)]))
+"""
