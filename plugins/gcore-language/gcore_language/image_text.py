@@ -25,7 +25,7 @@ def show(model: Any, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tens
     """
     inner, vision = model.base_model, model.config.vision_config
     rows = [image for image in images if image is not None]
-    distinct = list({id(image.pixels): image for image in rows}.values()) or [_blank(vision)]
+    distinct = list({id(image.pixels): image for image in rows}.values()) or [blank(vision)]
     pixels = torch.from_numpy(np.concatenate([image.pixels for image in distinct])).to(ids.device)
     features = inner.get_image_features(pixels, _grid(distinct, ids.device), return_dict=True).pooler_output
     embeddings = inner.get_input_embeddings()(ids)
@@ -50,7 +50,7 @@ def _grid(images: Sequence[Images], device: torch.device) -> Tensor:
     return torch.from_numpy(np.concatenate([image.grid for image in images])).to(device)
 
 
-def _blank(vision: Any) -> Images:
+def blank(vision: Any) -> Images:
     """The smallest image that is a token."""
     side = int(vision.spatial_merge_size)
     numbers = int(vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)

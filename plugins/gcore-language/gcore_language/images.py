@@ -55,39 +55,60 @@ class ImageReader:
         self._merged = int(config.vision_config.spatial_merge_size) ** 2
 
     def read(self, requests: Sequence[SampleRequest]) -> dict[int, Images]:
-        """Ordinal -> images, of the prompts that show some; requests of one ordinal have one prompt."""
-        prompts = {request.ordinal: request.prompt for request in requests if request.prompt.images}
-        return {ordinal: self._open(prompt) for ordinal, prompt in prompts.items()}
+        """Ordinal -> images, of the requests that show some: files, then arrays; those of one ordinal have the same."""
+        first = {request.ordinal: request for request in reversed(requests)}
+        shown = {ordinal: request for ordinal, request in first.items() if request.prompt.images or request.images}
+        return {ordinal: self._open(request) for ordinal, request in shown.items()}
 
-    def _open(self, prompt: Prompt) -> Images:
-        pictures = [_picture(prompt, path) for path in prompt.images]
+    def _open(self, request: SampleRequest) -> Images:
+        prompt = request.prompt
+        pictures = [_picture(prompt, path) for path in prompt.images] + [_drawn(array) for array in request.images]
         try:
             made = self._processor(images=pictures, return_tensors="np")
         except ValueError as error:  # of a size that it refuses
-            what = f"the images of row {prompt.row} cannot be cut into patches."
-            raise DataError(what, where=prompt.images[0], why=first_lines(error)) from error
+            what = f"the images of {_owner(prompt, shown=True)} cannot be cut into patches."
+            raise DataError(what, where=_where(prompt), why=first_lines(error)) from error
         return Images(pixels=np.asarray(made[PIXELS], np.float32), grid=np.asarray(made[GRID], np.int64))
 
     def lay(self, prompt: Prompt, ids: np.ndarray, images: Images | None) -> np.ndarray:
         """The prompt int32[P] with as many image tokens in each image's place as it takes. Raises DataError."""
         places = (ids == self._token).nonzero()[0]
         tokens = images.grid.prod(1) // self._merged if images is not None else np.zeros(0, np.int64)
-        where = prompt.images[0] if prompt.images else ""
+        where, owner = _where(prompt), _owner(prompt, shown=images is not None)
         if len(places) != len(tokens):
             raise DataError(
-                f"row {prompt.row} names {len(tokens)} images, and its prompt has places for {len(places)}.",
+                f"{owner} names {len(tokens)} images, and its prompt has places for {len(places)}.",
                 where=where,
                 why="A place is the model's image token, which its chat template writes for a part of type image.",
             )
         if (np.diff(places) == 1).any():
             raise DataError(
-                f"the prompt of row {prompt.row} has two images without a token between them.",
+                f"the prompt of {owner} has two images without a token between them.",
                 where=where,
                 todo="Write the tokens that begin and end an image around each.",
             )
         counts = np.ones(len(ids), np.int64)
         counts[places] = tokens
         return np.repeat(ids, counts)
+
+
+def _where(prompt: Prompt) -> str:
+    return prompt.images[0] if prompt.images else ""
+
+
+def _owner(prompt: Prompt, *, shown: bool) -> str:
+    """Whose images they are: of a row, or where ``shown`` ones are no files, of a question."""
+    return "a question" if shown and not prompt.images else f"row {prompt.row}"
+
+
+def _drawn(array: np.ndarray) -> Any:
+    """The image in RGB that uint8[H, W, C] is, C 1 or 3. Raises DataError."""
+    from PIL import Image
+
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
+        told = f"{array.dtype}{list(array.shape)}"
+        raise DataError(f"what a question shows is {told}, not uint8[height, width, 1 or 3].", where="images")
+    return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
 
 
 def _picture(prompt: Prompt, path: str) -> Any:

@@ -63,6 +63,12 @@ def encode_requests(tokenizer: Any, requests: Sequence[SampleRequest]) -> dict[i
 def refuse_images(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
     """The tokens as they are. Raises DataError for a prompt that shows images."""
     prompt = request.prompt
+    if request.images:
+        raise DataError(
+            f"a question shows {len(request.images)} images, and this generator or its model takes none.",
+            where="images",
+            todo="Take a model of image-text kind for the role that is asked.",
+        )
     if prompt.images:
         raise DataError(
             f"row {prompt.row} names {len(prompt.images)} images, and this generator or its model takes none.",

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from msgspec import structs
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from gcore_core.protocols import Finished, Generator, SampleRequest
 from gcore_core.records import Prompt
 from gcore_core.testing.runs import run_recipe
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors
+from gcore_language.image_requests import name_in_modules
+from gcore_language.images import Images, takes_images
 
+#: What stands for an image in a prompt of ``tiny.save_image_model``'s models.
+PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 #: Steps of ``drain`` until all samples must have ended.
 _STEPS = 10_000
 #: Band of float32 in nats: of 99% of the actions, and of all. Measured on a CPU: 1e-6.
 _MOST, _ALL = 1e-4, 5e-4
 
 
-def requests_of(prompts: Sequence[str], samples: int = 6, *, greedy: bool = False) -> list[SampleRequest]:
+def requests_of(prompts: Sequence[str | Prompt], samples: int = 6, *, greedy: bool = False) -> list[SampleRequest]:
     """Every prompt ``samples`` times; seeds are larger than an int64 can hold."""
+    told = [Prompt(row=i, text=prompt) if isinstance(prompt, str) else prompt for i, prompt in enumerate(prompts)]
     return [
-        SampleRequest(ordinal=i, sample=j, seed=2**63 + 1000 * i + j, prompt=Prompt(row=i, text=text), greedy=greedy)
-        for i, text in enumerate(prompts)
+        SampleRequest(ordinal=i, sample=j, seed=2**63 + 1000 * i + j, prompt=prompt, greedy=greedy)
+        for i, prompt in enumerate(told)
         for j in range(samples)
     ]
 
@@ -48,21 +55,72 @@ def run(generator: Generator, requests: Sequence[SampleRequest]) -> list[Finishe
 
 def tensors_of(directory: Path) -> Tensors:
     """The weights of a model directory, as a trainer would push them."""
-    return read_safetensors(directory / "model.safetensors")
+    found = read_safetensors(directory / "model.safetensors")
+    if not takes_images(AutoConfig.from_pretrained(directory)):
+        return found
+    return [(structs.replace(spec, name=name_in_modules(spec.name)), array) for spec, array in found]
 
 
 def gaps(records: Sequence[Finished], directory: Path, actions: slice = slice(None)) -> np.ndarray:
     """|log-prob of the record - of transformers' forward pass|, for all (or some) actions of the records."""
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    seeing = takes_images(AutoConfig.from_pretrained(directory))
+    kind: Any = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
+    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
     found = []
     for record in records:
         columns = record.columns
         prompt, ids = (torch.from_numpy(columns[key].astype(np.int64)) for key in ("prompt_ids", "action_ids"))
         with torch.no_grad():
-            logits = model(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
+            if seeing:
+                logits = _logits_one_by_one(model, prompt, ids, Images.of(columns, record.media))
+            else:
+                logits = model(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
         logp = (logits / float(columns["temperature"])).log_softmax(-1).gather(1, ids[:, None])[:, 0].numpy()
         found.append(np.abs(logp - columns["logp"])[actions])
     return np.concatenate(found)
+
+
+def _logits_one_by_one(model: Any, prompt: torch.Tensor, actions: torch.Tensor, images: Images | None) -> torch.Tensor:
+    """float32[A, V]: the prompt with its images, then action by action.
+
+    One pass over all tokens would take a sampled image token for an image.
+    """
+    model.model.rope_deltas = None
+    shown = {}
+    if images is not None:
+        shown = {
+            "pixel_values": torch.from_numpy(images.pixels),
+            "image_grid_thw": torch.from_numpy(images.grid),
+            "mm_token_type_ids": (prompt == model.config.image_token_id).int()[None],
+        }
+    out = model(input_ids=prompt[None], use_cache=True, **shown)
+    found = [out.logits[0, -1]]
+    for action in actions[:-1]:
+        out = model(input_ids=action[None, None], past_key_values=out.past_key_values, use_cache=True)
+        found.append(out.logits[0, -1])
+    return torch.stack(found)
+
+
+def image_prompts(directory: Path, patch: int = 4) -> list[Prompt]:
+    """Two that differ in their image alone, one with two images, one of chat turns, one without any.
+
+    Images are written into the directory. patch: of ``tiny.save_image_model``.
+    """
+    from PIL import Image
+
+    draw, files = np.random.default_rng(0), {}
+    for name, size in {"wide": (2, 3), "tall": (3, 2), "small": (1, 1), "large": (4, 4)}.items():
+        files[name] = str(directory / f"{name}.png")
+        height, width = (2 * patch * tokens for tokens in size)
+        Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(files[name])
+    turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1+"}]}]
+    return [
+        Prompt(row=0, text=f"{PLACE}1+2=", images=[files["wide"]]),
+        Prompt(row=1, text=f"{PLACE}1+2=", images=[files["tall"]]),
+        Prompt(row=2, text=f"{PLACE}3{PLACE}+2=", images=[files["small"], files["large"]]),
+        Prompt(row=3, messages=turns, images=[files["large"]]),
+        Prompt(row=4, text="1+2="),
+    ]
 
 
 def assert_agree(found: np.ndarray) -> None:
@@ -80,6 +138,45 @@ def used_on_device() -> int:
     """Bytes of the first CUDA device's memory that are taken, by whichever process."""
     free, total = torch.cuda.mem_get_info(0)
     return total - free
+
+
+_DIGITS = """
+def digits(record):
+    return sum(c.isdigit() for c in record.text) / 8
+"""
+
+
+def assert_image_run_agrees(
+    generator: str, config: Mapping[str, Any], directory: Path, timeout_s: float, patch: int = 4
+) -> None:
+    """Trains an image-text model on torch for two steps: it and the generator are within 1e-4 before and after a push.
+
+    patch: of ``tiny.save_image_model``.
+    """
+    from gcore_language.tiny import save_image_model
+
+    save_image_model(directory / "model", patch=patch)
+    (directory / "reward.py").write_text(_DIGITS)
+    shown = [prompt for prompt in image_prompts(directory, patch) if prompt.images]
+    rows = [json.dumps({"text": prompt.text or f"{PLACE}1+", "images": prompt.images}) for prompt in shown * 2]
+    (directory / "rows.jsonl").write_text("\n".join(rows))
+    job: dict[str, Any] = {
+        "run": {"name": "images", "steps": 2},
+        "controller": {"shards": 2, "config": {"prompts": 4}},
+        "data": {"use": "core/jsonl", "config": {"path": "rows.jsonl", "prompt": "text", "images": "images"}},
+        "advantage": {"use": "algorithms/grpo", "config": {"group_size": 4}},
+        "objective": {"use": "algorithms/ppo_clip"},
+        "roles": {
+            "policy": {"use": "torch", "model": {"path": "model"}, "config": {"learning_rate": 1e-2}},
+            "rollout": {"use": generator, "follows": "policy", "config": {"max_new_tokens": 8, **config}},
+        },
+        "rewards": {"digits": {"use": "core/function", "config": {"path": "reward.py", "name": "digits"}}},
+    }
+    (directory / "job.yaml").write_text(json.dumps(job))
+    found = run_recipe(directory / "job.yaml", directory / "run", ["plugins=[]"], timeout_s)
+    assert len(found.gaps) == 2
+    assert max(found.gaps) < _MOST
+    assert found.versions == [0, 1, 2]
 
 
 def assert_run_agrees(recipe: Path, directory: Path, steps: int, overrides: Sequence[str], timeout_s: float) -> None:

@@ -69,28 +69,31 @@ def save_tokenizer(directory: Path, extra: int = 0, special: Sequence[str] = ())
     fast.save_pretrained(directory)
 
 
-def save_image_model(directory: Path, family: str = "qwen2_vl", seed: int = 0) -> None:
-    """``save_model`` for families that take images, qwen2_vl and qwen2_5_vl; a token is of 8x8 pixels."""
+def save_image_model(directory: Path, family: str = "qwen2_vl", seed: int = 0, patch: int = 4) -> None:
+    """``save_model`` for families that take images, qwen2_vl and qwen2_5_vl; patch: its side in pixels, of which four
+    are a token."""
     names = ("vision_start", "image", "vision_end", "video")
     ids = {f"{name}_token_id": VOCABULARY + i for i, name in enumerate(names)}
     text = {**_SIZES, **_IDS, "vocab_size": VOCABULARY + len(ids), "hidden_size": 64, "num_attention_heads": 2}
     text |= {"num_key_value_heads": 2}
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
-    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": 4}
+    # in_chans: as published models have it, and SGLang reads it
+    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": patch, "in_chans": 3}
     vision |= {
         "qwen2_vl": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
         "qwen2_5_vl": {
             "hidden_size": 32,
             "out_hidden_size": 64,
             "intermediate_size": 64,
-            "window_size": 16,
+            "window_size": 4 * patch,
             "fullatt_block_indexes": [1],
         },
     }[family]
     config = AutoConfig.for_model(family, text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)
     _save_random(AutoModelForImageTextToText, config, directory, seed, 3.0)
-    processor = {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 64, "longest_edge": 4096}}
-    processor |= {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+    size = {"shortest_edge": 4 * patch**2, "longest_edge": 256 * patch**2}
+    processor: dict[str, Any] = {"image_processor_type": "Qwen2VLImageProcessor", "size": size}
+    processor |= {"patch_size": patch, "merge_size": 2, "temporal_patch_size": 2}
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
     save_tokenizer(directory, special=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"))
 

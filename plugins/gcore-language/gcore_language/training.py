@@ -33,6 +33,8 @@ from gcore_language.schedule import rate_at
 from gcore_language.settings import TrainerSettings
 
 LossOf = Callable[[Batch, Tensor, Tensor], Tensor]
+#: A record and its place among the prepared ones.
+Placed = tuple[int, TrainRecord]
 
 #: What an objective may require.
 _SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy"})
@@ -123,7 +125,8 @@ def check_objective(context: WorkerContext) -> None:
 
 
 class LanguageTrainer:
-    """One rank of a policy; see ``gcore_core.protocols.Trainer``. A plugin's trainer makes the engine."""
+    """One rank of a policy; see ``gcore_core.protocols.Trainer``. A plugin's trainer makes the engine, and overrides
+    ``pack`` where its actions are no tokens."""
 
     def __init__(self, settings: TrainerSettings, context: WorkerContext, engine: TrainingEngine) -> None:
         self.version = 0
@@ -166,7 +169,7 @@ class LanguageTrainer:
                 where=f"roles.{self._context.role}.config.reference",
                 todo="Set it to true.",
             )
-        self._prepared = prepared = self._pack(records)
+        self._prepared = prepared = self._packed(records)
         if self._has_reference and (scalars or "ref_logp" in self._objective.requires):
             self._fill(prepared.all(), "ref_logp", "reference")
         found: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in records]
@@ -179,25 +182,40 @@ class LanguageTrainer:
                         found[place][name] = value
         return found
 
-    def _pack(self, records: Sequence[TrainRecord]) -> _Prepared:
-        parts: list[list[Sample]] = []
-        for index, record in enumerate(records):
+    def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Batch]]:
+        """The micro-batches of each minibatch, none of an empty one. Called on every rank, by ``prepare``.
+
+        A policy whose actions are no tokens overrides it. What it gives reaches the engine as it is; the training
+        program itself uses only ``index`` and ``columns``, which must be as in ``Batch``. A record that teaches nothing
+        is left out.
+        """
+        parts = [
+            [
+                Sample(
+                    index=place,
+                    ordinal=record.ordinal,
+                    prompt=record.columns["prompt_ids"],
+                    columns=record.columns,
+                    images=Images.of(record.columns, record.media),
+                )
+                for place, record in minibatch
+                if len(record.columns.get("action_ids", ()))  # a record without actions teaches nothing
+            ]
+            for minibatch in minibatches
+        ]
+        layout = self._layout([sample for part in parts for sample in part])
+        budget, device = self._settings.budget_tokens, self._engine.device
+        return [list(micro_batches(part, layout, budget, device)) for part in parts]
+
+    def _packed(self, records: Sequence[TrainRecord]) -> _Prepared:
+        """As many minibatches, and as many micro-batches of each, on every rank."""
+        parts: list[list[Placed]] = []
+        for place, record in enumerate(records):
             while len(parts) <= record.minibatch:
                 parts.append([])
-            if len(record.columns.get("action_ids", ())):  # a record without actions teaches nothing
-                prompt = record.columns["prompt_ids"]
-                parts[record.minibatch].append(
-                    Sample(
-                        index=index,
-                        ordinal=record.ordinal,
-                        prompt=prompt,
-                        columns=record.columns,
-                        images=Images.of(record.columns, record.media),
-                    )
-                )
-        layout = self._layout([sample for part in parts for sample in part])
-        budget, ranks = self._settings.budget_tokens, self._engine.ranks
-        batches: list[list[Batch | None]] = [list(micro_batches(p, layout, budget, self._engine.device)) for p in parts]
+            parts[record.minibatch].append((place, record))
+        ranks = self._engine.ranks
+        batches: list[list[Batch | None]] = [list(packed) for packed in self.pack(parts)]
         minibatches = int(ranks.max([len(batches)])[0])
         batches += [[] for _ in range(minibatches - len(batches))]
         for batch, count in zip(batches, ranks.max([len(batch) for batch in batches]), strict=True):

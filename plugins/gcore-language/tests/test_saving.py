@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from gcore_language.saving import BackgroundWrite, SavingTrainer, Staging, save_rank, write_tensors
-from gcore_language.state_files import load_numbers, load_parts, save_state
+from gcore_language.saving import BackgroundWrite, SavingTrainer, Staging, save_rank
+from gcore_language.state_files import (
+    load_numbers,
+    load_parts,
+    read_numbers,
+    save_state,
+    take_steps,
+    write_numbers,
+    write_tensors,
+)
 from safetensors.torch import load_file
 
 from gcore_core.errors import CheckpointError, DataError
@@ -61,6 +69,45 @@ def test_whole_tensors_in_several_files_load_too(tmp_path: Path, monkeypatch: py
     assert len(list(tmp_path.glob("state-*.safetensors"))) == 2
     found = {f"{part}/{name}": tensor for part, name, tensor in load_parts(tmp_path, dict.fromkeys("abc", (5, 4)))}
     assert found.keys() == whole.keys() and all(torch.equal(found[key], whole[key]) for key in whole)
+
+
+def test_a_state_in_another_format_is_an_error_that_says_which_key_to_change(tmp_path: Path) -> None:
+    write_numbers(tmp_path, {"version": 2}, "sharded")
+    assert read_numbers(tmp_path) == ("sharded", {"version": 2})
+    with pytest.raises(DataError, match="this state is in the format sharded, which this trainer cannot load") as told:
+        load_numbers(tmp_path)
+    assert told.value.why == "It was saved with config.checkpoint: sharded; every trainer loads what whole saves."
+    assert "config.checkpoint: whole" in told.value.todo
+    write_numbers(tmp_path, {"version": 2})
+    assert load_numbers(tmp_path) == {"version": 2}
+
+
+def test_one_count_of_steps_stands_for_all_tensors_or_is_refused(tmp_path: Path) -> None:
+    assert take_steps({"optimizer_steps": {}}, tmp_path) == 0
+    numbers = {"optimizer_steps": {"a": 4.0, "b": 4.0}, "version": 1}
+    assert (take_steps(numbers, tmp_path), numbers) == (4, {"version": 1})
+    with pytest.raises(DataError, match="counts 2 different numbers of steps, and this trainer one for all"):
+        take_steps({"optimizer_steps": {"a": 4.0, "b": 3.0}}, tmp_path)
+
+
+def test_a_disk_that_is_full_is_told_once_every_rank_has_given_its_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes after a file that failed is taken and not written, and there are no numbers: this is no state."""
+    monkeypatch.setattr("gcore_language.state_files._FILE_BYTES", 100)
+    (tmp_path / "state-00000.safetensors").symlink_to("/dev/full")
+    given = []
+
+    def parts() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in "abc":
+            given.append(name)
+            yield f"weight/{name}", torch.ones(5, 4)
+
+    with pytest.raises(CheckpointError, match="trainer state could not be written") as told:
+        save_state(tmp_path, parts(), {}, writes=True)
+    assert told.value.facts == {"full_disk": True}
+    assert given == ["a", "b", "c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["state-00000.safetensors"]
 
 
 def test_the_rows_of_a_missing_rank_are_missed(tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="SGLang: radix cache, a server of its own, weight pushes into the running engine",
         factory="gcore_sglang.engine:SglangGenerator",
         config=SglangGeneratorConfig,
-        capabilities=frozenset({"abort", "weights.push"}),
+        capabilities=frozenset({"abort", "images", "weights.push"}),
     )
     yield GeneratorProvider(
         name="sleeping",
         summary="the same on CUDA, and gives the device's memory back while it sleeps; not run yet",
         factory="gcore_sglang.sleeping:SleepingSglangGenerator",
         config=SglangGeneratorConfig,
-        capabilities=frozenset({"abort", "sleep", "weights.push"}),
+        capabilities=frozenset({"abort", "images", "sleep", "weights.push"}),
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from gcore_sglang.arguments import EXIT_REFUSED, KNOWN
+from gcore_sglang.cpu import process_nothing, stand_in
 
 #: Start of the names of what SGLang leaves in shared memory when it is killed.
 _LEFT_BEHIND = "/dev/shm/sglang_loads_"
@@ -34,17 +35,21 @@ _ON_CPU: dict[str, Any] = {
 }
 
 # SGLang's own processes import this module again before anything else, so what is done here holds for them too.
+os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = "gcore_sglang.processors"
+os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"  # it would keep what the old weights made of an image
 if not torch.cuda.is_available():
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    from gcore_sglang.cpu import stand_in
-
     stand_in()
+    if __name__ != "__main__":  # there, what takes seconds must wait until the worker is watched
+        process_nothing()
 
 
 def main() -> None:
     spec = json.loads(sys.stdin.buffer.readline())
     private = Path(spec["private"])
     threading.Thread(target=_end_with_the_worker, args=(private,), daemon=True).start()
+    if not torch.cuda.is_available():
+        process_nothing()
 
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins

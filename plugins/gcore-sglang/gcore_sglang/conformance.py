@@ -1,75 +1,34 @@
-"""What ``g-core conformance sglang`` runs: the contract of a generator on tiny random models, with the real engine.
-
-SGLang takes half a minute to start, so the tests of a class share one server.
-"""
+"""What ``g-core conformance sglang`` runs: the contract of a generator on tiny random models, with the real engine."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import pytest
-
-from gcore_core.protocols import WorkerContext
-from gcore_core.testing import GeneratorContract
-from gcore_core.testing.contracts.base import closing, make
+from gcore_language.engine_contract import OnCuda, OnQwen2, OnQwen2VL, OnTinyModel
 
 
-class OnTinyModel(GeneratorContract):
+class OnSglang(OnTinyModel):
     provider = "sglang"
+    library = "sglang"
     # Few at once, or all would have ended before a test has made its second step: SGLang does not wait for steps.
     config = {"max_new_tokens": 32, "max_batch": 2}
-    family = "llama"
-    needs_cuda = False
     runs_between_steps = True
     samples = 12  # without seeds, two samples of a prompt begin alike only by chance: enough of them do
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-        if importlib.util.find_spec("sglang") is None:
-            pytest.skip("SGLang is not installed here")
-        from gcore_language.testing import has_cuda
-        from gcore_language.tiny import save_model
 
-        if cls.needs_cuda and not has_cuda():
-            pytest.skip("there is no CUDA here")
-        directory = tmp_path_factory.mktemp(cls.family)
-        save_model(directory, cls.family)
-        return {"path": str(directory)}
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def engine(cls, model: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-        context = WorkerContext(role="contract", model=model, directory=str(tmp_path_factory.mktemp("logs")))
-        yield from closing(make(cls.description(), cls.config, context))
-
-    @pytest.fixture
-    def generator(self, engine: Any) -> Iterator[Any]:
-        yield engine
-        engine.abort([(ordinal, sample) for ordinal in range(1001) for sample in range(self.samples)])
-
-
-class TestLlamaGenerator(OnTinyModel):
+class TestLlamaGenerator(OnSglang):
     pass
 
 
-class TestQwen2Generator(OnTinyModel):
-    """Grouped heads, biases, tied embeddings; another temperature, where log-probs before and after it differ."""
+class TestQwen2Generator(OnSglang, OnQwen2):
+    """Another temperature, where log-probs before and after it differ."""
 
-    family = "qwen2"
-    config = {**OnTinyModel.config, "temperature": 0.7}
+    config = {**OnSglang.config, "temperature": 0.7}
 
 
-class TestSleepingGenerator(OnTinyModel):
+class TestQwen2VLGenerator(OnSglang, OnQwen2VL):
+    patch = 14  # SGLang knows no other
+
+
+class TestSleepingGenerator(OnSglang, OnCuda):
     """Runs where CUDA is."""
 
     provider = "sglang/sleeping"
-    needs_cuda = True
-
-    @pytest.fixture
-    def memory(self) -> Callable[[], int]:
-        from gcore_language.testing import used_on_device
-
-        return used_on_device

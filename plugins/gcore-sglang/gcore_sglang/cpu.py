@@ -49,6 +49,7 @@ def stand_in() -> None:
     names = ["sgl_kernel"]
     if not is_torchvision_available():
         names += ["torchvision", "torchvision.io", "torchvision.transforms", "torchvision.transforms.functional"]
+        names += ["torchvision.transforms.v2", "torchvision.transforms.v2.functional"]
     for name in names:
         parent, _, own = name.rpartition(".")
         module = sys.modules[name] = _StandIn(name)
@@ -56,3 +57,16 @@ def stand_in() -> None:
             setattr(sys.modules[parent], own, module)
     if "torchvision.transforms" in names:
         sys.modules["torchvision.transforms"].InterpolationMode = _InterpolationMode  # type: ignore[attr-defined]
+
+
+def process_nothing() -> None:
+    """Has SGLang take the tokenizer for the processor of a model of image-text kind, as it does for models of text.
+
+    transformers' processor wants torchvision; images come as patches (``gcore_sglang.processors``).
+    """
+    from sglang.srt.utils import hf_transformers_utils
+
+    def tokenizer(path: str, *_: Any, trust_remote_code: bool = False, **__: Any) -> Any:
+        return hf_transformers_utils.get_tokenizer(path, trust_remote_code=trust_remote_code)
+
+    hf_transformers_utils.get_processor = tokenizer

@@ -10,13 +10,23 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gcore_language.image_requests import (
+    Ready,
+    image_columns,
+    image_media,
+    load_image_config,
+    make_ready,
+    name_in_checkpoint,
+    name_in_modules,
+)
+from gcore_language.images import ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
-from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer
+from gcore_language.prompts import decode, end_tokens, load_tokenizer
+from msgspec import structs
 
 from gcore_core.errors import WorkerError
 from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
@@ -25,6 +35,7 @@ from gcore_sglang.arguments import ARGUMENTS
 from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.client import Client, Event, Refused, Unreachable
 from gcore_sglang.config import SglangGeneratorConfig
+from gcore_sglang.pixels import PixelFiles, check_patches
 from gcore_sglang.server import Server
 
 log = logging.getLogger(__name__)
@@ -41,12 +52,6 @@ _KEPT_TOKENS, _FIRST_TOKENS = 8, 64
 _STREAM_INTERVAL = 2**30
 
 
-@dataclass(slots=True)
-class _Running:
-    request: SampleRequest
-    prompt: np.ndarray  # int32[P]
-
-
 class SglangGenerator:
     """See ``gcore_core.protocols.Generator`` and ``ReceivesWeights``."""
 
@@ -58,8 +63,14 @@ class SglangGenerator:
             str(files.directory), files.embedded, threads=config.threads, trust_remote_code=config.trust_remote_code
         )
         self._ends = _end_tokens(files, self._tokenizer)
-        self._inbox = WeightInbox(context.role, files.shapes)
-        self._running: dict[str, _Running] = {}
+        shapes, trust = files.shapes, config.trust_remote_code
+        self._reader: ImageReader | None = None
+        if (image_config := load_image_config(files, trust_remote_code=trust)) is not None:
+            self._reader = ImageReader(str(files.directory), image_config, trust_remote_code=trust)
+            check_patches(image_config, str(files.directory))
+            shapes = {name_in_modules(name): shape for name, shape in shapes.items()}
+        self._inbox = WeightInbox(context.role, shapes)
+        self._running: dict[str, Ready] = {}
         self._begun: set[str] = set()  # those running that have an action
         self._ended: list[Finished] = []  # to be given by the next step
         self._count = 0
@@ -70,6 +81,7 @@ class SglangGenerator:
             threads=config.threads,
             connections=2 * config.max_batch,
         )
+        self._pixels = PixelFiles(self._server.private)
         try:
             self._client: Client = self._server.start(config.start_timeout_s)
             told = json.loads(self._client.call("GET", "/server_info"))
@@ -87,18 +99,20 @@ class SglangGenerator:
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``."""
-        fitting, failed = encode_fitting(self._tokenizer, requests, self._context_length, self.version)
+        fitting, failed = make_ready(self._tokenizer, requests, self._context_length, self.version, self._reader)
         self._ended += failed
-        bodies = {}
-        for request, prompt, room in fitting:
+        bodies: dict[str, dict[str, Any]] = {}
+        for ready in fitting:
             rid = f"{self._count:012}"  # SGLang aborts all whose id begins with the one that is named
             self._count += 1
-            self._running[rid] = _Running(request, prompt)
             bodies[rid] = {
-                "input_ids": prompt.tolist(),
-                "sampling_params": self._parameters(request, room),
+                "input_ids": ready.prompt.tolist(),
+                "sampling_params": self._parameters(ready.request, ready.room),
                 "return_logprob": True,
             }
+            if self._reader is not None:  # all bodies have the same keys
+                bodies[rid]["image_data"] = [] if ready.images is None else [self._pixels.show(ready.images)]
+            self._running[rid] = ready
         if bodies:
             self._client.sample(bodies)
 
@@ -127,7 +141,7 @@ class SglangGenerator:
             finished += self._finish(self._ends_of(events))
         return finished
 
-    def _ends_of(self, events: Sequence[Event]) -> list[tuple[_Running, Event]]:
+    def _ends_of(self, events: Sequence[Event]) -> list[tuple[Ready, Event]]:
         """The samples that ended. Raises WorkerDied, WorkerError when SGLang is gone."""
         ended = []
         for event in events:
@@ -138,13 +152,16 @@ class SglangGenerator:
                 self._begun.add(event.rid)
                 continue
             self._begun.discard(event.rid)
-            ended.append((self._running.pop(event.rid), event))
+            ready = self._running.pop(event.rid)
+            if ready.images is not None:
+                self._pixels.release(ready.images)
+            ended.append((ready, event))
         return ended
 
-    def _finish(self, ended: Sequence[tuple[_Running, Event]], *, aborted: bool = False) -> list[Finished]:
+    def _finish(self, ended: Sequence[tuple[Ready, Event]], *, aborted: bool = False) -> list[Finished]:
         texts = decode(self._tokenizer, [event.answer.get("output_ids", []) for _, event in ended])
         found = []
-        for (running, event), text in zip(ended, texts, strict=True):
+        for (ready, event), text in zip(ended, texts, strict=True):
             if aborted:
                 status, reason = ABORTED, ""
             elif event.error:
@@ -153,43 +170,51 @@ class SglangGenerator:
             else:
                 status, reason = _status(event.answer["meta_info"]["finish_reason"])
             found.append(
-                self._failed(running.request, reason)
+                self._failed(ready.request, reason)
                 if status == FAILED
-                else self._record(running, event.answer, text, status, reason)
+                else self._record(ready, event.answer, text, status, reason)
             )
         return found
 
     def _failed(self, request: SampleRequest, reason: str) -> Finished:
         return Finished(request=request, status=FAILED, versions=(self.version, self.version), reason=reason)
 
-    def _record(self, running: _Running, answer: Mapping[str, Any], text: str, status: str, reason: str) -> Finished:
+    def _record(self, ready: Ready, answer: Mapping[str, Any], text: str, status: str, reason: str) -> Finished:
         spans = [span for span in answer.get("meta_info", {}).get("weight_versions", []) if span["end"] > span["start"]]
         first, last = (int(spans[i]["version"]) if spans else self.version for i in (0, -1))
-        columns = self._columns(running, answer, text)
-        return Finished(request=running.request, status=status, versions=(first, last), columns=columns, reason=reason)
+        columns = self._columns(ready, answer, text)
+        return Finished(
+            request=ready.request,
+            status=status,
+            versions=(first, last),
+            columns=columns,
+            reason=reason,
+            media=image_media(ready.images),
+        )
 
-    def _columns(self, running: _Running, answer: Mapping[str, Any], text: str) -> Columns:
+    def _columns(self, ready: Ready, answer: Mapping[str, Any], text: str) -> Columns:
         ids = answer.get("output_ids", [])
         told = answer.get("meta_info", {}).get("output_token_logprobs", [])[: len(ids)]
         if [token for _, token, _ in told] != ids:
             raise WorkerError(
                 "SGLang gave log-probs of other tokens than it sampled.", where=f"roles.{self._context.role}"
             )
-        greedy = running.request.greedy or self._config.temperature == 0
+        greedy = ready.request.greedy or self._config.temperature == 0
         return {
-            "prompt_ids": running.prompt,
+            "prompt_ids": ready.prompt,
             "action_ids": np.array(ids, np.int32),
             # of the logarithm of a softmax, which may round to more than 1
             "logp": np.minimum(np.array([logp for logp, _, _ in told], np.float32), 0),
             "action_mask": np.ones(len(ids), np.uint8),
             "temperature": np.array(1.0 if greedy else self._config.temperature, np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
-        }
+        } | image_columns(ready.images)
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
         """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key is ignored."""
         wanted = set(keys)
-        rids = {rid for rid, r in self._running.items() if (r.request.ordinal, r.request.sample) in wanted}
+        asked = {rid: ready.request for rid, ready in self._running.items()}
+        rids = {rid for rid, request in asked.items() if (request.ordinal, request.sample) in wanted}
         if not rids:
             return []
         self._client.withdraw(sorted(rids))
@@ -231,6 +256,8 @@ class SglangGenerator:
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
         """See ``ReceivesWeights.load_weights``: a file in shared memory, which SGLang reads."""
         given = self._inbox.take(tensors)
+        if self._reader is not None:
+            given = [(structs.replace(spec, name=name_in_checkpoint(spec.name)), array) for spec, array in given]
         if not given:
             return
         with bucket_directory(self._server.private, given) as directory:

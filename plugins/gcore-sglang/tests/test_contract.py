@@ -29,6 +29,11 @@ class TestQwen2Generator(conformance.TestQwen2Generator):
 
 
 @pytest.mark.engine
+class TestQwen2VLGenerator(conformance.TestQwen2VLGenerator):
+    pass
+
+
+@pytest.mark.engine
 class TestSleepingGenerator(conformance.TestSleepingGenerator):
     pass
 
@@ -40,9 +45,15 @@ class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
     provider = "torch"
     # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
     config = {"learning_rate": 1e-3, "eps": 1e-2}
-    family = "qwen2"
-    needs_cuda = False
-    model = conformance.OnTinyModel.model
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+        from gcore_language.tiny import save_model
+
+        directory = tmp_path_factory.mktemp("qwen2")
+        save_model(directory, "qwen2")
+        return {"path": str(directory)}
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -5,18 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gcore_language import testing
+from gcore_language.engine_tests import PushTests
 from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
 
-from gcore_core.errors import WeightMismatch
+from gcore_core.errors import DataError, WeightMismatch
 from gcore_core.protocols import SampleRequest
-from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.records import Prompt, WeightPlan
 from gcore_core.testing.contracts.weights import load, push
 
 pytestmark = pytest.mark.engine
@@ -99,6 +100,12 @@ def test_a_prompt_that_fills_the_context_fails_alone(opened: Any) -> None:
     assert tight.columns["action_ids"].size == 1
 
 
+def test_an_image_for_a_text_model_is_refused(opened: Any) -> None:
+    shown = Prompt(row=7, text="1+2=", images=["photos/17.png"])
+    with pytest.raises(DataError, match=r"photos/17\.png: row 7 names 1 images, and this generator or its model takes"):
+        opened().submit(testing.requests_of([shown]))
+
+
 def test_samples_of_a_prompt_share_it_in_the_cache(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = opened()
     prompt = "9" + LONG
@@ -148,14 +155,14 @@ def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str,
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def test_after_each_push_log_probs_are_those_of_the_new_weights(opened: Any, directories: dict[str, Path]) -> None:
-    generator = opened()
-    for source in ("llama-other", "llama", "llama-other", "llama"):
-        push(generator, tensors_of(directories[source]), generator.version + 1)
-        records = run(generator, requests_of())
-        assert {record.versions for record in records} == {(generator.version, generator.version)}
-        assert_agree(gaps(records, directories[source]))
-    assert not (generator._server.private / "bucket").exists()
+class TestPushes(PushTests):
+    prompts = PROMPTS
+
+    @pytest.fixture
+    def generator(self, opened: Any) -> Iterator[Any]:
+        generator = opened()
+        yield generator
+        assert not (generator._server.private / "bucket").exists()
 
 
 def test_without_the_flush_in_a_push_log_probs_would_be_those_of_mixed_weights(
@@ -209,45 +216,6 @@ def test_samples_running_during_a_push_go_on_under_the_new_weights(opened: Any, 
     assert_agree(gaps(both, directories["llama"], slice(0, 1)))
     assert_agree(gaps(both, directories["llama-other"], slice(-1, None)))
     push(generator, tensors_of(directories["llama"]), old + 2)
-
-
-def test_a_push_that_broke_off_can_be_made_again(opened: Any, directories: dict[str, Path]) -> None:
-    generator = opened()
-    new, version = tensors_of(directories["llama-other"]), generator.version + 1
-    plan = WeightPlan(version, [spec for spec, _ in new])
-    generator.begin_weights(plan)
-    load(generator, new[: len(new) // 2])
-    with pytest.raises(WeightMismatch, match=f"tensor {min(spec.name for spec, _ in new[len(new) // 2 :])} has not co"):
-        generator.commit_weights(plan)
-    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
-        generator.step()
-    assert generator.version == version - 1
-    push(generator, new, version)
-    assert_agree(gaps(run(generator, requests_of()), directories["llama-other"]))
-    push(generator, tensors_of(directories["llama"]), version + 1)
-
-
-def test_a_push_of_another_model_is_refused_by_name(opened: Any, directories: dict[str, Path]) -> None:
-    generator = opened()
-    tensors = tensors_of(directories["llama"])
-    specs, version = [spec for spec, _ in tensors], generator.version + 5
-    first = specs[0]
-    wide = TensorSpec(first.name, first.dtype, (7, *first.shape[1:]), first.nbytes)
-    with pytest.raises(WeightMismatch, match=f"lacks tensor {first.name}"):
-        generator.begin_weights(WeightPlan(version, specs[1:]))
-    with pytest.raises(WeightMismatch, match=r"another\.scale, which the model does not have"):
-        generator.begin_weights(WeightPlan(version, [*specs, TensorSpec("another.scale", "F32", (1,), 4)]))
-    with pytest.raises(WeightMismatch, match=rf"{first.name} has shape \(7, .*\) in the plan and"):
-        generator.begin_weights(WeightPlan(version, [wide, *specs[1:]]))
-    with pytest.raises(WeightMismatch, match="tensors came before their plan"):
-        generator.load_weights(tensors)
-    generator.begin_weights(WeightPlan(version, specs))
-    with pytest.raises(WeightMismatch, match=f"tensor {first.name} is not as planned"):
-        generator.load_weights([(first, tensors[0][1][:-4])])
-    push(generator, tensors, version)
-    with pytest.raises(WeightMismatch, match=f"version {version - 1} is older than {version}"):
-        generator.begin_weights(WeightPlan(version - 1, specs))
-    assert_agree(gaps(run(generator, requests_of()), directories["llama"]))
 
 
 # -- who may speak to it ----------------------------------------------------------------------------------------------

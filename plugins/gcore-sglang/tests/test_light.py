@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gcore_sglang
 import numpy as np
 import pytest
+from gcore_language.images import Images
 from gcore_sglang.arguments import ARGUMENTS
 from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.config import SglangGeneratorConfig
+from gcore_sglang.pixels import PixelFiles, check_patches
 
-from gcore_core.errors import ConfigError, WorkerError
+from gcore_core.errors import ConfigError, DataError, WorkerError
 from gcore_core.protocols import WorkerContext
 from gcore_core.records import TensorSpec
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors
@@ -82,6 +85,32 @@ def test_a_bucket_without_room_says_how_large_it_is(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"(?s)a bucket of 34 bytes cannot be written.*shared memory"):
         with bucket_directory(tmp_path / "missing", TENSORS):
             pass
+
+
+def test_pixels_lie_in_one_file_until_the_last_of_their_samples_ends(tmp_path: Path) -> None:
+    files = PixelFiles(tmp_path)
+    one, other = (Images(pixels=np.full((4, 2), i, np.float32), grid=np.array([[1, 2, 2]])) for i in range(2))
+    shown = [files.show(images) for images in (one, other, one)]
+    assert len({*shown}) == len(list(tmp_path.iterdir())) == 2
+    files.release(one)
+    with np.load(shown[0]) as told:
+        np.testing.assert_array_equal(told["pixels"], one.pixels)
+        np.testing.assert_array_equal(told["grid"], one.grid)
+    files.release(one)
+    assert [str(file) for file in tmp_path.iterdir()] == [shown[1]]
+
+
+def test_pixels_without_room_say_how_large_they_are(tmp_path: Path) -> None:
+    images = Images(pixels=np.zeros((4, 2), np.float32), grid=np.array([[1, 2, 2]]))
+    with pytest.raises(WorkerError, match=r"(?s)pixels of 32 bytes cannot be written.*shared memory"):
+        PixelFiles(tmp_path / "missing").show(images)
+
+
+def test_a_model_whose_patches_sglang_would_misread_is_refused() -> None:
+    vision = {"in_channels": 3, "temporal_patch_size": 2, "patch_size": 14}
+    check_patches(SimpleNamespace(vision_config=SimpleNamespace(**vision)), "model")
+    with pytest.raises(DataError, match="model: SGLang does not encode this model's images: a patch has 1536 numbers"):
+        check_patches(SimpleNamespace(vision_config=SimpleNamespace(**vision | {"patch_size": 16})), "model")
 
 
 def environment(root: Path, distribution: str, version: str) -> str:

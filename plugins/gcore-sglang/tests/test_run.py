@@ -19,3 +19,10 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
         "roles.rollout.follows=policy",
     ]
     assert_run_agrees(QUICKSTART, tmp_path / "run", 4, overrides, timeout_s=500)
+
+
+@pytest.mark.slow
+def test_they_agree_on_prompts_with_images_too(tmp_path: Path) -> None:
+    from gcore_language.testing import assert_image_run_agrees
+
+    assert_image_run_agrees("sglang", {"temperature": 0.8}, tmp_path, timeout_s=500, patch=14)

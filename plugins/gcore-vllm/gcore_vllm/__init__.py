@@ -20,14 +20,14 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="vLLM: paged attention, prefix cache, weight pushes into the running engine",
         factory="gcore_vllm.engine:VllmGenerator",
         config=VllmGeneratorConfig,
-        capabilities=frozenset({"abort", "weights.push"}),
+        capabilities=frozenset({"abort", "images", "weights.device", "weights.push"}),
     )
     yield GeneratorProvider(
         name="sleeping",
         summary="the same on CUDA, and gives the device's memory back while it sleeps; not run yet",
         factory="gcore_vllm.sleeping:SleepingVllmGenerator",
         config=VllmGeneratorConfig,
-        capabilities=frozenset({"abort", "sleep", "weights.push"}),
+        capabilities=frozenset({"abort", "images", "sleep", "weights.device", "weights.push"}),
     )
 
 

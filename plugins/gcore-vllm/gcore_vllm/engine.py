@@ -10,14 +10,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gcore_language.image_requests import (
+    Ready,
+    image_columns,
+    image_media,
+    load_image_config,
+    make_ready,
+    name_in_modules,
+)
+from gcore_language.images import ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
-from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer
+from gcore_language.prompts import decode, end_tokens, load_tokenizer
 
 from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
 from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.weight_transfer import Offers, WeightReader
 from gcore_vllm.adapter import open_adapter
 from gcore_vllm.config import VllmGeneratorConfig
+from gcore_vllm.images import Showing
 from gcore_vllm.start import not_installed, start_engine
 
 _SEED_MASK = 2**63 - 1
@@ -25,8 +36,7 @@ _SEED_MASK = 2**63 - 1
 
 @dataclass(slots=True)
 class _Running:
-    request: SampleRequest
-    prompt: np.ndarray  # int32[P]
+    ready: Ready
     engine_id: str
     first_version: int | None = None  # that sampled the first action; None: the one that holds now
 
@@ -38,8 +48,14 @@ class VllmGenerator:
         self._config = config
         files = open_model_files(context)
         self._tokenizer = _tokenizer_of(files, config)
-        adapter = open_adapter(config.lora_path, files.shapes) if config.lora_path else None
-        self._engine = start_engine(config, context, files, adapter)
+        shapes, trust = files.shapes, config.trust_remote_code
+        self._reader: ImageReader | None = None
+        if (image_config := load_image_config(files, trust_remote_code=trust)) is not None:
+            self._reader = ImageReader(str(files.directory), image_config, trust_remote_code=trust)
+            self._showing = Showing(image_config)
+            shapes = {name_in_modules(name): shape for name, shape in shapes.items()}
+        adapter = open_adapter(config.lora_path, shapes) if config.lora_path else None
+        self._engine = start_engine(config, context, files, adapter, image_config)
         self._adapter = adapter.request() if adapter else None
         model = self._engine.model_config
         self._context_length: int = model.max_model_len
@@ -53,7 +69,7 @@ class VllmGenerator:
         self._running: dict[str, _Running] = {}
         self._failed: list[Finished] = []
         self._count = 0
-        self._inbox = WeightInbox(context.role, files.shapes)
+        self._inbox = WeightInbox(context.role, shapes)
         if config.top_p < 1 or config.top_k:
             self._workers("gcore_log_probs_of_all_tokens")
 
@@ -65,15 +81,24 @@ class VllmGenerator:
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded once."""
-        fitting, failed = encode_fitting(self._tokenizer, requests, self._context_length, self.version)
+        fitting, failed = make_ready(self._tokenizer, requests, self._context_length, self.version, self._reader)
         self._failed += failed
-        for request, prompt, room in fitting:
+        prompts: dict[int, dict[str, Any]] = {}
+        for ready in fitting:
             name = str(self._count)
             self._count += 1
-            tokens = {"type": "token", "prompt_token_ids": prompt.tolist()}
-            parameters = self._parameters(request, room)
-            engine_id = self._engine.add_request(name, tokens, parameters, lora_request=self._adapter)
-            self._running[name] = _Running(request, prompt, engine_id)
+            ordinal = ready.request.ordinal
+            if ordinal not in prompts:
+                prompts[ordinal] = self._prompt(ready)
+            parameters = self._parameters(ready.request, ready.room)
+            engine_id = self._engine.add_request(name, prompts[ordinal], parameters, lora_request=self._adapter)
+            self._running[name] = _Running(ready, engine_id)
+
+    def _prompt(self, ready: Ready) -> dict[str, Any]:
+        """In vLLM's terms."""
+        if ready.images is not None:
+            return self._showing.input(ready.prompt, ready.images)
+        return {"type": "token", "prompt_token_ids": ready.prompt.tolist()}
 
     def _parameters(self, request: SampleRequest, room: int) -> Any:
         from vllm import SamplingParams
@@ -114,27 +139,33 @@ class VllmGenerator:
         status, reason = _status(output.finish_reason, output.stop_reason)
         columns = self._columns(running, output, text) if status != FAILED else {}
         return Finished(
-            request=running.request, status=status, versions=(first, self.version), columns=columns, reason=reason
+            request=running.ready.request,
+            status=status,
+            versions=(first, self.version),
+            columns=columns,
+            reason=reason,
+            media=image_media(running.ready.images) if status != FAILED else {},
         )
 
     def _columns(self, running: _Running, output: Any, text: str) -> Columns:
         ids = output.token_ids
-        greedy = running.request.greedy or self._config.temperature == 0
+        greedy = running.ready.request.greedy or self._config.temperature == 0
         return {
-            "prompt_ids": running.prompt,
+            "prompt_ids": running.ready.prompt,
             "action_ids": np.array(ids, np.int32),
             "logp": np.array(output.logprobs.logprobs if ids else [], np.float32),
             "action_mask": np.ones(len(ids), np.uint8),
             "temperature": np.array(1.0 if greedy else self._config.temperature, np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
-        }
+        } | image_columns(running.ready.images)
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
         """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key is ignored."""
         from vllm.v1.engine import FinishReason
 
         wanted = set(keys)
-        named = [name for name, r in self._running.items() if (r.request.ordinal, r.request.sample) in wanted]
+        requests = {name: running.ready.request for name, running in self._running.items()}
+        named = [name for name, request in requests.items() if (request.ordinal, request.sample) in wanted]
         ended = []
         for running in map(self._running.pop, named):
             # vLLM's own abort gives what there is to a queue only, which its engine in this process does not have.
@@ -174,10 +205,26 @@ class VllmGenerator:
                 running.first_version = self.version
         self._inbox.commit(plan.version)
 
+    def push_offers(self) -> Offers:
+        """See ``ReceivesDevice.push_offers``: of an engine that is in this process, on one device."""
+        from gcore_language.device_push import offers_of
+
+        if self._engine.vllm_config.parallel_config.world_size > 1:
+            return {}
+        return offers_of(self._workers("gcore_device")[0])
+
+    def push_reader(self, transport: str, receiver: int) -> WeightReader:
+        """See ``ReceivesDevice.push_reader``."""
+        from gcore_language.device_push import DeviceReader
+
+        return DeviceReader(self, transport, receiver, self._workers("gcore_device")[0])
+
     def _forget_cache(self) -> None:
-        """Drops keys and values of the old weights, those of running samples included."""
+        """Drops keys, values and encoded images of the old weights, those of running samples included."""
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise self._inbox.mismatch("vLLM kept keys and values of the old weights.", todo="Push all tensors again.")
+        if self._reader is not None:
+            self._engine.reset_encoder_cache()
 
     def _has_actions(self, running: _Running) -> bool:
         state = self._engine.output_processor.request_states[running.engine_id]

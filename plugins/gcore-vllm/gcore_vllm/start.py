@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from typing import Any
 
+import numpy as np
 from gcore_language.model_files import ModelFiles
 from gcore_language.prompts import first_lines
 
@@ -17,6 +18,7 @@ from gcore_core.protocols import WorkerContext
 from gcore_vllm.adapter import Adapter
 from gcore_vllm.arguments import check_engine
 from gcore_vllm.config import VllmGeneratorConfig
+from gcore_vllm.images import Showing, register_models
 
 _GIB = 2**30
 _CPU_CACHE_GIB = 1.0
@@ -26,9 +28,16 @@ _CPU_STEP_TOKENS = 4096
 
 
 def start_engine(
-    config: VllmGeneratorConfig, context: WorkerContext, files: ModelFiles, adapter: Adapter | None
+    config: VllmGeneratorConfig,
+    context: WorkerContext,
+    files: ModelFiles,
+    adapter: Adapter | None,
+    image_config: Any | None = None,
 ) -> Any:
-    """vLLM's engine, in this process. Raises PluginBroken, ConfigError, DataError."""
+    """vLLM's engine, in this process. Raises PluginBroken, ConfigError, DataError.
+
+    image_config: transformers' config of a model that takes images.
+    """
     set_environment(config, context)
     try:
         import torch
@@ -38,16 +47,23 @@ def start_engine(
         if cpu and context.engine.get("enforce_eager", True):
             # else vLLM compiles a function with the C++ compiler at the first sample, for ranks that nobody reads
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        from vllm import EngineArgs, LLMEngine
+        from vllm import EngineArgs, LLMEngine, envs
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision for CUDA beside torch for CPUs
         raise not_installed(error) from error
+    envs.disable_envs_cache()  # an engine that this process had before keeps what the environment said then
+    register_models()
     check_engine(context.engine, {field.name for field in dataclasses.fields(EngineArgs)}, context.role)
     if config.threads:
         torch.set_num_threads(config.threads)
-    arguments = _arguments(config, context, files, cpu=cpu) | _lora_arguments(adapter) | dict(context.engine)
+    arguments = _arguments(config, context, files, cpu=cpu) | _lora_arguments(adapter)
+    if image_config is not None:
+        # vLLM's own processor, which tells how large images may be, asks for a tokenizer; on CPUs it has no processor
+        arguments |= {"skip_tokenizer_init": False, "skip_mm_profiling": cpu}
+        arguments |= {"mm_processor_cache_gb": 0, "limit_mm_per_prompt": {"video": 0}}
+    arguments |= context.engine
     try:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        _sample_once(engine)
+        _sample_once(engine, _first(image_config))
     except Exception as error:  # isolation point: vLLM raises what its parts raise
         raise DataError(
             "vLLM does not start with this model.",
@@ -57,7 +73,7 @@ def start_engine(
         ) from error
     if adapter is not None:
         try:
-            _sample_once(engine, adapter.request())
+            _sample_once(engine, _first(image_config), adapter.request())
         except Exception as error:  # isolation point, as above
             where = str(adapter.directory)
             raise DataError("vLLM does not take this adapter.", where=where, why=first_lines(error)) from error
@@ -86,12 +102,21 @@ def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None
             atexit.register(shutil.rmtree, os.environ["VLLM_RPC_BASE_PATH"], ignore_errors=True)
 
 
-def _sample_once(engine: Any, lora: Any = None) -> None:
+def _first(image_config: Any | None) -> dict[str, Any]:
+    """A prompt of one token, and of a blank image where the model takes images."""
+    if image_config is None:
+        return {"type": "token", "prompt_token_ids": [0]}
+    from gcore_language.image_text import blank
+
+    ids = np.array([0, image_config.image_token_id], np.int32)
+    return Showing(image_config).input(ids, blank(image_config.vision_config))
+
+
+def _sample_once(engine: Any, prompt: dict[str, Any], lora: Any = None) -> None:
     """One token: what vLLM has no kernel for shows here, not in the middle of a run."""
     from vllm import SamplingParams
 
-    tokens = {"type": "token", "prompt_token_ids": [0]}
-    engine.add_request("first", tokens, SamplingParams(max_tokens=1, logprobs=0), lora_request=lora)
+    engine.add_request("first", prompt, SamplingParams(max_tokens=1, logprobs=0), lora_request=lora)
     while engine.has_unfinished_requests():
         engine.step()
 

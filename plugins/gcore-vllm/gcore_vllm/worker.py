@@ -36,8 +36,12 @@ class WorkerExtension:
             initialize_layerwise_reload(model)
         self._gcore_loaded = set()
 
-    def gcore_load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
-        """Copies each array, because a layer keeps its tensors until the last of them has come."""
+    def gcore_device(self) -> torch.device:
+        """Where the model is."""
+        return torch.device(self.model_runner.device)
+
+    def gcore_load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray | Tensor]]) -> None:
+        """Copies each of them, because a layer keeps its tensors until the last of them has come."""
         named = ((spec.name, from_bytes(spec, array)) for spec, array in tensors)
         with set_current_vllm_config(self.vllm_config):
             self._gcore_loaded |= set(self.model_runner.get_model().load_weights(named))

@@ -25,6 +25,11 @@ class TestQwen2Generator(conformance.TestQwen2Generator):
 
 
 @pytest.mark.engine
+class TestQwen2VLGenerator(conformance.TestQwen2VLGenerator):
+    pass
+
+
+@pytest.mark.engine
 class TestSleepingGenerator(conformance.TestSleepingGenerator):
     pass
 

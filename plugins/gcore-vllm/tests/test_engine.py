@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gcore_language import testing
+from gcore_language.engine_tests import PushTests
 from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
 from gcore_vllm import ENGINES
 from gcore_vllm.config import VllmGeneratorConfig
@@ -18,8 +19,8 @@ from gcore_vllm.engine import VllmGenerator
 
 from gcore_core.errors import ConfigError, DataError, WeightMismatch
 from gcore_core.protocols import SampleRequest, WorkerContext
-from gcore_core.records import Prompt, TensorSpec, WeightPlan
-from gcore_core.testing.contracts.weights import load, push
+from gcore_core.records import Prompt
+from gcore_core.testing.contracts.weights import push
 
 pytestmark = pytest.mark.engine
 
@@ -169,16 +170,17 @@ def test_samples_of_a_prompt_share_its_blocks(opened: Any) -> None:
     assert sorted(seen) == [0, 64, 64, 64]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_after_each_push_log_probs_are_those_of_the_new_weights(
-    name: str, opened: Any, directories: dict[str, Path]
-) -> None:
-    generator = opened(name)
-    for source in (f"{name}-other", name, f"{name}-other", name):
-        push(generator, tensors_of(directories[source]), generator.version + 1)
-        records = run(generator, requests_of())
-        assert {record.versions for record in records} == {(generator.version, generator.version)}
-        assert_agree(gaps(records, directories[source]))
+class TestPushes(PushTests):
+    prompts = PROMPTS
+
+    @pytest.fixture(params=["llama", "qwen2"])
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def generator(self, opened: Any, family: str) -> VllmGenerator:
+        generator: VllmGenerator = opened(family)
+        return generator
 
 
 def test_without_the_reset_in_a_push_log_probs_would_be_those_of_mixed_weights(
@@ -226,42 +228,6 @@ def test_samples_running_during_a_push_go_on_under_the_new_weights(opened: Any, 
     push(generator, tensors_of(directories["llama"]), old + 2)
 
 
-def test_a_push_that_broke_off_can_be_made_again(opened: Any, directories: dict[str, Path]) -> None:
-    generator = opened("qwen2")
-    new, version = tensors_of(directories["qwen2-other"]), generator.version + 1
-    plan = WeightPlan(version, [spec for spec, _ in new])
-    generator.begin_weights(plan)
-    load(generator, new[: len(new) // 2])
-    with pytest.raises(WeightMismatch, match=f"tensor {min(spec.name for spec, _ in new[len(new) // 2 :])} has not co"):
-        generator.commit_weights(plan)
-    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
-        generator.step()
-    assert generator.version == version - 1
-    push(generator, new, version)
-    assert_agree(gaps(run(generator, requests_of()), directories["qwen2-other"]))
-    push(generator, tensors_of(directories["qwen2"]), version + 1)
-
-
-def test_a_push_of_another_model_is_refused_by_name(opened: Any, directories: dict[str, Path]) -> None:
-    generator = opened("llama")
-    tensors = tensors_of(directories["llama"])
-    specs, version = [spec for spec, _ in tensors], generator.version + 5
-    first = specs[0]
-    wide = TensorSpec(first.name, first.dtype, (7, *first.shape[1:]), first.nbytes)
-    with pytest.raises(WeightMismatch, match=f"lacks tensor {first.name}"):
-        generator.begin_weights(WeightPlan(version, specs[1:]))
-    with pytest.raises(WeightMismatch, match=r"another\.scale, which the model does not have"):
-        generator.begin_weights(WeightPlan(version, [*specs, TensorSpec("another.scale", "F32", (1,), 4)]))
-    with pytest.raises(WeightMismatch, match=rf"{first.name} has shape \(7, .*\) in the plan and"):
-        generator.begin_weights(WeightPlan(version, [wide, *specs[1:]]))
-    with pytest.raises(WeightMismatch, match="tensors came before their plan"):
-        generator.load_weights(tensors)
-    push(generator, tensors, version)
-    with pytest.raises(WeightMismatch, match=f"version {version - 1} is older than {version}"):
-        generator.begin_weights(WeightPlan(version - 1, specs))
-    assert_agree(gaps(run(generator, requests_of()), directories["llama"]))
-
-
 def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str, Path]) -> None:
     generator = opened("llama", max_batch=3)
     generator.submit(requests_of((LONG,)))
@@ -289,6 +255,12 @@ def test_chat_turns_go_through_the_tokenizers_template(opened: Any) -> None:
     turns = [{"role": "user", "content": "1+2"}, {"role": "user", "content": "3"}]
     (record,) = run(generator, [SampleRequest(ordinal=0, sample=0, seed=0, prompt=Prompt(row=0, messages=turns))])
     assert record.columns["prompt_ids"].tolist() == generator._tokenizer("1+23:").input_ids
+
+
+def test_an_image_for_a_text_model_is_refused(opened: Any) -> None:
+    shown = Prompt(row=7, text="1+2=", images=["photos/17.png"])
+    with pytest.raises(DataError, match=r"photos/17\.png: row 7 names 1 images, and this generator or its model takes"):
+        opened("llama").submit(testing.requests_of([shown]))
 
 
 def test_bfloat16_weights_take_float32_pushes(opened: Any, directories: dict[str, Path]) -> None:
@@ -321,6 +293,7 @@ def test_a_model_that_is_split_over_two_devices_samples_and_takes_pushes_as_a_wh
     model = {"path": str(directories["qwen2"])}
     generator = VllmGenerator(config, WorkerContext(role="rollout", model=model, devices=(0, 1)))
     assert len(multiprocessing.active_children()) == 2
+    assert generator.push_offers() == {}  # memory of this process is not theirs
     for source in ("qwen2", "qwen2-other"):
         push(generator, tensors_of(directories[source]), generator.version + 1)
         assert_agree(gaps(run(generator, requests_of()), directories[source]))

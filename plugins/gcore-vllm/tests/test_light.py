@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gcore_vllm
 import pytest
 from gcore_vllm.arguments import check_engine
 from gcore_vllm.config import VllmGeneratorConfig
+from gcore_vllm.images import register_models
 from gcore_vllm.start import set_environment
 
 from gcore_core.errors import ConfigError
@@ -65,6 +69,18 @@ def test_vllm_sees_the_devices_that_placement_gave(
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": visible, "VLLM_RPC_BASE_PATH": "/run/private"})
     set_environment(VllmGeneratorConfig(), WorkerContext(role="rollout", devices=devices))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_vllms_own_models_stay_where_torchvision_is(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: dict[str, str] = {}
+    registry = SimpleNamespace(register_model=registered.__setitem__)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(ModelRegistry=registry))
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.util, "find_spec", lambda name: object() if there else None)
+        register_models()
+    assert bool(registered) == (not there)
+    assert all(place.startswith("gcore_vllm.image_models:") for place in registered.values())
 
 
 def environment(root: Path, distribution: str) -> str:

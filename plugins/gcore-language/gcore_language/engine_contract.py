@@ -1,0 +1,101 @@
+"""What conformance modules of engines share: the contract of a generator on tiny random models, with the real engine.
+
+An engine takes seconds to start, so the tests of a class share one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gcore_core.protocols import WorkerContext
+from gcore_core.records import Prompt
+from gcore_core.testing import GeneratorContract
+from gcore_core.testing.contracts.base import closing, make
+from gcore_core.testing.safetensors_files import Tensors
+
+
+class OnTinyModel(GeneratorContract):
+    """``library``: the engine's module; where it is not installed all tests are skipped."""
+
+    library: ClassVar[str]
+    family: ClassVar[str] = "llama"
+    needs_cuda: ClassVar[bool] = False
+
+    @classmethod
+    def save(cls, directory: Path) -> None:
+        from gcore_language.tiny import save_model
+
+        save_model(directory, cls.family)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        if importlib.util.find_spec(cls.library) is None:
+            pytest.skip(f"{cls.library} is not installed here")
+        from gcore_language.testing import has_cuda
+
+        if cls.needs_cuda and not has_cuda():
+            pytest.skip("there is no CUDA here")
+        directory = tmp_path_factory.mktemp(cls.family)
+        cls.save(directory)
+        return {"path": str(directory)}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, model: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+        context = WorkerContext(role="contract", model=model, directory=str(tmp_path_factory.mktemp("logs")))
+        yield from closing(make(cls.description(), cls.config, context))
+
+    @pytest.fixture
+    def generator(self, engine: Any) -> Iterator[Any]:
+        yield engine
+        engine.abort([(ordinal, sample) for ordinal in range(1001) for sample in range(self.samples)])
+
+
+class OnQwen2(OnTinyModel):
+    """Grouped heads, biases, tied embeddings."""
+
+    family = "qwen2"
+
+
+class OnQwen2VL(OnTinyModel):
+    """A model that takes images, and prompts that show some; ``patch``: the side of a patch in pixels."""
+
+    family = "qwen2_vl"
+    patch: ClassVar[int] = 4
+
+    @classmethod
+    def save(cls, directory: Path) -> None:
+        from gcore_language.tiny import save_image_model
+
+        save_image_model(directory, cls.family, patch=cls.patch)
+
+    @pytest.fixture
+    def prompts(self, tmp_path: Path) -> list[Prompt]:
+        from gcore_language.testing import image_prompts
+
+        return image_prompts(tmp_path, self.patch)
+
+    @pytest.fixture
+    def weights(self, model: dict[str, str]) -> Tensors:
+        """Named as trainers push them, which for these models is not as the files have them."""
+        from gcore_language.testing import tensors_of
+
+        return tensors_of(Path(model["path"]))
+
+
+class OnCuda(OnTinyModel):
+    """With sleep, which engines have on CUDA alone."""
+
+    needs_cuda = True
+
+    @pytest.fixture
+    def memory(self) -> Callable[[], int]:
+        from gcore_language.testing import used_on_device
+
+        return used_on_device

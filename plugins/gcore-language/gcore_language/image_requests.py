@@ -1,0 +1,96 @@
+"""Requests for samples whose prompts may show images, made ready for an engine, and what its records hold of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gcore_core.protocols import Finished, SampleRequest
+from gcore_language.images import FAMILIES, GRID, PIXELS, ImageReader, Images
+from gcore_language.model_files import ModelFiles
+from gcore_language.prompts import LOAD_ERRORS, encode_fitting, refuse_images, unreadable
+
+#: Beginnings of tensors' names in checkpoints of ``FAMILIES`` -> in transformers' modules, whose names trainers push.
+_IN_MODULES = (
+    (re.compile(r"^visual\."), "model.visual."),
+    (re.compile(r"^model\.(?!language_model\.|visual\.)"), "model.language_model."),
+)
+_IN_CHECKPOINTS = {"model.visual.": "visual.", "model.language_model.": "model."}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """A request that fits. prompt: int32[P] with all tokens of its images. room: tokens that the context has left.
+
+    images: the same object for all samples of a prompt.
+    """
+
+    request: SampleRequest
+    prompt: np.ndarray
+    room: int
+    images: Images | None
+
+
+def load_image_config(files: ModelFiles, *, trust_remote_code: bool = False) -> Any | None:
+    """transformers' config of a model that takes images here, None for any other. Raises DataError."""
+    told = json.loads((files.directory / "config.json").read_text(encoding="utf-8"))
+    if told.get("model_type") not in FAMILIES:
+        return None
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(files.directory, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise unreadable("config", str(files.directory), error) from error
+
+
+def name_in_modules(name: str) -> str:
+    """A tensor of a checkpoint of ``FAMILIES`` as it is named in a push."""
+    for beginning, other in _IN_MODULES:
+        name = beginning.sub(other, name)
+    return name
+
+
+def name_in_checkpoint(name: str) -> str:
+    """A tensor of a push as it is named in checkpoints of ``FAMILIES``."""
+    for beginning, other in _IN_CHECKPOINTS.items():
+        if name.startswith(beginning):
+            return other + name.removeprefix(beginning)
+    return name
+
+
+def make_ready(
+    tokenizer: Any, requests: Sequence[SampleRequest], context_length: int, version: int, reader: ImageReader | None
+) -> tuple[list[Ready], list[Finished]]:
+    """(those that can be served, records of those that fail); a prompt is encoded and its images are opened once.
+
+    reader: None for a model of text. Raises DataError for an image that cannot be shown.
+    """
+    images = {} if reader is None else reader.read(requests)
+
+    def lay(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
+        if reader is None:
+            return refuse_images(request, ids)
+        return reader.lay(request.prompt, ids, images.get(request.ordinal))
+
+    fitting, failed = encode_fitting(tokenizer, requests, context_length, version, lay)
+    ready = [
+        Ready(request=request, prompt=prompt, room=room, images=images.get(request.ordinal))
+        for request, prompt, room in fitting
+    ]
+    return ready, failed
+
+
+def image_columns(images: Images | None) -> dict[str, np.ndarray]:
+    """What a record holds of its images among the columns."""
+    return {} if images is None else {GRID: images.grid}
+
+
+def image_media(images: Images | None) -> dict[str, np.ndarray]:
+    """What a record holds of its images among the media: the same array for all samples of a prompt."""
+    return {} if images is None else {PIXELS: images.pixels}

@@ -1,0 +1,116 @@
+"""Policies whose actions are no tokens train by overriding ``pack``: coins, each thrown with one learned chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gcore_language.ranks import Ranks
+from gcore_language.settings import TrainerSettings
+from gcore_language.training import LanguageTrainer, Placed
+from torch import Tensor
+
+from gcore_core.protocols import TrainRecord, WorkerContext
+
+
+@dataclass
+class Throws:
+    """Throws of some records. heads float32[A]: 1 or 0."""
+
+    index: np.ndarray
+    columns: dict[str, Tensor]
+    heads: Tensor
+
+
+class Coin:
+    """An engine with one parameter, whose sigmoid is the chance of heads; plain gradient steps."""
+
+    layouts = frozenset({"padded"})
+    hidden_size = 1
+    device = torch.device("cpu")
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.ranks = Ranks(context, self.device)
+        self.logit = torch.zeros((), requires_grad=True)
+        self.batches: list[list[int]] = []
+
+    def _logp(self, batch: Throws) -> Tensor:
+        sign = 2 * batch.heads - 1
+        return torch.nn.functional.logsigmoid(sign * self.logit)
+
+    def logprobs(self, batches: Sequence[Any], model: str) -> list[Tensor | None]:
+        with torch.no_grad():
+            return [None if batch is None else self._logp(batch) for batch in batches]
+
+    def accumulate(self, batches: Sequence[Any], loss: Any, entropy: str) -> None:
+        for batch in batches:
+            self.batches.append(batch.index.tolist())
+            logp = self._logp(batch)
+            loss(batch, logp, torch.zeros_like(logp)).backward()
+
+    def update(self, rate: float, clip: float) -> float:
+        assert self.logit.grad is not None
+        norm = float(self.logit.grad.abs())
+        with torch.no_grad():
+            self.logit -= rate * self.logit.grad
+        self.logit.grad = None
+        return norm
+
+    def close(self) -> None:
+        self.ranks.close()
+
+
+class CoinTrainer(LanguageTrainer):
+    """At most two records to a micro-batch; a record without throws is left out."""
+
+    def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Any]]:
+        kept = [[one for one in part if len(one[1].columns["heads"])] for part in minibatches]
+        return [[throws(part[at : at + 2]) for at in range(0, len(part), 2)] for part in kept]
+
+
+def throws(chosen: Sequence[Placed]) -> Throws:
+    counts = [len(record.columns["heads"]) for _, record in chosen]
+    heads = torch.from_numpy(np.concatenate([record.columns["heads"] for _, record in chosen]))
+    columns = {
+        "record": torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor(counts)),
+        "mask": torch.ones(len(heads), dtype=torch.bool),
+        "rollout_logp": torch.full((len(heads),), float(np.log(0.5))),
+    }
+    return Throws(np.array([place for place, _ in chosen]), columns, heads)
+
+
+class Reinforce:
+    requires: frozenset[str] = frozenset()
+
+    def loss(self, columns: Any, current: Any) -> Any:
+        return -(columns["advantage"] * current["logp"]).sum(), columns["mask"].sum(), {}
+
+
+def record(sample: int, heads: list[int], minibatch: int) -> TrainRecord:
+    columns = {"heads": np.array(heads, np.float32)}
+    return TrainRecord(ordinal=0, sample=sample, minibatch=minibatch, columns=columns)
+
+
+def test_records_reach_the_engine_as_pack_lays_them_and_each_gets_its_own_advantage() -> None:
+    context = WorkerContext(role="policy", parts={"objective": Reinforce()})
+    engine = Coin(context)
+    trainer = CoinTrainer(TrainerSettings(learning_rate=0.5), context, engine)  # type: ignore[arg-type]
+    thrown = [([1, 1], 0), ([0], 1), ([], 0), ([1], 0), ([0, 0, 1], 0), ([1], 1)]
+    records = [record(sample, *told) for sample, told in enumerate(thrown)]
+    trainer.prepare(records, frozenset())
+    advantages = np.array([1.0, -1.0, 9.0, 2.0, -0.5, 0.25])
+    metrics = trainer.train(0, advantages, 2, 1)
+    assert engine.batches == [[0, 3], [4], [1, 5]]
+    logit = 0.0
+    for minibatch in range(2):
+        part = [(a, h) for a, (heads, m) in zip(advantages, thrown, strict=True) if m == minibatch for h in heads]
+        chance = 1 / (1 + np.exp(-logit))
+        logit += 0.5 * sum(a * (h - chance) for a, h in part) / len(part)
+    assert engine.logit.item() == pytest.approx(logit, abs=1e-6)
+    assert metrics["logprob_gap_max"] == pytest.approx(0, abs=1e-6)
+    assert (metrics["updates"], metrics["actions"], trainer.version) == (2, 8, 1)
+    trainer.close()
