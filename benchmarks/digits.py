@@ -85,7 +85,9 @@ def draw(weights: Path, taught: Path) -> Drawn:
     context = WorkerContext(role="rollout", model={"path": str(weights)})
     records = sampled(DiffusionGenerator(DiffusionGeneratorConfig(), context), DIGITS * OF_EACH, greedy=True)
     scored = [
-        ScoredRecord(ordinal=0, sample=0, prompt=r.request.prompt, text="", status=r.status, columns=r.columns)
+        ScoredRecord(
+            ordinal=0, sample=0, prompt=r.request.prompt, text="", status=r.status, columns=r.columns, media=r.media
+        )
         for r in records
     ]
 
@@ -93,7 +95,7 @@ def draw(weights: Path, taught: Path) -> Drawn:
         scorer = Classifier(ClassifierConfig(path=str(taught), **settings), WorkerContext(role="scorer"))
         return float(np.mean([score.value for score in scorer.score(scored)]))
 
-    images = np.stack([record.columns["image"] for record in records])
+    images = np.stack([record.media["image"] for record in records])
     labels = np.arange(len(images)) % DIGITS
     real = watch.RealImages.of_model(taught)
     if real is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,10 @@ def run(
     problems = [*_ranges(config), *_follows(config), *_workers(config), *_cluster(config), *_judges(config, provided)]
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), config)
-    for path in ("data", "evaluation.data"):
-        problems += _images(path, objects.get(path), provided)
+    shown = {path: ["rollout", "policy"] for path in ("data", "evaluation.data")}
+    shown |= {f"rewards.{name}": [reward["role"]] for name, reward in config["rewards"].items()}
+    for path, roles in shown.items():
+        problems += _images(path, objects.get(path), provided, roles)
     problems += _replicas(config, objects)
     problems += _remote_code(config)
     problems += plugins.check(config)
@@ -198,12 +200,13 @@ def _remote_code(config: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{section}.{name}.config.trust_remote_code: what it runs could change; {where}."
 
 
-def _images(path: str, settings: Any, provided: Mapping[str, Provided]) -> Iterator[str]:
-    """A dataset whose settings say by ``shows_images()`` that prompts have images needs a policy that takes them."""
+def _images(path: str, settings: Any, provided: Mapping[str, Provided], roles: Sequence[str]) -> Iterator[str]:
+    """A dataset whose settings say by ``shows_images()`` that prompts have images needs a policy that takes them, and a
+    reward that shows images a role that does."""
     shows_images = getattr(settings, "shows_images", None)
     if not callable(shows_images) or not shows_images():
         return
-    for role in ("roles.rollout", "roles.policy"):
+    for role in (f"roles.{name}" for name in roles):
         if role in provided and "images" not in provided[role].spec.capabilities:
             use = provided[role].reference
             yield f"{path}: its prompts have images, and {use}, which {role} uses, takes no images; take one that does."

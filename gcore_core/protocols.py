@@ -17,7 +17,7 @@ import numpy as np
 
 from gcore_core.errors import ContractError
 from gcore_core.questions import Sampler
-from gcore_core.records import Prompt, TensorSpec, WeightPlan
+from gcore_core.records import Prompt, Ref, TensorSpec, WeightPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,8 @@ class WorkerContext:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
-    """One sample to draw. Requests of one ``ordinal`` share the prompt, so an engine may encode it once."""
+    """One sample to draw. Requests of one ``ordinal`` share prompt and images, so an engine may encode these once.
+    images: uint8[H, W, C], for the places of the prompt behind those of ``prompt.images``; capability "images"."""
 
     ordinal: int
     sample: int
@@ -67,6 +68,7 @@ class SampleRequest:
     prompt: Prompt
     greedy: bool = False
     attempt: int = 0
+    images: Sequence[np.ndarray] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +156,7 @@ class ScoresLogprobs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRecord:
-    """What a scorer sees of a record: its prompt row, the completion as text, the columns, and ``Finished.media``."""
+    """What a scorer sees of a record. text: the completion. media: of ``Finished``; refs: theirs, for ``Question``."""
 
     ordinal: int
     sample: int
@@ -163,6 +165,7 @@ class ScoredRecord:
     status: str
     columns: Columns
     media: Columns = field(default_factory=dict)
+    refs: Mapping[str, Ref] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +181,7 @@ class Score:
 class Scorer(Protocol):
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """One score per record, in order. Calls come one at a time from one thread.
-
-        Of a provider of level "group" the records are those of whole groups, neighbours by ordinal.
-        """
+        Of a provider of level "group" the records are those of whole groups, neighbours by ordinal."""
 
 
 @runtime_checkable
@@ -380,8 +381,7 @@ class LearnsCosts(Protocol):
         """What each data-parallel rank had in a step, and how long it worked: float64[ranks], finite and positive.
 
         Returns R2 of what it would have predicted of the latest steps, each before it saw that step; None while there
-        is nothing to say. Not called in a run that is to repeat bit for bit.
-        """
+        is nothing to say. Not called in a run that is to repeat bit for bit."""
 
 
 @runtime_checkable

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gcore_core.records import Prompt
+from gcore_core.records import Prompt, Ref
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """A prompt that a reward has a generator role answer ``samples`` times; its ``row`` means nothing.
 
-    about: (ordinal, sample) of the record it is asked for, so that the work can be planned.
+    about: (ordinal, sample) of the record it is asked for, so that the work can be planned. images: media that it
+    shows, of ``ScoredRecord.refs``, behind the images of the prompt; they travel by reference.
     """
 
     prompt: Prompt
@@ -21,6 +22,7 @@ class Question:
     samples: int = 1
     greedy: bool = False
     about: tuple[int, int] = (-1, -1)
+    images: Sequence[Ref] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

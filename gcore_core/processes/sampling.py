@@ -72,7 +72,9 @@ class RoleSampler:
             if missing:
                 replica = min(able, key=lambda at: (self._load[at], at))
                 self._load[replica] += len(missing)
-                parts[replica].append(QuestionItem(index, question.prompt, question.seed, missing, question.greedy))
+                images = list(question.images)
+                item = QuestionItem(index, question.prompt, question.seed, missing, question.greedy, images)
+                parts[replica].append(item)
         return parts
 
     async def _ask(

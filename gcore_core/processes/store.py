@@ -99,10 +99,17 @@ class StoreReader:
     async def records(self, items: Sequence[Header | TrainItem]) -> list[tuple[Columns, Columns]]:
         """(columns, media) of each record. A reference is opened once; what another node has is copied here first."""
         refs = dict.fromkeys(ref for item in items for ref in (item.columns, *item.media.values()))
-        opened = dict(zip(refs, await asyncio.gather(*map(self._anywhere, refs)), strict=True))
+        opened = dict(zip(refs, await self._all(refs), strict=True))
         return [
             (opened[item.columns][item.slot], {name: opened[ref] for name, ref in item.media.items()}) for item in items
         ]
+
+    async def arrays(self, refs: Sequence[Ref]) -> list[np.ndarray]:
+        """The blobs of any node, in order. Raises like ``open_array``."""
+        return await self._all(refs)
+
+    async def _all(self, refs: Iterable[Ref | None]) -> list[Any]:
+        return await asyncio.gather(*map(self._anywhere, refs))
 
     async def _anywhere(self, ref: Ref | None) -> Any:
         if ref is None:
@@ -178,11 +185,15 @@ class StoreWriter:
 
     def __init__(self, directory: Path, node: str, secret: bytes, agent: Peer, owner: str) -> None:
         self._slabs, self._node, self._secret = MappedSlabs(directory, writable=True), node, secret
-        self._agent, self._owner = agent, owner
+        self._directory, self._agent, self._owner = directory, agent, owner
         self._open: dict[tuple[int, bool], _Slab] = {}  # by step, and whether it is for blobs
         self._blobs: dict[tuple[int, frozenset[int], bytes], Ref] = {}  # held for that step by those shards
         self._released: Released = {}
         self._telling = set[asyncio.Future[Nothing]]()
+
+    def reader(self) -> StoreReader:
+        """Opens what any writer of the run stored."""
+        return StoreReader(self._directory, self._node, self._secret, self._agent)
 
     async def put(self, step: int, shards: frozenset[int], records: Sequence[Columns]) -> Ref:
         """Copies the columns of records that belong to ``shards`` and returns the reference of the chunk."""
@@ -235,6 +246,10 @@ class StoreWriter:
         start, slab.used = slab.used, slab.used + nbytes + -nbytes % 8
         bare = Ref(self._node, slab.name, start, nbytes, 0, b"", *kind)
         return Room(slab.memory[start : start + nbytes], bare, self._secret)
+
+    async def close(self) -> None:
+        """Nothing more is written; what there is stays for as long as shards hold it."""
+        await insist(self._agent, "release", ReleaseRequest(self._owner, {}), Nothing, DEADLINE_S)
 
     def release(self, told: Released) -> None:
         """Shards need no record of earlier steps. A later epoch of one takes over, from whatever step."""

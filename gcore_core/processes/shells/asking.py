@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gcore_core.order import sample_seed
 from gcore_core.processes.messages import AnswerItem, AskRequest, short_reason
 from gcore_core.processes.service import Call
+from gcore_core.processes.store import StoreReader
 from gcore_core.protocols import Finished, SampleRequest
 
 Key = tuple[int, int]
@@ -25,9 +26,10 @@ class Asked:
 
 
 class Asking:
-    """The open questions of one generator."""
+    """The open questions of one generator. ``store`` opens what they show."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: StoreReader) -> None:
+        self._store = store
         self._ordinals = itertools.count(FIRST_ORDINAL)
         self._open: list[Asked] = []
 
@@ -35,10 +37,11 @@ class Asking:
         """Answers that are owed."""
         return sum(len(asked.waiting) for asked in self._open)
 
-    def open(self, request: AskRequest, call: Call) -> tuple[Asked, list[SampleRequest]]:
+    async def open(self, request: AskRequest, call: Call) -> tuple[Asked, list[SampleRequest]]:
         """What to wait for, and what the engine must draw. Every request is drawn anew, also one asked again."""
         asked, wanted = Asked(call), []
-        for question in request.questions:
+        shown = await asyncio.gather(*(self._store.arrays(question.images) for question in request.questions))
+        for question, images in zip(request.questions, shown, strict=True):
             ordinal = next(self._ordinals)
             for sample in question.samples:
                 asked.waiting[ordinal, sample] = question.index, sample
@@ -49,6 +52,7 @@ class Asking:
                         seed=sample_seed(question.seed, 0, 0, sample),
                         prompt=question.prompt,
                         greedy=question.greedy,
+                        images=images,
                     )
                 )
         self._open.append(asked)

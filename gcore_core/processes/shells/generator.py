@@ -87,7 +87,7 @@ class GeneratorShell:
         self._pulls = Gathering(1)
         self._mapped: dict[str, np.ndarray] = {}
         self._over = 0  # records of earlier steps are gone
-        self._asking = Asking()
+        self._asking = Asking(store.reader())
         self._trainers: list[str] = settings.get("trainers", [])
         self._restarted: bool = settings.get("restarted", False)
         self._hasty = -1  # a step that began with the process before this one, which heard words that this one did not
@@ -246,7 +246,7 @@ class GeneratorShell:
 
     async def ask(self, request: AskRequest, call: Call) -> AsyncIterator[list[AnswerItem]]:
         """Streams the answers to a reward's questions as they finish."""
-        asked, wanted = self._asking.open(request, call)
+        asked, wanted = await self._asking.open(request, call)
         try:
             await self._enqueue(wanted)
             owed = len(wanted)

@@ -132,6 +132,7 @@ def _record(header: Header, held: tuple[Columns, Columns], dataset: Dataset) -> 
         status=header.status,
         columns=columns,
         media=media,
+        refs=header.media,
     )
 
 

@@ -13,7 +13,6 @@ from gcore_core.errors import CheckpointError, ContractError
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.messages import (
-    Bucket,
     BucketRequest,
     Nothing,
     OpenPush,
@@ -29,6 +28,7 @@ from gcore_core.processes.service import Call, Service
 from gcore_core.processes.store import StoreReader
 from gcore_core.protocols import SavesInBackground, Trainer, TrainRecord
 from gcore_core.records import WeightPlan
+from gcore_core.weight_transfer import Bucket
 
 
 class TrainerShell:

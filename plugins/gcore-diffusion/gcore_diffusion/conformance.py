@@ -138,8 +138,8 @@ def _sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]
 
 
 def _scored(row: int, image: np.ndarray | None) -> ScoredRecord:
-    columns: Mapping[str, np.ndarray] = {} if image is None else {"image": image}
-    for column in columns.values():
-        column.flags.writeable = False
+    media: Mapping[str, np.ndarray] = {} if image is None else {"image": image}
+    for medium in media.values():
+        medium.flags.writeable = False
     prompt = Prompt(row=row, text="a digit", fields={"label": row % 10})
-    return ScoredRecord(ordinal=row, sample=0, prompt=prompt, text="", status=FINISHED, columns=columns)
+    return ScoredRecord(ordinal=row, sample=0, prompt=prompt, text="", status=FINISHED, columns={}, media=media)

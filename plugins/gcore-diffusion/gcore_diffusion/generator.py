@@ -11,10 +11,9 @@ Columns of a record (A stochastic steps of T, latents of shape D):
     guidance     float32[]
     latents      float32[A + 1, *D]  before each of these steps and after the last; absent when A is 0
     clean        float32[*D]
-    image        uint8[H, W, C]
 
-Media: ``condition``, what the model is told of the prompt, stored once for all its records. A greedy record is drawn
-by the deterministic sampler from its seed's noise, so it has no actions.
+Media: ``image`` uint8[H, W, C], and ``condition``, what the model is told of the prompt, stored once for all its
+records. A greedy record is drawn by the deterministic sampler from its seed's noise, so it has no actions.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class DiffusionGenerator:
         condition = stacked([self._told[_key(request)] for request in requests], self._device)
         with autocast(config, self._device):
             clean, images = self._denoiser.sample(condition, way, config)
-        kept = {"clean": clean.float().cpu().numpy(), "image": images}
+        kept = {"clean": clean.float().cpu().numpy()}
         if way.logp:
             kept["latents"] = torch.stack(way.latents, 1).cpu().numpy()
             kept["logp"] = torch.stack(way.logp, 1).cpu().numpy()
@@ -128,7 +127,7 @@ class DiffusionGenerator:
                 request,
                 FINISHED,
                 {**shared_columns, **{name: array[i] for name, array in kept.items()}},
-                media={"condition": told[_key(request)]},
+                media={"condition": told[_key(request)], "image": images[i]},
             )
             for i, request in enumerate(requests)
         ]

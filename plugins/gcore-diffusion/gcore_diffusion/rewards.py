@@ -1,4 +1,4 @@
-"""Rewards of images. An image is the column ``image``, or what a medium of that name refers to: uint8[H, W, C]."""
+"""Rewards of images. An image is the medium ``image``, or a column of that name: uint8[H, W, C]."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gcore_diffusion.config import ClassifierConfig
 
 def image_of(record: ScoredRecord) -> np.ndarray:
     """uint8[H, W, C]. Raises ValueError, which names what is wrong."""
-    image = record.columns["image"] if "image" in record.columns else record.media.get("image")
+    image = record.media["image"] if "image" in record.media else record.columns.get("image")
     if image is None:
         raise ValueError("the record has no image")
     if image.dtype != np.uint8 or image.ndim != 3 or not image.size:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gcore_language.training import LanguageTrainer, _Prepared
+from gcore_language.training import LanguageTrainer, Placed
 from torch import Tensor
 
 from gcore_core.errors import ConfigError, WeightMismatch
@@ -27,7 +27,7 @@ from gcore_diffusion.engine import DiffusionEngine
 from gcore_diffusion.forward import FORWARD
 from gcore_diffusion.generator import NOISES, check_noise
 from gcore_diffusion.kernel import Kernel
-from gcore_diffusion.rows import chunks, forward_process, transitions
+from gcore_diffusion.rows import Rows, chunks, forward_process, transitions
 from gcore_diffusion.watch import RealImages, coverage, diversity
 
 _SUPPLIED = frozenset({"old_logp", "ref_logp", FORWARD})
@@ -75,41 +75,30 @@ class DiffusionTrainer(LanguageTrainer):
         check_noise(kernel, self._context)
         return kernel
 
-    def _pack(self, records: Sequence[TrainRecord]) -> _Prepared:
-        """See ``LanguageTrainer``: micro-batches of each minibatch, as many on every rank."""
-        config, device, ranks = self._diffusion, self._engine.device, self._engine.ranks
+    def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Any]]:
+        """See ``LanguageTrainer.pack``: ``Rows`` of at most ``batch_records`` records."""
+        config, device = self._diffusion, self._denoising.device
         random = np.random.Generator(np.random.Philox(key=[self._context.seed % 2**64, self.version]))
-        parts: list[list[tuple[int, TrainRecord]]] = []
-        for index, record in enumerate(records):
-            while len(parts) <= record.minibatch:
-                parts.append([])
-            if self._is_forward or len(record.columns["logp"]):  # a record without actions teaches nothing
-                parts[record.minibatch].append((index, record))
-        batches: list[list[Any]] = []
-        for part in parts:
-            of_part = []
-            for chosen in chunks(part, config.batch_records):
-                if self._is_forward:
-                    of_part.append(forward_process(chosen, device, config.draws, random))
-                else:
-                    of_part.append(transitions(chosen, device, config.guidance))
-            batches.append(of_part)
-        minibatches = int(ranks.max([len(batches)])[0])
-        batches += [[] for _ in range(minibatches - len(batches))]
-        for batch, count in zip(batches, ranks.max([len(batch) for batch in batches]), strict=True):
-            batch += [None] * (int(count) - len(batch))
-        return _Prepared(records=records, minibatches=batches)
+
+        def rows(chosen: Sequence[Placed]) -> Rows:
+            if self._is_forward:
+                return forward_process(chosen, device, config.draws, random)
+            return transitions(chosen, device, config.guidance)
+
+        # a record without actions teaches nothing
+        parts = [[one for one in part if self._is_forward or len(one[1].columns["logp"])] for part in minibatches]
+        return [[rows(chosen) for chosen in chunks(part, config.batch_records)] for part in parts]
 
     def _replay(self, records: Sequence[TrainRecord]) -> float:
         """Largest difference between the sampler's log-probs and ours, over a few records, on any rank."""
         chosen = [(i, r) for i, r in enumerate(records) if len(r.columns["logp"])][:_REPLAYED_RECORDS]
         gap = 0.0
         if chosen:
-            rows = transitions(chosen, self._engine.device, self._diffusion.guidance)
+            rows = transitions(chosen, self._denoising.device, self._diffusion.guidance)
             (logp,) = self._denoising.logprobs([rows], "policy")
             if logp is not None:
                 gap = float((logp - rows.columns["rollout_logp"]).abs().max())
-        gap = self._engine.ranks.max([gap])[0]
+        gap = self._denoising.ranks.max([gap])[0]
         band = self._diffusion.logprob_band()
         if not gap <= band:
             raise WeightMismatch(
@@ -134,7 +123,7 @@ class DiffusionTrainer(LanguageTrainer):
                 found[name] = before[0] + value, before[1] + 1
 
         for group in groups.values():
-            images = np.stack([record.columns["image"] for record in group])
+            images = np.stack([record.media["image"] for record in group])
             add("diversity", diversity(images))
             if self._real is not None:
                 label = from_array(group[0].media["condition"]).get("label")
@@ -145,7 +134,7 @@ class DiffusionTrainer(LanguageTrainer):
         """See ``Trainer.train``; the module says which metrics it adds."""
         metrics = super().train(step, advantages, minibatches, epochs)
         self._denoising.move_reference()
-        seen = {name: total / weight for name, (total, weight) in self._engine.ranks.add_up(self._seen).items()}
+        seen = {name: total / weight for name, (total, weight) in self._denoising.ranks.add_up(self._seen).items()}
         if self._replay_gap is not None:
             seen["replay_gap"] = self._replay_gap
         return metrics | seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gcore_algorithms.advantages import Grpo
+from gcore_algorithms.config import GrpoConfig, PpoClipConfig
+from gcore_algorithms.objectives import PpoClip
 from gcore_diffusion.config import DiffusionGeneratorConfig, DiffusionTrainerConfig
 from gcore_diffusion.generator import DiffusionGenerator
 from gcore_diffusion.tiny import TinyConfig, TinyNet, save_tiny
 from gcore_diffusion.training import DiffusionTrainer
+from gcore_diffusion.watch import RealImages, coverage
 
-from gcore_core.protocols import Finished, SampleRequest, ScoredRecord, TrainRecord, WorkerContext
+from gcore_core.protocols import Finished, GroupScalars, SampleRequest, ScoredRecord, TrainRecord, WorkerContext
 from gcore_core.records import Prompt
+from gcore_core.testing.contracts.weights import exported, push
 
 RECIPE = Path(__file__).parents[3] / "recipes/digits/digits.py"
+DIGITS, GROUP = 10, 24
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -150,3 +156,41 @@ def train(trainer: Any, records: Sequence[TrainRecord], *, step: int = 0, miniba
     trainer.prepare(records, frozenset())
     advantages = np.where(np.arange(len(records)) % 2, 1.0, -1.0)
     return trainer.train(step, advantages, minibatches, 1)
+
+
+def run_digits(
+    directory: Path, reward: Any, sampler: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[tuple[dict[str, float], float]]:
+    """The recipe's step, again and again; (metrics, coverage of 500 images of the weights after the step).
+
+    sampler: settings of the generator; the others are the trainer's. Beside the trainer's metrics, ``reward`` is that
+    of the records, ``greedy`` that of the 500 images, ``begins`` the first step that was trained.
+    """
+    generator = make_generator(directory, **(sampler or {}))
+    objective = PpoClip(PpoClipConfig(clip_low=2e-3, clip_high=2e-3))
+    trainer = make_trainer(directory, objective, **{"learning_rate": 3e-4, **settings})
+    advantage, real = Grpo(GrpoConfig(group_size=GROUP)), RealImages.of_model(directory)
+    assert real is not None
+    step = 0
+    while True:
+        drawn = sampled(generator, make_requests(DIGITS, GROUP, step=step))
+        for record in drawn:  # every step asks for the ten digits
+            assert record.request.prompt.fields["label"] == record.request.ordinal % DIGITS
+        values = np.array([score.value for score in reward.score(scored_of(drawn))])
+        actions = len(drawn[0].columns["logp"])
+        groups = [GroupScalars(rewards=part, lengths=np.full(GROUP, actions)) for part in values.reshape(DIGITS, GROUP)]
+        trainer.prepare(records_of(drawn, minibatches=2), frozenset())
+        metrics = trainer.train(step, np.concatenate(advantage.of(groups, np.zeros(0))), 2, 1)
+        push(generator, exported(trainer), step + 1)
+        images = sampled(generator, make_requests(DIGITS, 50, greedy=True))
+        covered = [
+            coverage(np.stack([r.media["image"] for r in images if r.request.ordinal == digit]), real.of(digit))
+            for digit in range(DIGITS)
+        ]
+        own = {
+            "reward": float(values.mean()),
+            "greedy": float(np.mean([score.value for score in reward.score(scored_of(images))])),
+            "begins": float(drawn[0].columns["steps"][0]),
+        }
+        yield metrics | own, float(np.mean(covered))
+        step += 1

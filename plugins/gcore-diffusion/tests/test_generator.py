@@ -23,13 +23,13 @@ def test_a_record_keeps_the_trained_positions_alone(kit: Any, tiny_dir: Path) ->
         assert columns["logp"].shape == columns["action_mask"].shape == columns["steps"].shape == (3,)
         assert (np.diff(columns["steps"]) == 1).all()
         assert columns["levels"].shape == (11,) and columns["times"].shape == (10,)
-        assert columns["image"].shape == (8, 8, 1) and columns["image"].dtype == np.uint8
+        assert record.media["image"].shape == (8, 8, 1) and record.media["image"].dtype == np.uint8
 
 
 def test_the_image_is_the_clean_latent(kit: Any, tiny_dir: Path) -> None:
     (record,) = kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 1))
     expected = ((record.columns["clean"].clip(-1, 1) + 1) * 127.5).round()
-    np.testing.assert_array_equal(record.columns["image"].reshape(-1), expected)
+    np.testing.assert_array_equal(record.media["image"].reshape(-1), expected)
 
 
 def test_a_group_shares_one_condition(kit: Any, tiny_dir: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_sample_depends_on_its_seed_and_not_on_its_batch(kit: Any, tiny_dir: P
     apart = kit.sampled(kit.make_generator(tiny_dir, max_batch=5), requests)
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.columns["latents"], other.columns["latents"], atol=1e-5)
-    assert len({r.columns["image"].tobytes() for r in together}) == len(together)
+    assert len({r.media["image"].tobytes() for r in together}) == len(together)
 
 
 def test_the_same_batch_repeats_bit_for_bit(kit: Any, tiny_dir: Path) -> None:
@@ -64,8 +64,8 @@ def test_greedy_samples_have_no_actions_and_repeat(kit: Any, tiny_dir: Path) -> 
     one, other = (kit.sampled(generator, kit.make_requests(2, 2, greedy=True)) for _ in range(2))
     for first, second in zip(one, other, strict=True):
         assert first.columns["logp"].size == 0 and "latents" not in first.columns
-        assert first.columns["image"].tobytes() == second.columns["image"].tobytes()
-    assert one[0].columns["image"].tobytes() != one[1].columns["image"].tobytes(), "seeds still differ"
+        assert first.media["image"].tobytes() == second.media["image"].tobytes()
+    assert one[0].media["image"].tobytes() != one[1].media["image"].tobytes(), "seeds still differ"
 
 
 def test_same_noise_starts_a_group_at_one_point(kit: Any, tiny_dir: Path) -> None:
@@ -73,7 +73,7 @@ def test_same_noise_starts_a_group_at_one_point(kit: Any, tiny_dir: Path) -> Non
     firsts = [record.columns["latents"][0].tobytes() for record in records]
     assert len(set(firsts[:3])) == len(set(firsts[3:])) == 1
     assert firsts[0] != firsts[3]
-    assert len({record.columns["image"].tobytes() for record in records}) == 6
+    assert len({record.media["image"].tobytes() for record in records}) == 6
 
 
 def test_guidance_changes_the_samples(kit: Any, tiny_dir: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_trainer_repeats_what_the_pipeline_sampled(kit: Any, folders: Any, nam
     assert gap(trainer, records) <= 1e-6
     small = kit.make_trainer(folders(name), **same, reference=False, budget_rows=2)
     assert gap(small, records) <= 1e-6
-    image = records[0].columns["image"]
+    image = records[0].media["image"]
     assert image.dtype == np.uint8 and image.shape[-1] == 3 and len(image) >= 32
 
 

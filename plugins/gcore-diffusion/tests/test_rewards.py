@@ -20,9 +20,9 @@ CONTEXT = WorkerContext(role="scorer")
 
 
 def record(image: np.ndarray | None, **fields: Any) -> ScoredRecord:
-    columns = {} if image is None else {"image": image}
+    media = {} if image is None else {"image": image}
     prompt = Prompt(row=0, text="a", fields=fields)
-    return ScoredRecord(ordinal=0, sample=0, prompt=prompt, text="", status="finished", columns=columns)
+    return ScoredRecord(ordinal=0, sample=0, prompt=prompt, text="", status="finished", columns={}, media=media)
 
 
 def picture(level: int) -> np.ndarray:
@@ -40,9 +40,9 @@ def test_noise_compresses_worse_than_one_colour() -> None:
     assert plain.value > 0.99 and noisy.value < 0.6
 
 
-def test_an_image_may_come_as_a_medium() -> None:
-    as_medium = replace(record(None), media={"image": picture(255)})
-    assert Brightness(None, CONTEXT).score([as_medium])[0].value == 1
+def test_an_image_may_come_as_a_column() -> None:
+    as_column = replace(record(None), columns={"image": picture(255)})
+    assert Brightness(None, CONTEXT).score([as_column])[0].value == 1
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_reward_that_is_not_a_number_is_a_failure_that_says_so(tmp_path: Path)
     file.write_text(
         "import numpy as np\n"
         "def nan(record): return float('nan')\n"
-        "def picture(record): return record.columns['image']\n"
+        "def picture(record): return record.media['image']\n"
         "def few(records): return [1.0]\n"
     )
     records = [record(picture(1)), record(picture(2))]

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gcore_algorithms.advantages import Grpo
-from gcore_algorithms.config import GrpoConfig, PpoClipConfig
-from gcore_algorithms.objectives import PpoClip
 from gcore_diffusion.config import ClassifierConfig
 from gcore_diffusion.rewards import Brightness, Classifier
-from gcore_diffusion.watch import ALARMS, RealImages, after_step, alarm_in, coverage, diversity, flat
+from gcore_diffusion.watch import ALARMS, after_step, alarm_in, coverage, diversity, flat
 
-from gcore_core.protocols import GroupScalars, TrainRecord, WorkerContext
+from gcore_core.protocols import WorkerContext
 from gcore_core.records import RunFacts, StepReport
 from gcore_core.run.directory import MetricsFile
-from gcore_core.testing.contracts.weights import exported, push
-
-DIGITS, GROUP = 10, 24
 
 
 def test_equal_images_have_no_diversity_and_one_has_none_to_speak_of() -> None:
@@ -94,37 +87,10 @@ def test_of_a_long_run_the_first_and_the_last_steps_are_read(tmp_path: Path) -> 
 # -- on the digits ----------------------------------------------------------------------------------------------------
 
 
-def run_digits(kit: Any, directory: Path, reward: Any, **settings: Any) -> Iterator[tuple[dict[str, float], float]]:
-    """The recipe's step, again and again; (metrics, coverage of 500 images of the weights after the step)."""
-    generator = kit.make_generator(directory)
-    objective = PpoClip(PpoClipConfig(clip_low=2e-3, clip_high=2e-3))
-    trainer = kit.make_trainer(directory, objective, **{"learning_rate": 3e-4, **settings})
-    advantage, real = Grpo(GrpoConfig(group_size=GROUP)), RealImages.of_model(directory)
-    assert real is not None
-    step = 0
-    while True:
-        drawn = kit.sampled(generator, kit.make_requests(DIGITS, GROUP, step=step))
-        for record in drawn:  # every step asks for the ten digits
-            assert record.request.prompt.fields["label"] == record.request.ordinal % DIGITS
-        values = np.array([score.value for score in reward.score(kit.scored_of(drawn))])
-        groups = [GroupScalars(rewards=part, lengths=np.full(GROUP, 9)) for part in values.reshape(DIGITS, GROUP)]
-        records: list[TrainRecord] = kit.records_of(drawn, minibatches=2)
-        trainer.prepare(records, frozenset())
-        metrics = trainer.train(step, np.concatenate(advantage.of(groups, np.zeros(0))), 2, 1)
-        push(generator, exported(trainer), step + 1)
-        images = kit.sampled(generator, kit.make_requests(DIGITS, 50, greedy=True))
-        covered = [
-            coverage(np.stack([r.columns["image"] for r in images if r.request.ordinal == digit]), real.of(digit))
-            for digit in range(DIGITS)
-        ]
-        yield {**metrics, "reward": float(values.mean())}, float(np.mean(covered))
-        step += 1
-
-
 def test_the_alarm_fires_before_brightness_alone_has_cost_coverage(kit: Any, taught_dir: Path) -> None:
     """KL off: the pictures turn white, and the reward alone would call that a success."""
     reward, seen = Brightness(None, WorkerContext(role="scorer")), []
-    for metrics, covered in run_digits(kit, taught_dir, reward):
+    for metrics, covered in kit.run_digits(taught_dir, reward):
         seen.append(metrics)
         if alarm_in(seen):
             break
@@ -137,7 +103,7 @@ def test_no_alarm_while_the_digits_are_learned(kit: Any, taught_dir: Path) -> No
     reward = Classifier(ClassifierConfig(path=str(taught_dir)), WorkerContext(role="scorer"))
     seen: list[dict[str, float]] = []
     coverages = []
-    for metrics, covered in run_digits(kit, taught_dir, reward, kl_coefficient=0.1):
+    for metrics, covered in kit.run_digits(taught_dir, reward, kl_coefficient=0.1):
         seen.append(metrics)
         coverages.append(covered)
         assert alarm_in(seen) == "", f"step {len(seen)}"

@@ -25,7 +25,7 @@ def run(rank: int, ranks: int, model: Path, work: Path) -> None:
     records = []
     for i in range(count):
         own = {key.split("/")[1]: array for key, array in held.items() if key.startswith(f"{i}/")}
-        media = {"condition": own.pop("condition")}
+        media = {name: own.pop(name) for name in ("condition", "image")}
         records.append(TrainRecord(ordinal=i // 3, sample=i % 3, minibatch=i // 3 % 2, columns=own, media=media))
     context = WorkerContext(
         role="policy",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gcore_core.errors import ConfigError
-from gcore_genrm.templates import Form, Template, read_template
+from gcore_genrm.templates import FIELDS, Form, Template, read_template
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 
@@ -107,6 +107,9 @@ class JudgeConfig:
     """A system turn before the template."""
     form: Literal["chat", "text"] = "chat"
     """chat: the judge's own chat template is applied. text: it continues the template as it is."""
+    images: list[str] = field(default_factory=list)
+    """Media of the record that the judge is shown, such as image, each at a place of its name: {image}. They must be
+    uint8[height, width, 1 or 3], and the role must take images."""
     completion_pattern: str = ""
     """Regular expression: its last match (its first group, where it has one) is judged, not the whole completion."""
     parser: ParserConfig = field(default_factory=ParserConfig)
@@ -132,6 +135,11 @@ class JudgeConfig:
         _require(not (self.system and self.messages), "system", "make it the first of messages.")
         plain = self.form == "chat" or not (self.system or self.messages)
         _require(plain, "form", "text has no turns, so it takes neither system nor messages.")
+        _require(not self.images or self.form == "chat", "form", "text has no places for images; use chat.")
+        _require(len({*self.images}) == len(self.images), "images", f"must differ: {', '.join(self.images)}.")
+        for name in self.images:
+            free = re.fullmatch(r"\w+", name) and name not in self.places() | {FIELDS}
+            _require(bool(free), "images", f"{name!r} cannot be the name of a place.")
         _require(self.votes >= 1, "votes", f"must be at least 1, is {self.votes}.")
         _require(not self.greedy or self.votes == 1, "votes", "are all alike when greedy; set votes: 1.")
         _require(1 <= self.fewest <= self.votes, "min_parsed", f"must be in 1..{self.votes}, is {self.min_parsed}.")
@@ -151,23 +159,35 @@ class JudgeConfig:
 
     def needed(self) -> frozenset[str]:
         """What a template must name."""
-        return frozenset({"completion"})
+        return self.pictures() or frozenset({"completion"})
+
+    def pictures(self) -> frozenset[str]:
+        """The places of images."""
+        return frozenset(self.images)
+
+    def shows_images(self) -> bool:
+        """Whether the role that is asked must take images."""
+        return bool(self.images)
 
     def general(self) -> str:
         """The template where none is given."""
-        return _POINTWISE
+        return self._showing(_POINTWISE)
+
+    def _showing(self, template: str) -> str:
+        """The template with every image before the completion."""
+        return template.replace("{completion}", "".join(f"{{{name}}}\n" for name in self.images) + "{completion}")
 
     def asked(self) -> Form:
         """What the judge is asked. Raises ConfigError where a place is unknown or a needed one is missing."""
         if self.messages:
             turns = [
-                (turn.role, Template(turn.content, self.places(), f"messages[{i}].content"))
+                (turn.role, Template(turn.content, self.places(), f"messages[{i}].content", self.pictures()))
                 for i, turn in enumerate(self.messages)
             ]
             return Form(turns=turns).requiring(self.needed(), "messages")
         where = "path" if self.path else "template"
         told = read_template(self.path) if self.path else self.template or self.general()
-        text = Template(told, self.places(), where)
+        text = Template(told, self.places(), where, self.pictures())
         if self.form == "text":
             return Form(text=text).requiring(self.needed(), where)
         system = [("system", Template(self.system, self.places(), "system"))] if self.system else []
@@ -236,7 +256,7 @@ class RubricConfig(PointwiseConfig):
         return frozenset({"prompt", "completion", *own})
 
     def needed(self) -> frozenset[str]:
-        return frozenset({"completion", "criteria" if self.together else "criterion"})
+        return super().needed() | {"criteria" if self.together else "criterion"}
 
     def __post_init__(self) -> None:
         names = [criterion.name.strip().casefold() for criterion in self.criteria]
@@ -252,7 +272,7 @@ class RubricConfig(PointwiseConfig):
             _require(named, "parser.pattern", "has no group (?P<name>...), which says whose score it is.")
 
     def general(self) -> str:
-        return _RUBRIC if self.together else _CRITERION
+        return self._showing(_RUBRIC if self.together else _CRITERION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +280,7 @@ class PairwiseConfig(JudgeConfig):
     """Comparisons of the completions of a prompt, each pair in both orders, so that a liking for a place cancels.
 
     Places: {prompt}, {first}, {second}, {fields[<name>]}. The score that is parsed is the first one's: 1 where it is
-    better, 0 where the other is.
+    better, 0 where the other is. Images have two places each: {first_image} and {second_image}.
     """
 
     opponents: int | None = None
@@ -284,10 +304,17 @@ class PairwiseConfig(JudgeConfig):
         return frozenset({"prompt", "first", "second"})
 
     def needed(self) -> frozenset[str]:
-        return frozenset({"first", "second"})
+        return self.pictures() or frozenset({"first", "second"})
+
+    def pictures(self) -> frozenset[str]:
+        return frozenset(f"{place}_{name}" for place in ("first", "second") for name in self.images)
 
     def general(self) -> str:
-        return _PAIRWISE
+        found = _PAIRWISE
+        for place in ("first", "second"):
+            shown = "".join(f"{{{place}_{name}}}\n" for name in self.images)
+            found = found.replace(f"{{{place}}}", f"{shown}{{{place}}}")
+        return found
 
     def parsed_by(self) -> ParserConfig:
         if self.parser != ParserConfig():

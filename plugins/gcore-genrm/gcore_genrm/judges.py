@@ -10,7 +10,7 @@ from gcore_core.protocols import Score, ScoredRecord, WorkerContext
 from gcore_core.records import TRUNCATED
 from gcore_core.rewards import REASON_CHARACTERS, failure
 from gcore_genrm.config import PointwiseConfig, RubricConfig
-from gcore_genrm.panel import Case, Panel, Ruling, combined
+from gcore_genrm.panel import Case, Panel, Ruling, combined, media_of
 from gcore_genrm.parsers import make_reader, make_rubric_reader, on_scale
 from gcore_genrm.templates import MissingField, text_of
 
@@ -74,7 +74,9 @@ class PointwiseJudge:
     def _case(self, record: ScoredRecord, completion: str, values: Mapping[str, str], numbers: tuple[int, ...]) -> Case:
         prompt = record.prompt
         filled = self._form.fill({"prompt": text_of(prompt), "completion": completion, **values}, prompt.fields)
-        return Case(prompt=filled, numbers=(record.ordinal, record.sample, *numbers))
+        media = media_of(record, self._config.images)
+        images = [media[name] for name in self._form.shown]
+        return Case(prompt=filled, numbers=(record.ordinal, record.sample, *numbers), images=images)
 
     def _scored(self, rulings: Sequence[Ruling[Any]]) -> Score:
         ruling = rulings[0]

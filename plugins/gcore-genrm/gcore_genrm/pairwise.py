@@ -12,14 +12,14 @@ from gcore_core.protocols import Score, ScoredRecord, WorkerContext
 from gcore_core.rewards import REASON_CHARACTERS, failure
 from gcore_genrm.config import PairwiseConfig
 from gcore_genrm.judges import Judged
-from gcore_genrm.panel import Case, Panel, combined, question_seed
+from gcore_genrm.panel import Case, Panel, combined, media_of, question_seed
 from gcore_genrm.parsers import make_reader
 from gcore_genrm.templates import MissingField, text_of
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two records of a group, by index; ``cases`` has both orders, and none where their texts are equal: a tie."""
+    """Two records of a group, by index; ``cases`` has both orders, and none where what is judged is equal: a tie."""
 
     first: int
     second: int
@@ -70,15 +70,20 @@ class PairwiseJudge:
     def _pairs(self, group: Sequence[ScoredRecord]) -> list[_Pair]:
         """The pairs to compare. Raises MissingField."""
         texts = [found if (found := self._judged.find(record.text)) is not None else record.text for record in group]
+        media = [media_of(record, self._config.images) for record in group]
         prompt = group[0].prompt
         seed = question_seed(self._seed, group[0].ordinal)
         pairs = []
         for i, j in tournament(len(group), self._config.opponents, seed):
             cases = []
-            for a, b in ((i, j), (j, i)) if texts[i] != texts[j] else ():
+            differ = (texts[i], media[i]) != (texts[j], media[j])
+            for a, b in ((i, j), (j, i)) if differ else ():
                 values = {"prompt": text_of(prompt), "first": texts[a], "second": texts[b]}
                 numbers = (group[0].ordinal, group[a].sample, group[b].sample)
-                cases.append(Case(prompt=self._form.fill(values, prompt.fields), numbers=numbers))
+                shown = {f"first_{n}": ref for n, ref in media[a].items()}
+                shown |= {f"second_{n}": ref for n, ref in media[b].items()}
+                images = [shown[name] for name in self._form.shown]
+                cases.append(Case(prompt=self._form.fill(values, prompt.fields), numbers=numbers, images=images))
             pairs.append(_Pair(i, j, tuple(cases)))
         return pairs
 

@@ -10,9 +10,9 @@ from statistics import fmean, median
 from typing import Generic, TypeVar
 
 from gcore_core.errors import ConfigError, ContractError
-from gcore_core.protocols import WorkerContext
+from gcore_core.protocols import ScoredRecord, WorkerContext
 from gcore_core.questions import Answer, Question, Sampler
-from gcore_core.records import FAILED, TRUNCATED, Prompt
+from gcore_core.records import FAILED, TRUNCATED, Prompt, Ref
 from gcore_genrm.config import JudgeConfig
 
 T = TypeVar("T")
@@ -23,10 +23,12 @@ _PRINTED_CHARACTERS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to be judged. ``numbers`` say what it is about, ordinal and sample first; seeds are made of them."""
+    """One thing to be judged. ``numbers`` say what it is about, ordinal and sample first; seeds are made of them.
+    images: for the places of the prompt, in order."""
 
     prompt: Prompt
     numbers: tuple[int, int, *tuple[int, ...]]
+    images: Sequence[Ref] = ()
 
 
 @dataclass(kw_only=True)
@@ -78,6 +80,7 @@ class Panel(Generic[T]):
                 seed=question_seed(self._seed, *case.numbers, vote, attempt),
                 greedy=self._config.greedy and attempt == 0,
                 about=(case.numbers[0], case.numbers[1]),
+                images=case.images,
             )
             for case, vote in asked
         ]
@@ -123,6 +126,23 @@ def judge_of(context: WorkerContext) -> Sampler:
     if context.sampler is None:
         raise ConfigError("the reward asks a judge, but names no role that is one.", where="role", todo="role: judge")
     return context.sampler
+
+
+def media_of(record: ScoredRecord, names: Sequence[str]) -> dict[str, Ref]:
+    """Name -> reference, of the media to be shown. Raises ConfigError."""
+    for name in names:
+        if name not in record.refs:
+            raise ConfigError(
+                f"the records have no medium {name!r}.",
+                where="images",
+                why=f"They have: {', '.join(record.refs) or 'none'}.",
+                todo="A policy that makes images has it; its generator says what they are called.",
+            )
+        shape, dtype = record.media[name].shape, record.media[name].dtype
+        if dtype != "uint8" or len(shape) != 3 or shape[2] not in (1, 3):
+            told = f"{dtype}{list(shape)}, not uint8[height, width, 1 or 3]"
+            raise ConfigError(f"the medium {name!r} is no image: it is {told}.", where="images")
+    return {name: record.refs[name] for name in names}
 
 
 def question_seed(*numbers: int) -> int:

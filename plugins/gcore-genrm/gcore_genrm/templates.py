@@ -27,29 +27,47 @@ class MissingField(LookupError):
 
 
 class Template:
-    """One text. ``places``: the names it may use. Raises ConfigError, at ``where``, when it uses others."""
+    """One text. ``places``: the names it may use, those of ``images`` for pictures. Raises ConfigError, at ``where``,
+    when it uses others. ``shown``: the images in their order, one as often as it is named."""
 
-    def __init__(self, text: str, places: frozenset[str], where: str) -> None:
-        self._text = text
+    def __init__(self, text: str, places: frozenset[str], where: str, images: frozenset[str] = frozenset()) -> None:
+        self._text, self._images, known = text, images, places | images
         self.used = set()
+        self.shown: list[str] = []
         for found in _PLACE.finditer(text):
             name, field = found["name"], found["field"]
             if name is None:
                 continue
             if name == FIELDS and not field:
                 raise ConfigError("{fields} needs the name of a field, as in {fields[answer]}.", where=where)
-            if name not in places | {FIELDS} or (field and name != FIELDS):
+            if name not in known | {FIELDS} or (field and name != FIELDS):
                 raise ConfigError(
-                    f"{found[0]} is unknown{did_you_mean(name, sorted(places))}.",
+                    f"{found[0]} is unknown{did_you_mean(name, sorted(known))}.",
                     where=where,
-                    why=f"there are: {_listed(places)} and {{fields[<name>]}}",
+                    why=f"there are: {_listed(known)} and {{fields[<name>]}}",
                     todo=f"if it is meant as it stands, double the braces: {{{found[0]}}}",
                 )
             self.used.add(name)
+            if name in images:
+                self.shown.append(name)
+
+    def content(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> str | list[dict[str, str]]:
+        """What a turn says: text, or parts of text and image where it shows some. Raises MissingField."""
+        if not self.shown:
+            return self.fill(values, fields)
+        parts, start = [], 0
+        for found in _PLACE.finditer(self._text):
+            if found["name"] in self._images:
+                parts += [_said(self._fill(self._text[start : found.start()], values, fields)), {"type": "image"}]
+                start = found.end()
+        parts.append(_said(self._fill(self._text[start:], values, fields)))
+        return [part for part in parts if part.get("text") != ""]
 
     def fill(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> str:
         """The text with its places filled. Raises MissingField."""
+        return self._fill(self._text, values, fields)
 
+    def _fill(self, text: str, values: Mapping[str, str], fields: Mapping[str, Any]) -> str:
         def value(found: re.Match[str]) -> str:
             if found["literal"]:
                 return f"{{{found['literal']}}}"
@@ -60,7 +78,11 @@ class Template:
             told = fields[found["field"]]
             return told if isinstance(told, str) else json.dumps(told, ensure_ascii=False, default=str)
 
-        return _PLACE.sub(value, self._text)
+        return _PLACE.sub(value, text)
+
+
+def _said(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +91,11 @@ class Form:
 
     turns: Sequence[tuple[str, Template]] = ()
     text: Template | None = None
+
+    @property
+    def shown(self) -> list[str]:
+        """The images of all turns, in the order of their places."""
+        return [name for _, template in self.turns for name in template.shown]
 
     def requiring(self, needed: frozenset[str], where: str) -> Form:
         """Itself. Raises ConfigError unless every needed place occurs somewhere."""
@@ -85,7 +112,7 @@ class Form:
     def fill(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> Prompt:
         if self.text is not None:
             return Prompt(row=0, text=self.text.fill(values, fields))
-        turns = [{"role": role, "content": template.fill(values, fields)} for role, template in self.turns]
+        turns = [{"role": role, "content": template.content(values, fields)} for role, template in self.turns]
         return Prompt(row=0, messages=turns)
 
 

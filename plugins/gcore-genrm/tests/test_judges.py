@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
-from gcore_genrm.config import PointwiseConfig, RubricConfig
+from gcore_genrm.config import Criterion, PointwiseConfig, RubricConfig
 from gcore_genrm.judges import PointwiseJudge, RubricJudge
 from gcore_genrm.panel import combined, question_seed
 
 from gcore_core.errors import ConfigError, ContractError
 from gcore_core.protocols import ScoredRecord, WorkerContext
 from gcore_core.questions import Answer, Question
-from gcore_core.records import Prompt
+from gcore_core.records import Prompt, Ref
 
 Say = Callable[[str, Question], "str | Answer"]
 
@@ -326,3 +328,50 @@ async def test_a_criterion_that_cannot_be_parsed_fails_the_record(together: bool
 async def test_a_criterion_off_the_scale_cannot_be_parsed() -> None:
     scorer, _ = rubric(lambda *_: '{"clear": 9, "right": 11}')
     assert (await one(scorer)).status == "failed"
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+def drawing(sample: int = 0, **media: np.ndarray) -> ScoredRecord:
+    """A record without a text; the references of its media are what a store would give."""
+    refs = {name: Ref("agent.0", name, sample, array.nbytes, sample, b"") for name, array in media.items()}
+    return dataclasses.replace(record("", 3, sample), media=media, refs=refs)
+
+
+PICTURE = np.zeros((8, 8, 3), np.uint8)
+
+
+async def test_a_judge_is_shown_the_record_s_images_by_reference_in_the_order_of_the_template() -> None:
+    scorer, sampler = judge(lambda *_: "Score: 7", images=["image", "mask"], template="{mask}{prompt}{image}", votes=2)
+    drawn = drawing(1, image=PICTURE, mask=PICTURE[..., :1])
+    assert (await one(scorer, drawn)).value == 0.7
+    assert [question.images for question in sampler.questions] == [[drawn.refs["mask"], drawn.refs["image"]]] * 2
+    (turn,) = sampler.questions[0].prompt.messages or []
+    assert turn["content"] == [{"type": "image"}, {"type": "text", "text": "2+2?"}, {"type": "image"}]
+
+
+async def test_a_rubric_of_single_criteria_shows_the_image_with_each() -> None:
+    sampler = Judge(lambda *_: "Score: 5")
+    config = RubricConfig(images=["image"], criteria=[Criterion(name="clear"), Criterion(name="red")], together=False)
+    scorer = RubricJudge(config, WorkerContext(role="scorer", sampler=sampler))
+    drawn = drawing(image=PICTURE)
+    assert (await one(scorer, drawn)).value == 0.5
+    assert [question.images for question in sampler.questions] == [[drawn.refs["image"]]] * 2
+
+
+async def test_a_medium_that_the_records_do_not_have_ends_the_run_and_is_named() -> None:
+    scorer, _ = judge(lambda *_: "Score: 7", images=["picture"], template="{picture}")
+    with pytest.raises(ConfigError, match=r"images: the records have no medium 'picture'\.\n.*They have: image\."):
+        await scorer.score([drawing(image=PICTURE)])
+    with pytest.raises(ConfigError, match="They have: none"):
+        await scorer.score([record("text alone")])
+
+
+@pytest.mark.parametrize("array", [PICTURE.astype(np.float32), PICTURE[0], np.zeros((8, 8, 4), np.uint8)])
+async def test_a_medium_that_is_no_image_ends_the_run_and_is_named(array: np.ndarray) -> None:
+    scorer, _ = judge(lambda *_: "Score: 7", images=["x"], template="{x}")
+    with pytest.raises(
+        ConfigError, match=r"images: the medium 'x' is no image: it is (float32|uint8)\[.*, not uint8\["
+    ):
+        await scorer.score([drawing(x=array)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from gcore_core.protocols import ScoredRecord, WorkerContext
 from gcore_core.questions import Answer, Question
-from gcore_core.records import Prompt
+from gcore_core.records import Prompt, Ref
 
 
 class Judge:
@@ -87,6 +88,33 @@ async def test_equal_texts_are_a_tie_that_nobody_is_asked_about() -> None:
     scorer, judge = make(by_number)
     assert await values(scorer, group("2", "2", "1")) == [0.75, 0.75, 0.0]
     assert len(judge.questions) == 4
+
+
+class Looks:
+    """Prefers the image whose reference has the higher digest, and remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[int, ...]] = []
+
+    async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        asked = [tuple(ref.digest for ref in question.images) for question in questions]
+        self.shown += asked
+        return [
+            [Answer(text=f"Better: {'A' if first > second else 'B'}", status="finished")] for first, second in asked
+        ]
+
+
+async def test_images_are_compared_in_both_orders_and_the_same_one_is_a_tie() -> None:
+    judge = Looks()
+    config = PairwiseConfig(images=["image"], template="{first_image} or {second_image}?")
+    scorer = PairwiseJudge(config, WorkerContext(role="scorer", sampler=judge))
+    picture = np.zeros((4, 4, 1), np.uint8)
+    refs = [Ref("agent.0", "slab", digest, 16, digest, b"") for digest in (2, 2, 1)]
+    records = [
+        replace(r, media={"image": picture}, refs={"image": ref}) for r, ref in zip(group(*"aaa"), refs, strict=True)
+    ]
+    assert await values(scorer, records) == [0.75, 0.75, 0.0]
+    assert sorted(judge.shown) == [(1, 2), (1, 2), (2, 1), (2, 1)]
 
 
 async def test_one_completion_alone_is_a_failure() -> None:

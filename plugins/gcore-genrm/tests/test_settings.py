@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from gcore_genrm.config import PairwiseConfig, PointwiseConfig, RubricConfig
+from gcore_genrm.config import Criterion, JudgeConfig, PairwiseConfig, PointwiseConfig, RubricConfig
 from gcore_genrm.templates import MissingField, Template, text_of
 from omegaconf import OmegaConf
 
@@ -98,6 +98,15 @@ RUBRIC: dict[str, Any] = {"criteria": [{"name": "clear"}]}
         (PointwiseConfig, {"path": "a", "template": "b"}, "path: template and path are set; give one of them"),
         (PointwiseConfig, {"form": "text", "system": "be strict"}, "form: text has no turns"),
         (PointwiseConfig, {"system": "a", "messages": [{"content": "{completion}"}]}, "system: make it the first"),
+        (PointwiseConfig, {"images": ["image"], "template": "{completion}"}, "template does not use {image}"),
+        (PointwiseConfig, {"images": ["image"], "template": "{imag}"}, "{imag} is unknown (did you mean 'image'?)"),
+        (PointwiseConfig, {"template": "{completion} {image}"}, "template: {image} is unknown"),
+        (PointwiseConfig, {"images": ["image"] * 2, "template": "{image}"}, "images: must differ: image, image"),
+        (PointwiseConfig, {"images": ["prompt"]}, "images: 'prompt' cannot be the name of a place"),
+        (PointwiseConfig, {"images": ["an image"]}, "images: 'an image' cannot be the name of a place"),
+        (PointwiseConfig, {"images": ["image"], "form": "text"}, "form: text has no places for images; use chat"),
+        (RubricConfig, {**RUBRIC, "images": ["x"], "template": "{x}"}, "the template does not use {criteria}"),
+        (PairwiseConfig, {"images": ["x"], "template": "{first_x}"}, "the template does not use {second_x}"),
         (PointwiseConfig, {"completion_pattern": "("}, "completion_pattern: '(' is not a regular expression"),
         (PointwiseConfig, {"parser": {"pattern": "("}}, "parser.pattern: '(' is not a regular expression"),
         (PointwiseConfig, {"parser": {"pattern": r"(\d)"}}, "parser.pattern: has no group (?P<score>...)"),
@@ -157,3 +166,43 @@ def test_system_and_template_are_turns_of_a_chat() -> None:
     prompt = PointwiseConfig(system="be strict", template="rate {completion}").asked().fill({"completion": "C"}, {})
     turns = [{"role": "system", "content": "be strict"}, {"role": "user", "content": "rate C"}]
     assert (prompt.text, prompt.messages) == (None, turns)
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_that_shows_images_is_made_of_parts_in_the_order_of_the_template() -> None:
+    form = PointwiseConfig(images=["a", "b"], template="{b} of {prompt}: {a}{b} {{a}}?", system="look").asked()
+    prompt = form.fill({"prompt": "{a}", "completion": ""}, {})
+    assert form.shown == ["b", "a", "b"]
+    assert prompt.messages == [
+        {"role": "system", "content": "look"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "image"},
+                {"type": "text", "text": " of {a}: "},
+                {"type": "image"},
+                {"type": "image"},
+                {"type": "text", "text": " {a}?"},
+            ],
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        (PointwiseConfig(images=["a", "b"]), ["a", "b"]),
+        (RubricConfig(images=["a"], criteria=[Criterion(name="clear")]), ["a"]),
+        (RubricConfig(images=["a"], criteria=[Criterion(name="clear")], together=False), ["a"]),
+        (PairwiseConfig(images=["a"]), ["first_a", "second_a"]),
+    ],
+)
+def test_the_general_templates_show_the_images(settings: JudgeConfig, shown: list[str]) -> None:
+    assert settings.asked().shown == shown
+    assert settings.shows_images()
+
+
+def test_a_judge_of_text_shows_none() -> None:
+    assert not PointwiseConfig().shows_images() and PointwiseConfig().asked().shown == []
