@@ -45,6 +45,14 @@ class Life:
 _life: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
 
+class LastingService(Service):
+    """A service of a process that is not killed: what it starts for a caller is its own, and outlives that caller."""
+
+    async def handle(self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Any) -> bytes:
+        _life.set(None)
+        return await super().handle(method, body, call, emit)
+
+
 class MortalService(Service):
     """A service whose callers learn that the connection broke when its process ends."""
 

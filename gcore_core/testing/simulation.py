@@ -23,10 +23,10 @@ from gcore_core.factories import FactorySpec
 from gcore_core.ledger import TRAINED
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.inline import InlineNetwork, Weather
-from gcore_core.processes.messages import Nothing, Published, StepEnd
+from gcore_core.processes.messages import Carried, Nothing, Published, StepEnd
 from gcore_core.processes.relay import Relay
 from gcore_core.processes.sampling import RoleSampler
-from gcore_core.processes.service import Call, Service
+from gcore_core.processes.service import Call
 from gcore_core.processes.shells.generator import GeneratorShell
 from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.processes.shells.trainer import TrainerShell
@@ -36,7 +36,7 @@ from gcore_core.protocols import TrainRecord, WorkerContext
 from gcore_core.records import StepReport
 from gcore_core.testing import fake
 from gcore_core.testing.fake_judge import FakeAsker
-from gcore_core.testing.faults import Faults, Life, MortalService
+from gcore_core.testing.faults import Faults, LastingService, Life, MortalService
 
 T = TypeVar("T")
 SECRET = b"secret of a simulated run"
@@ -232,9 +232,10 @@ async def _serve_supervisor(network: InlineNetwork, job: SimulatedJob, outcome: 
     async def published(request: Published, call: Call) -> Nothing:
         return Nothing()
 
-    service = Service("supervisor")
+    service = LastingService("supervisor")
     service.add("step_end", StepEnd, step_end)
     service.add("published", Published, published)
+    service.add("carried", Carried, published)
     slabs.register(service)
     AgreementService(job.shards).register(service)
     await network.view("supervisor").serve("supervisor", service)
@@ -321,7 +322,7 @@ async def _serve_ranks(
 
 
 async def _serve(network: InlineNetwork, name: str, *shells: Any) -> None:
-    service = Service(name)
+    service = LastingService(name)
     for shell in shells:
         shell.register(service)
     await network.view(name).serve(name, service)
