@@ -26,11 +26,11 @@ from typing import Any
 from engine_pairs import interpreter
 from report import Claim, add_options, publish
 
+from gcore_core.cli.running import prepare
 from gcore_core.processes.jobs import worker_specs
 from gcore_core.processes.launchers import LocalLauncher
 from gcore_core.processes.messages import TRAIN, GenerateRequest, Hello, Nothing, SpawnRequest
 from gcore_core.processes.service import Call, Peer, RemoteFailure, Service
-from gcore_core.processes.supervisor import prepare
 from gcore_core.records import Header, Lease
 
 #: engine -> (prompts, actions of each, bar of ours over bare)

@@ -52,6 +52,12 @@ def replica_slots(settings: Any) -> int:
     return int(told()) if callable(told) else 1
 
 
+def keeps_weights(settings: Any) -> bool:
+    """Whether a generator that sleeps keeps its weights in host memory, by its config object."""
+    told = getattr(settings, "keeps_weights", None)
+    return bool(told()) if callable(told) else True
+
+
 def logprob_band(*settings: Any) -> float:
     """How far apart the log-probs of a pair may be: the widest band that a config object states, see ``Provider``."""
     return max((one.logprob_band() for one in settings if hasattr(one, "logprob_band")), default=1e-3)

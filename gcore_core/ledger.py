@@ -7,6 +7,7 @@ who owns what. Work may be done twice, but a record is taken once and an ordinal
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +147,19 @@ class Ledger:
     def carried(self) -> list[int]:
         """Ordinals that wait for the next step with their records."""
         return sorted(self._carried)
+
+    def carried_records(self) -> list[Header]:
+        """Those records, by ordinal and sample."""
+        return [self._carried[ordinal].records[sample] for ordinal in self.carried() for sample in range(self._samples)]
+
+    def carry(self, headers: Iterable[Header]) -> None:
+        """Goes on with what a run before had carried; takes the records of its own ordinals only."""
+        for header in headers:
+            if header.ordinal % self.shards == self.shard:
+                turn, row = row_of(header.ordinal, self._rows, self._seed)
+                group = self._carried.setdefault(header.ordinal, _Group(row, turn, carried=True))
+                group.records[header.sample] = header
+                group.scored.add(header.sample)
 
     def commit(self) -> dict[int, tuple[str, str]]:
         """Ends the step: its verdicts. Raises ContractError while a leased ordinal has none."""

@@ -88,7 +88,7 @@ class Placement(Choice):
 
 @dataclass
 class Checkpoint:
-    every: int = 0  # steps; 0: none is saved
+    every: int = 0  # steps; 0: one is saved only when a signal ends the run
     last: int = 3
     keep_every: int = 0
     best: str | None = None  # a metric

@@ -17,8 +17,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gcore_core.cli.running import run_file
     from gcore_core.errors import ConfigError
-    from gcore_core.processes.supervisor import run_file
     from gcore_core.run.directory import CONFIG
 
     directory = args.run.expanduser().resolve()

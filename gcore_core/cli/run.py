@@ -15,6 +15,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core.processes.supervisor import run_file
+    from gcore_core.cli.running import run_file
 
     return run_file(args.file, args.overrides)

@@ -9,7 +9,8 @@ from typing import Any
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.errors import CheckpointError
 from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import CheckpointPlace, CommitCheckpoint, Nothing, OpenCheckpoint, SaveState
+from gcore_core.processes.messages import Carried, CheckpointPlace, CommitCheckpoint, Nothing, OpenCheckpoint, SaveState
+from gcore_core.records import Header
 
 SAVE_DEADLINE_S = 3600.0
 
@@ -18,31 +19,49 @@ class Checkpointing:
     """Done by the lead alone: the others cannot train before it goes on. A save that fails is told, and training too
     goes on; the checkpoints before stay whole."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: ControllerContext, state: Mapping[str, Any]) -> None:
+        facts = context.facts
         self._context = context
+        self._newest = CommitCheckpoint(facts.start_step, dict(state), {})  # what the trainers hold between two steps
+        self._saved = facts.start_step if facts.state else -1  # the step of the latest save
         self._begun: CommitCheckpoint | None = None
+
+    async def carry(self, step: int, headers: list[Header]) -> None:
+        """What this shard keeps for the next step goes into a checkpoint of ``step``, whenever it is made."""
+        if headers:
+            await self._tell("carried", Carried(step, self._context.facts.shard, headers), Nothing)
 
     async def at(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], last: bool
     ) -> dict[str, float]:
         """A step's end. Finishes the save that was begun before, begins another where one is due; how long both held
-        the run up."""
-        every = self._context.facts.checkpoint_every
-        if not self._context.agree.lead or not every:
+        the run up. One that is to end early is saved, too, where nothing else is."""
+        every, stopping = self._context.facts.checkpoint_every, self._context.stopping.is_set()
+        self._newest = CommitCheckpoint(step, dict(state), dict(metrics))
+        if not self._context.agree.lead or not (every or (last and stopping)):
             return {}
         clock = asyncio.get_running_loop().time
         began_s = clock()
         await self._finish()
         if last or step % every == 0:
-            await self._begin(step, state, metrics)
+            await self._begin()
         if last:
             await self._finish()
         return {"seconds/checkpoint": clock() - began_s}
 
-    async def _begin(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    async def flush(self) -> None:
+        """The run ends here, while the trainers hold the state of the last step's end."""
+        if self._context.agree.lead:
+            await self._finish()
+            if self._saved != self._newest.step:
+                await self._begin()
+                await self._finish()
+
+    async def _begin(self) -> None:
+        step = self._saved = self._newest.step
         place = await self._tell("open_checkpoint", OpenCheckpoint(step), CheckpointPlace)
         if place.path:  # else it has been told why there is none
-            self._begun = CommitCheckpoint(step, dict(state), dict(metrics))
+            self._begun = self._newest
             await self._ask("save_state", SaveState(step, place.path))
 
     async def _finish(self) -> None:

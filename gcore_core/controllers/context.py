@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from gcore_core.processes.agreements import Agreements
 from gcore_core.processes.insist import insist
 from gcore_core.processes.service import Network, Peer, Traffic
 from gcore_core.protocols import Advantage, Balancer, Filter
+from gcore_core.records import Header
 
 
 class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -26,7 +28,8 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     name -> the rewards it hosts. rows: size of the datasets "train" and "evaluation". rewards: how each counts.
     takes_stale: the objective corrects for actions sampled by older weights. judges: generator role that rewards ask ->
     peer names of its replicas. placement: where devices move between generators. last_ordinal: the step that consumes
-    up to here is the last. start_step, next_ordinal, state: what a resumed run goes on from.
+    up to here is the last. start_step, next_ordinal, state: what a resumed run goes on from. carried: records that its
+    shards had kept for the first step.
     """
 
     shard: int
@@ -51,6 +54,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     next_ordinal: int = 0
     start_step: int = 0
     state: dict[str, Any] = {}
+    carried: list[Header] = []
     checkpoint_every: int = 0
     patience_s: float = 600.0
     last_ordinal: int = 1 << 62
@@ -58,6 +62,8 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerContext:
+    """stopping: set in the lead when the run is to end early, its state saved."""
+
     facts: JobFacts
     traffic: Traffic
     trace: Trace
@@ -71,6 +77,7 @@ class ControllerContext:
     balancer: Balancer
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
     placement: PlacementPolicy | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def trainers(self) -> list[Peer]:

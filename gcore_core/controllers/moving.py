@@ -70,12 +70,13 @@ class Mover:
         self._devices = {i: Device(index=i, kind=kind, node=node) for i, kind, node in self._facts.devices}
         self._asleep: dict[str, set[int]] = {role: set() for role in peers}
         self._decision: Decision | None = None
-        self._before: Mapping[str, Any] = context.facts.state.get("placement", {})
-        self._outcomes: list[Outcome] = []
+        saved = context.facts.state.get("placement", {})
+        self._before: Mapping[str, Any] = saved.get("policy", {})
+        self._outcomes = msgspec.convert(saved.get("outcomes", []), list[Outcome])
         self._step = self._moved = 0
         self._switch_s: float | None = None
         self._boundary_s = self._turns_s = 0.0  # spent on changing roles, at the step's start and within it
-        self._profiles: dict[str, Profile] = {}
+        self._profiles = msgspec.convert(saved.get("profiles", {}), dict[str, Profile])
         self.metrics: dict[str, float] = {}
         self._wanted: dict[str, list[int]] = {role: list(range(len(own))) for role, own in peers.items()}
         self._release_before = 0
@@ -153,6 +154,11 @@ class Mover:
 
     def state(self) -> dict[str, Any]:
         return dict(self._before if self._decision is None else self._decision.state)
+
+    def learned(self) -> dict[str, Any]:
+        """What a resumed run goes on with: the policy's own, and what it was told of steps; plain values."""
+        told = {"policy": self.state(), "outcomes": self._outcomes, "profiles": self._profiles}
+        return dict(msgspec.to_builtins(told, enc_hook=float))  # a policy's numbers may be numpy's
 
     def _remember(self, decision: Decision, last: Last) -> None:
         """What the latest decision came to, for the policy."""

@@ -75,8 +75,8 @@ class Placing:
         return self._mover.metrics if self._mover is not None else {}
 
     def state(self) -> dict[str, Any]:
-        """What the policy carries from decision to decision, as plain values; only the lead has it."""
-        return self._mover.state() if self._mover is not None else {}
+        """What a resumed run places by, as plain values; only the lead has it."""
+        return self._mover.learned() if self._mover is not None else {}
 
     async def sampling(self) -> list[Peer]:
         """The replicas to draw from. In turns, all shards come here together, and the cells are the policy's."""

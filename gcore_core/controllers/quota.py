@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -130,13 +130,15 @@ class Quota:
             self.belief = self.belief.after(kept, finished)
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on with; plain values. Groups that are left over are drawn again by it."""
-        return {"drops": self._drops, "rates": list(self.belief.rates), "change2": self.belief.change2}
+        """What a resumed run goes on with; plain values."""
+        belief = {"rates": list(self.belief.rates), "change2": float(self.belief.change2)}
+        return {"drops": self._drops, **belief, "left": list(astuple(self._left))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if state:
             self._drops = state["drops"]
             self.belief = replace(self.belief, rates=tuple(state["rates"]), change2=state["change2"])
+            self._left = Left(*state.get("left", ())) if self.carries else Left()
 
     @property
     def holds(self) -> bool:

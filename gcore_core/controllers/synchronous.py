@@ -7,6 +7,7 @@ Every shard runs this same program over its own groups. ``step`` is the whole of
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from gcore_core.controllers.checkpointing import Checkpointing
 from gcore_core.controllers.config import SyncConfig
@@ -16,9 +17,11 @@ from gcore_core.controllers.placing import Placing
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.rollout import Rollout
+from gcore_core.controllers.stopping import Stopped, unless
 from gcore_core.controllers.tracing import Trace
 from gcore_core.controllers.training import Training
 from gcore_core.ledger import Ledger
+from gcore_core.placement import balance
 
 
 class SynchronousController:
@@ -39,49 +42,71 @@ class SynchronousController:
         self._publishing = Publishing(context, config, self._placing)
         self._reporting = Reporting(context)
         self._evaluation = Evaluation(context, self._rollout)
-        self._checkpointing = Checkpointing(context)
         self._rollout.quota.restore(context.facts.state.get("quota", {}))
+        if self._rollout.quota.carries:
+            self._ledger.carry(context.facts.carried)
+        balance.go_on(context.balancer, context.facts.state.get("balance", {}))
+        self._checkpointing = Checkpointing(context, self._state())
 
     async def run(self) -> None:
-        facts = self._context.facts
-        await self._placing.at(facts.start_step, facts.start_step)
-        await self._publishing.publish(facts.start_step, facts.start_step)
-        await self._reporting.begin(facts.start_step, await self._evaluation.at(facts.start_step, False))
-        for step in range(facts.start_step, facts.steps):
-            if await self.step(step):
-                break
-        await self._publishing.save()
+        facts, stopping = self._context.facts, self._context.stopping
+        try:
+            await self._placing.at(facts.start_step, facts.start_step)
+            await self._publishing.publish(facts.start_step, facts.start_step)
+            evaluated = await unless(stopping, self._evaluation.at(facts.start_step, False))
+            await self._reporting.begin(facts.start_step, evaluated)
+            for step in range(facts.start_step, facts.steps):
+                if await self.step(step):
+                    break
+            await self._publishing.save()
+        except Stopped:
+            await self._checkpointing.flush()
         self._context.trace.flush()
 
     async def step(self, step: int) -> bool:
-        """One pass of the four stages and one push; whether it was the last one."""
+        """One pass of the four stages and one push; whether it was the last one.
+
+        Raises Stopped when the run is to end before: in the lead at any time at which the trainers hold what a step
+        left, in all shards when a step has ended.
+        """
+        stopping = self._context.stopping
         watch = Stopwatch(self._context.trace, step)
-        groups, counts = await self._rollout.groups(self._ledger, step)
+        groups, counts = await unless(stopping, self._rollout.groups(self._ledger, step))
         watch.lap("rollout")
         plan = await self._training.balance(step, groups)
         scalars = await self._training.prepare(step, groups, plan)
         advantages = await self._training.advantages(groups, scalars)
         watch.lap("prepare")
+        if stopping.is_set():
+            raise Stopped
         trained = await self._training.train(step, advantages, plan)
         watch.lap("train")
+        await self._checkpointing.carry(step + 1, self._ledger.carried_records())
         await self._placing.at(step + 1, self._rollout.oldest(step + 1))
-        await self._publishing.publish(step + 1, self._rollout.oldest(step + 1))
+        ends = await self._publishing.publish(step + 1, self._rollout.oldest(step + 1))
         watch.lap("push")
         verdicts = self._ledger.commit()
         facts = self._context.facts
         last = step + 1 == facts.steps or self._ledger.next_ordinal >= facts.last_ordinal
-        evaluated = await self._evaluation.at(step + 1, last)
+        metrics = trained | watch.metrics() | self._placing.metrics
+        metrics |= await self._checkpointing.at(step + 1, self._state(), metrics, last or ends)
+        watch.go_on()
+        evaluated = None if ends else await unless(stopping, self._evaluation.at(step + 1, last))
         watch.lap("evaluation")
         mine = self._reporting.summary(groups, counts, verdicts, evaluated)
-        state = {
+        await self._reporting.end(step + 1, mine, metrics | watch.metrics(), self._ledger.state())
+        if ends:
+            raise Stopped
+        return last
+
+    def _state(self) -> dict[str, Any]:
+        """What a resumed run goes on with, besides the trainers' part; plain values."""
+        return {
             "ledger": self._ledger.state(),
             "quota": self._rollout.quota.state(),
             "placement": self._placing.state(),
+            "balance": balance.learned(self._context.balancer),
         }
-        metrics = trained | watch.metrics() | self._placing.metrics
-        metrics |= await self._checkpointing.at(step + 1, state, metrics, last)
-        await self._reporting.end(step + 1, mine, metrics, self._ledger.state())
-        return last
 
 
 class Stopwatch:
@@ -97,6 +122,10 @@ class Stopwatch:
         before_s, self._last_s = self._last_s, self._loop.time()
         self.laps_s[name] = self._last_s - before_s
         self._trace.stage(self._step, name, before_s, self._last_s)
+
+    def go_on(self) -> None:
+        """What came since the last lap belongs to none."""
+        self._last_s = self._loop.time()
 
     def metrics(self) -> dict[str, float]:
         stages = {name: value for name, value in self.laps_s.items() if name != "evaluation"}

@@ -34,7 +34,7 @@ from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.spawning import read_spec, spawn_process
 
 log = logging.getLogger(__name__)
-GRACE_S = 5.0
+GRACE_S = 2.0  # of workers that are asked to end
 _STACKS_S = 0.5  # for a process to write them
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -120,10 +120,11 @@ class Agent:
         return UsageReply(cpu_s, memory_mib, self.slabs.notes())
 
     async def kill(self, request: KillRequest, call: Call) -> Nothing:
-        """Ends one that hangs; its stacks go to its log first, unless it is stopped altogether."""
+        """Ends one that hangs; its stacks go to its log first, for which one that is stopped is woken."""
         if process := self._workers.get(request.name):
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGUSR1)
+                process.send_signal(signal.SIGCONT)
                 await asyncio.sleep(_STACKS_S)
                 os.killpg(process.pid, signal.SIGKILL)
         return Nothing()

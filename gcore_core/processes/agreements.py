@@ -97,5 +97,6 @@ class Agreements:
         request = DealRequest(self._key(name), self.shard, self._epoch, parts)
         return bytes(await self._insist(self._peer, "agree.deal", request, bytes, DEADLINE_S))
 
-    async def barrier(self, name: str) -> None:
-        await self.sum(name, np.zeros(0))
+    async def barrier(self, name: str, flag: bool = False) -> bool:
+        """Whether any shard came with its flag up."""
+        return bool((await self.sum(name, np.array([flag]))).any())

@@ -199,7 +199,8 @@ def _start(job: Job) -> dict[str, Any]:
     if job.resumed is None:
         return {}
     state = job.resumed.state
-    return {"start_step": job.resumed.step, "next_ordinal": state["ledger"]["next_ordinal"], "state": state}
+    place = {"start_step": job.resumed.step, "next_ordinal": state["ledger"]["next_ordinal"]}
+    return {**place, "state": state, "carried": job.resumed.carried}
 
 
 def _data_parallel(job: Job) -> list[list[str]]:

@@ -12,13 +12,17 @@ import msgspec
 
 from gcore_core.config import Plan
 from gcore_core.errors import CheckpointError, ConfigError
+from gcore_core.processes import surplus
 from gcore_core.processes.gathering import Gathering
-from gcore_core.processes.messages import CheckpointPlace, CommitCheckpoint, Nothing, OpenCheckpoint
+from gcore_core.processes.launchers import AGENT, Site
+from gcore_core.processes.messages import Carried, CheckpointPlace, CommitCheckpoint, Nothing, OpenCheckpoint
 from gcore_core.processes.service import Call, Service
+from gcore_core.processes.store import StoreReader, StoreWriter
+from gcore_core.records import Header
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
 from gcore_core.sources import flat
 
-STATE, CONFIG, TRAINER = "state.json", "config.json", "policy"
+STATE, CONFIG, TRAINER, SURPLUS = "state.json", "config.json", "policy", "surplus"
 #: What a resumed run must not change: it would be another run.
 _FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
 
@@ -30,18 +34,40 @@ class Keeper:
         self._plan, self._told = plan, told
         self._checkpoints = Checkpoints(directory)
         self._once = Gathering(1)  # the lead asks again when an answer was lost
+        self._carried: dict[tuple[int, int], list[Header]] = {}  # by step and shard; of the latest step
+        self._store: StoreReader | None = None
 
     def register(self, service: Service) -> None:
+        service.add("carried", Carried, self.carried)
         service.add("open_checkpoint", OpenCheckpoint, self.open)
         service.add("commit_checkpoint", CommitCheckpoint, self.commit)
+
+    async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
+        """The run's store is there: puts the records into it that were kept for the step after the checkpoint."""
+        self._store = StoreReader(site.store, AGENT, site.secret, site.agent)
+        if resumed is None or not (Path(resumed.path) / SURPLUS).is_dir():
+            return resumed
+        writer = StoreWriter(site.store, AGENT, site.secret, site.agent, "supervisor")
+        found = await surplus.restore(Path(resumed.path) / SURPLUS, writer, resumed.step, frozenset(range(shards)))
+        await writer.close()
+        return msgspec.structs.replace(resumed, carried=found)
+
+    async def carried(self, request: Carried, call: Call) -> Nothing:
+        self._carried = {key: told for key, told in self._carried.items() if key[0] >= request.step}
+        self._carried[request.step, request.shard] = request.headers
+        return Nothing()
 
     async def open(self, request: OpenCheckpoint, call: Call) -> CheckpointPlace:
         async def act(_: list[None]) -> CheckpointPlace:
             try:
                 path = await asyncio.to_thread(self._checkpoints.begin, request.step)
+                headers = [h for (step, _), part in sorted(self._carried.items()) for h in part if step == request.step]
+                if headers and self._store is not None:  # now: after the next step the store may have them no more
+                    await surplus.save(headers, self._store, path / SURPLUS)
                 trainer = path / TRAINER
                 trainer.mkdir()
-            except CheckpointError as error:
+            except (CheckpointError, OSError) as error:
+                self._checkpoints.abandon(request.step)
                 self._told(str(error))
                 return CheckpointPlace("")
             return CheckpointPlace(str(trainer))
@@ -89,6 +115,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     state: dict[str, Any]
     notes: tuple[str, ...] = ()
+    carried: list[Header] = []
 
 
 def newest(directory: Path, step: int | None = None) -> Resumed:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from gcore_core.factories import FactorySpec
-from gcore_core.records import Header, Lease, Prompt, Ref, StepReport, TensorSpec
+from gcore_core.records import Header, Lease, Prompt, Ref, StepReport
+from gcore_core.weight_transfer import SHM, Offers
 
 RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
 TRAIN, GREEDY, SAMPLED = "train", "greedy", "sampled"  # why records are drawn; the last two are evaluation
@@ -67,6 +68,7 @@ class QuestionItem(Message):
     seed: int
     samples: list[int]
     greedy: bool
+    images: list[Ref] = []
 
 
 class AskRequest(Message):
@@ -137,6 +139,7 @@ class OpenPush(Message):
     bucket_bytes: int
     receivers: int
     attempt: int = 0
+    transport: str = SHM  # or "auto": by what the sides speak
 
 
 class PullWeights(Message):
@@ -153,24 +156,14 @@ class PlanRequest(Message):
 
 
 class BucketRequest(Message):
-    """Asking for bucket ``index`` confirms that those before ``index - 1`` have been read."""
+    """Asking for bucket ``index`` confirms that those before ``index - 1`` have been read, asking for one after the
+    last that all have been."""
 
     version: int
     receiver: int
     index: int
     attempt: int = 0
-
-
-class Bucket(Message):
-    """Some whole tensors, one after the other, from ``offset`` of ``path`` in shared memory. ``last`` ends the push."""
-
-    version: int
-    index: int
-    path: str
-    offset: int
-    tensors: list[TensorSpec]
-    digests: list[int]  # xxh3-64 of each tensor
-    last: bool
+    offers: Offers = {}  # transports that the receiver speaks besides shared memory
 
 
 class PushConfirmed(Message):
@@ -188,6 +181,14 @@ class SaveWeights(Message):
 
 class OpenCheckpoint(Message):
     step: int
+
+
+class Carried(Message):
+    """What a shard keeps for the next step, when ``step`` of them have ended."""
+
+    step: int
+    shard: int
+    headers: list[Header]
 
 
 class CheckpointPlace(Message):
@@ -333,7 +334,7 @@ class SlabRequest(Message):
 
 
 class ReleaseRequest(Message):
-    """From here on ``owner`` writes into no slab whose holders have released it."""
+    """From here on ``owner`` writes into no slab whose holders have released it; into none when it names nobody."""
 
     owner: str
     released: Released

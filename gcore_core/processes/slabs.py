@@ -166,6 +166,8 @@ class SlabService:
     # -- leases -------------------------------------------------------------------------------------------------------
 
     async def release(self, request: ReleaseRequest, call: Call) -> Nothing:
+        if not request.released:
+            self.ended(request.owner)
         for owner in (request.owner, ""):
             known = self._released[owner]
             for shard, told in request.released.items():

@@ -9,27 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
-
-from gcore_core import checks, config
-from gcore_core.errors import GcoreError, WorkerDied, WorkerError
+from gcore_core.errors import DeadlineExceeded, GcoreError, WorkerDied
 from gcore_core.factories import build
-from gcore_core.placement.placed import place
 from gcore_core.plugins import observer_failure
 from gcore_core.processes import handshake
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.jobs import Job, worker_specs
-from gcore_core.processes.keeper import Keeper, check_same, newest
+from gcore_core.processes.keeper import Keeper
 from gcore_core.processes.launchers import AGENT, Launcher, Site
 from gcore_core.processes.messages import (
     Hello,
@@ -47,12 +38,11 @@ from gcore_core.processes.store import StoreReader
 from gcore_core.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary
-from gcore_core.run.checkpoints import Checkpoints
-from gcore_core.run.display import Display, open_display
-from gcore_core.run.making import make_model
+from gcore_core.run.display import Display
 from gcore_core.run.samples import shown_rows
 
 log = logging.getLogger(__name__)
+LEAD = "controller.0"
 SETTLE_S = 1.0  # after a first failure: time for the worker that caused it to tell
 
 
@@ -75,9 +65,11 @@ class Supervisor:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._site: Site | None = None
         self._evaluated = build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
+        self._keeper = Keeper(job.plan, job.directory, display.note)
         self._started_s = time.monotonic()
         self._once = Gathering(1)  # a controller asks again when the answer was lost
         self._cpu_s = 0.0  # of all processes, when the last step ended
+        self._stopping: asyncio.Task[None] | None = None
 
     def _service(self) -> Service:
         service = Service("supervisor")
@@ -87,7 +79,7 @@ class Supervisor:
         service.add("published", Published, self.published)
         service.add("hung", Hung, self.hung)
         AgreementService(self._job.shards).register(service)
-        Keeper(self._job.plan, self._job.directory, self._display.note).register(service)
+        self._keeper.register(service)
         return service
 
     async def run(self) -> None:
@@ -97,9 +89,12 @@ class Supervisor:
         try:
             async with launcher.site(self._job.names(), self._service(), self._job.directory / "logs") as site:
                 self._site = site
-                watch = asyncio.ensure_future(self._watch(site))
+                watched = [] if site.inline else self._job.names()  # inline, nothing can be killed
+                watching = [self._watch(site), *(self._look_after(site, name) for name in watched)]
+                watch = asyncio.gather(*watching)
                 try:
-                    specs = worker_specs(self._job, site)
+                    resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
+                    specs = worker_specs(replace(self._job, resumed=resumed), site)
                     self._display.phase(f"starting {len(specs)} processes")
                     await site.agent.call("spawn", SpawnRequest(specs), Nothing)
                     await self._over
@@ -110,13 +105,29 @@ class Supervisor:
             error = str(caught) or type(caught).__name__
             raise
         finally:
-            self._observers.run_end(self._run, error)
+            self._observers.run_end(self._run, error or ("stopped by a signal" if self._stopping else ""))
             self._metrics.close()
             try:
                 wall_s = time.monotonic() - self._started_s
                 summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
             except GcoreError as unwritten:  # must not hide how the run ended
                 self._display.note(str(unwritten))
+
+    def stop(self, within_s: float) -> bool:
+        """Has the lead save the run's state and end; then, or when the seconds are over, all processes end. False when
+        there is nothing to save yet."""
+        if self._site is None or not self._ready.is_set():
+            return False
+        self._display.note(f"its state is being saved, for at most {within_s:g} s; another signal ends the run now")
+        self._stopping = asyncio.ensure_future(self._stop(self._site, within_s))
+        return True
+
+    async def _stop(self, site: Site, within_s: float) -> None:
+        with contextlib.suppress(GcoreError, TimeoutError):
+            async with asyncio.timeout(within_s):
+                await site.network.peer(LEAD).call("stop", Nothing(), Nothing)
+                await asyncio.shield(self._over)  # by the lead's end
+        self._end(None)
 
     # -- what workers tell --------------------------------------------------------------------------------------------
 
@@ -196,10 +207,24 @@ class Supervisor:
         except GcoreError as error:
             self._end(error)
 
+    async def _look_after(self, site: Site, name: str) -> None:
+        """Nobody else calls a controller, and a push, a save or a move is waited for longer than for a process that has
+        stopped altogether."""
+        patience_s = self._job.plan.config["run"]["patience_s"]
+        await self._ready.wait()
+        while True:
+            try:
+                await site.network.peer(name).call("alive", Nothing(), Nothing, deadline_s=patience_s)
+            except DeadlineExceeded as error:
+                await self.hung(Hung(name, "the supervisor", error.what), Call(lambda: None))
+            except WorkerDied:
+                pass  # its exit tells, or has told
+            await asyncio.sleep(patience_s / 2)
+
     async def _exited(self, gone: WorkerExit) -> None:
         if gone.code == 0 and gone.name in self._controllers:
             self._controllers.discard(gone.name)
-            if not self._controllers:
+            if not self._controllers or (self._stopping and gone.name == LEAD):
                 self._end(None)
             return
         reason = f"ended with {_code(gone.code)}"
@@ -250,122 +275,3 @@ def _some(names: list[str], shown: int = 6) -> str:
 
 def _code(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
-
-
-def prepare(file: Path, overrides: Sequence[str], display_of: Any, resume: Path | None = None) -> tuple[Job, Display]:
-    """Everything before the first process: configuration, run directory, data, models, placement. ``resume``: the
-    directory of the run that goes on."""
-    plan = config.load(file, overrides)
-    checks.interpreters(plan.config, plan.provided, plan.source)
-    rows = {"train": len(build(plan.factory("data")))}
-    if "evaluation.data" in plan.provided:
-        rows["evaluation"] = len(build(plan.factory("evaluation.data")))
-    placed = place(plan)
-    settings = plan.config["run"]
-    resumed = None if resume is None else newest(resume)
-    if resumed is not None:
-        check_same(resumed, plan, rows["train"])
-    directory = resume or run_directory.create(Path("runs"), settings["name"], settings["dir"])
-    display: Display = display_of(settings["steps"])
-    for note in resumed.notes if resumed else ():
-        display.note(note)
-    run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
-    run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
-    models = {role: _model(role, node["model"], display) for role, node in plan.config["roles"].items()}
-    for role, node in plan.config["roles"].items():
-        if node["follows"] and not models[role]:
-            models[role] = models[node["follows"]]
-    return Job(plan=plan, directory=directory, models=models, rows=rows, placed=placed, resumed=resumed), display
-
-
-def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:
-    if "make" not in model:
-        return model
-    cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
-    path = make_model(model["make"], cache, lambda share, text: display.phase(f"roles.{role}: {text}", share))
-    return {**model, "path": str(path)}
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[dict[str, int]]:
-    """SIGTERM ends the run as Ctrl-C does, with its own exit code."""
-    codes = {"code": 130}
-
-    def interrupt(*_: Any) -> None:
-        codes["code"] = 143
-        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)  # whoever handles an interrupt at this moment
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield codes
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
-    """``g-core run`` and ``resume``: 0 when the run ended well. Errors are raised; Ctrl-C gives 130, SIGTERM 143."""
-    job, display = None, None
-    with _terminated_as_interrupt() as codes:
-        try:
-            job, display = prepare(file, overrides, lambda steps: open_display(steps, sys.stdout), resume)
-            _supervise(job, display)
-        except KeyboardInterrupt:
-            if display is not None and job is not None:
-                go_on = [f"go on with: g-core resume {job.directory}"] if Checkpoints(job.directory).steps() else []
-                display.finish(["stopped; every process has ended", f"the run is in {job.directory}", *go_on])
-            return codes["code"]
-        except BaseException:
-            if display is not None and job is not None:
-                display.finish([f"the run is in {job.directory}"])
-            raise
-    table = summary.table(run_directory.read_metrics(job.directory))
-    display.finish([*table.splitlines(), "", *where_things_are(job.directory)])
-    return 0
-
-
-def _supervise(job: Job, display: Display) -> None:
-    """Runs the job; when a process is lost that nobody replaces, once more from the newest checkpoint."""
-
-    async def run(job: Job) -> None:
-        await Supervisor(job, display).run()
-
-    with _logged(run_directory.log_path(job.directory, "supervisor")):
-        for left in reversed(range(job.plan.config["checkpoint"]["restarts"] + 1)):
-            try:
-                asyncio.run(run(job))
-                return
-            except WorkerError as error:
-                if not left or not Checkpoints(job.directory).steps():
-                    raise
-                log.exception("the run goes on from its newest checkpoint")
-                job = replace(job, resumed=newest(job.directory))
-                assert job.resumed is not None
-                for note in (str(error), *job.resumed.notes, f"the run goes on from step {job.resumed.step}"):
-                    display.note(note)
-
-
-@contextlib.contextmanager
-def _logged(file: Path) -> Iterator[None]:
-    """What this process logs, and inline what its workers log, goes to a file like theirs."""
-    handler = logging.FileHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s supervisor %(levelname)s %(message)s"))
-    root, own = logging.getLogger(), logging.getLogger("gcore_core")
-    before = own.level
-    root.addHandler(handler)
-    own.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        own.setLevel(before)
-        root.removeHandler(handler)
-        handler.close()
-
-
-def where_things_are(directory: Path) -> list[str]:
-    named = {"summary": "summary.md", "curves": "curves.png", "weights": "weights", "metrics": "metrics.jsonl"}
-    return [f"{what:8} {directory / name}" for what, name in named.items() if (directory / name).exists()]

@@ -20,7 +20,7 @@ from gcore_core.processes import handshake
 from gcore_core.processes.compute import Compute, ThreadCompute
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import Hello, Hung, Nothing, WorkerSpec
-from gcore_core.processes.service import Network, Peer, Service, to_wire
+from gcore_core.processes.service import Call, Network, Peer, Service, to_wire
 from gcore_core.processes.spawning import read_spec
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.protocols import Dataset, WorkerContext
@@ -37,6 +37,7 @@ class Worker:
     ) -> None:
         self._spec, self._network, self._compute, self._give_up = spec, network, compute, give_up
         self._service = Service(spec.name)
+        self._service.add("alive", Nothing, self._alive)
         self._closing: list[Callable[[], Any]] = []
         self._versions = handshake.versions(spec.versions.plugins)
 
@@ -47,7 +48,6 @@ class Worker:
             # Before anything of a plugin is imported: a wrong version would fail in ways that do not say so.
             handshake.agree(spec.name, worker=self._versions, supervisor=spec.versions)
             if spec.kind == "controller":
-                await self._hello()
                 await self._controller()
                 return
             await self._compute(self._build, self._service)
@@ -64,6 +64,9 @@ class Worker:
             for close in self._closing:
                 close()
 
+    async def _alive(self, request: Nothing, call: Call) -> Nothing:
+        return request
+
     async def _hello(self) -> None:
         hello = Hello(self._spec.name, os.getpid(), self._versions)
         # A controller's hello is answered when everybody is up, and loading a model may take long.
@@ -73,6 +76,14 @@ class Worker:
         from gcore_core.controllers.context import make_context
 
         context = make_context(self._spec.settings, self._spec.factories, self._network)
+
+        async def stop(request: Nothing, call: Call) -> Nothing:
+            context.stopping.set()
+            return request
+
+        self._service.add("stop", Nothing, stop)
+        await self._network.serve(self._spec.name, self._service)
+        await self._hello()
         await build(self._spec.factories["controller"], context).run()
 
     def _build(self, service: Service) -> None:

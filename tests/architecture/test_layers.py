@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 #: What the core consists of, lowest first; a folder stands for all modules in it.
 LAYERS = [
     ["errors", "records", "order", "oversampling", "questions", "ledger"],
-    ["providers", "protocols", "hookspecs"],
+    ["providers", "protocols", "hookspecs", "weight_transfer"],
     [
         *("catalog", "plugins", "config", "schema", "sources", "checks", "interpreters", "environments"),
         *("factories", "user_functions"),

@@ -15,7 +15,7 @@ CORE = sorted((ROOT / "gcore_core").rglob("*.py"))
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 6
-CORE_LINES = 8600  # docs/design.md says why it is not 3,000
+CORE_LINES = 8800  # docs/design.md says why it is not 3,000
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

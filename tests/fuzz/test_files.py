@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from gcore_core.errors import ContractError, DataError, WeightMismatch
 from gcore_core.processes.compute import DirectCompute
-from gcore_core.processes.messages import Bucket, PullWeights, short_reason
+from gcore_core.processes.messages import PullWeights, short_reason
 from gcore_core.processes.push import pull_weights
 from gcore_core.processes.service import Call, decoded, encode
 from gcore_core.protocols import WorkerContext
 from gcore_core.records import OK, REWARD_FAILED, TensorSpec, WeightPlan
 from gcore_core.run import checkpoints_manifest as manifests
 from gcore_core.testing.contracts.scorer import scored_record
+from gcore_core.weight_transfer import Bucket
 
 from .drawing import hostile, mutated
 from .guarding import fuzz, guarded

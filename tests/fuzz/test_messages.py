@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from gcore_core import records
+from gcore_core import records, weight_transfer
 from gcore_core.errors import ContractError, WorkerDied
 from gcore_core.processes import agent, messages, rpc
 from gcore_core.processes.rpc import RpcNetwork
@@ -39,6 +39,7 @@ KINDS: dict[str, Any] = {
     **structs(records),
     **structs(messages),
     **structs(agent),
+    **structs(weight_transfer),
     "StoreSpec": StoreSpec,
     "RemoteFailure": RemoteFailure,
     "frames": list[rpc.Frame],

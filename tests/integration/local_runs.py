@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,41 @@ class Recording(fake.FakeTrainer):
         with open("batches.jsonl", "a") as file:
             file.write(json.dumps([[r.ordinal, r.sample] for r in records]) + "\\n")
         return super().prepare(records, scalars)
+
+
+def halt(what):
+    """Where a test has laid the file ``halt <what>``: says that it is here, and waits until the test says "go on"."""
+    if os.path.exists("halt " + what):
+        Path("at " + what).touch()
+        while not os.path.exists("go on"):
+            time.sleep(0.01)
+
+
+class Halting(fake.FakeGenerator):
+    def step(self):
+        evaluates = any(request.greedy for request, _ in self._running.values())
+        halt({0: "begin", 2: "evaluation" if evaluates else "rollout"}.get(self.version, ""))
+        return super().step()
+
+
+class Freezes(fake.FakeGenerator):
+    def begin_weights(self, plan):
+        if plan.version == 2 and not os.path.exists("frozen"):
+            Path("frozen").touch()
+            os.kill(os.getpid(), 19)  # SIGSTOP
+        super().begin_weights(plan)
+
+
+class Halts(Recording):
+    def train(self, step, *told):
+        if step == 2:
+            halt("train")
+        return super().train(step, *told)
+
+    def finish_save(self):
+        if self.version > 2:
+            halt("save")
+        return super().finish_save()
 
 
 class Raises:
@@ -87,6 +122,18 @@ class Sees(Recording):
         return super().prepare(records, scalars)
 
 
+class Told(Sees):
+    """Writes down every record that older weights had sampled: what it is, its columns and its picture."""
+
+    def prepare(self, records, scalars):
+        with open("stale.jsonl", "a") as file:
+            for r in (record for record in records if not record.fresh):
+                told = {name: np.asarray(column).tolist() for name, column in sorted(r.columns.items())}
+                row = [self.version, r.ordinal, r.sample, told, int(r.media["image"].sum())]
+                file.write(json.dumps(row) + "\\n")
+        return super().prepare(records, scalars)
+
+
 class Verbose(fake.FakeGenerator):
     def _finished(self, request, letters, status):
         found = super()._finished(request, letters, status)
@@ -114,13 +161,18 @@ class Nan(fake.FakeScorer):
 @hookimpl
 def gcore_trainers():
     yield p.TrainerProvider(name="recording", summary="-", factory="trouble:Recording", config=fake.FakeTrainerConfig)
+    yield p.TrainerProvider(
+        name="halts", summary="-", factory="trouble:Halts", config=fake.FakeTrainerConfig,
+        capabilities=frozenset({"save.background"}),
+    )
+    yield p.TrainerProvider(name="told", summary="-", factory="trouble:Told", config=fake.FakeTrainerConfig)
     yield p.TrainerProvider(name="sees", summary="-", factory="trouble:Sees", config=fake.FakeTrainerConfig)
 
 
 @hookimpl
 def gcore_generators():
     words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
-    for cls in (Raises, Leaves, Gap, Pictures, Verbose):
+    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Freezes):
         yield p.GeneratorProvider(
             name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
             config=fake.FakeGeneratorConfig,
@@ -262,7 +314,10 @@ class Watched:
     """Some processes, to be waited for although they are nobody's children here."""
 
     def __init__(self, pids: list[int]) -> None:
-        self._handles = [os.pidfd_open(pid) for pid in pids]
+        self._handles = []
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                self._handles.append(os.pidfd_open(pid))
 
     def all_end_within(self, timeout_s: float) -> bool:
         poll = select.poll()

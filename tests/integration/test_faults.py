@@ -8,11 +8,15 @@ import os
 import random
 import re
 import signal
+import statistics
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 # The tests are imported by file (--import-mode=importlib), so the module beside this one is as well.
 _spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
@@ -22,6 +26,7 @@ sys.modules["local_runs"] = runs
 _spec.loader.exec_module(runs)
 
 PROMPTS = 6
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def config(steps: int, restarts: int) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def test_a_killed_generator_or_scorer_is_started_again_and_nothing_is_lost(victi
     assert consumed(run) == consumed(still)
 
 
-@pytest.mark.parametrize("victim", ["rollout.0", "scorer.0", "policy.0"])
+@pytest.mark.parametrize("victim", ["rollout.0", "scorer.0", "policy.0", "controller.0", "controller.1"])
 def test_a_process_that_hangs_is_killed_with_its_waiter_told(victim: str, tmp_path: Path) -> None:
     steps = 6
     still = calm(tmp_path / "calm", steps)
@@ -74,28 +79,78 @@ def test_a_process_that_hangs_is_killed_with_its_waiter_told(victim: str, tmp_pa
         os.kill(latest_pids(run)[victim], signal.SIGSTOP)
         assert run.wait() == 0, run.output
     assert re.search(rf"\S+ waits for {re.escape(victim)}: no sign of progress for 3 s in \w+", run.output)
+    assert "most recent call first" in (run.path / "logs" / f"{victim}.log").read_text(), "its stacks"
     assert run.weights() == still.weights()
     assert consumed(run) == consumed(still)
 
 
-@pytest.mark.parametrize("kills", [pytest.param(6, id="6"), pytest.param(30, id="30", marks=pytest.mark.slow)])
-def test_whoever_is_killed_at_whatever_time_the_run_ends_as_if_nobody_had_been(kills: int, tmp_path: Path) -> None:
-    steps, draw = 40 * kills, random.Random(kills)
+def test_one_that_is_stopped_in_a_push_is_noticed_long_before_the_push_is_given_up(tmp_path: Path) -> None:
+    steps = 4
+    job = config(steps, 1)
+    job["run"]["patience_s"] = 3.0
+    job["roles"]["rollout"] = {"use": "trouble/freezes"}
+    with runs.running(tmp_path / "stopped", job) as run:
+        assert run.wait() == 0, run.output
+    assert "the supervisor waits for rollout.0: no sign of progress for 3 s in alive" in run.output
+    job["roles"]["rollout"] = {"use": "fake"}
+    code, still = runs.finish(tmp_path / "calm", job)
+    assert code == 0, still.output
+    assert run.weights() == still.weights()
+    assert consumed(run) == consumed(still)
+
+
+def quickstart(steps: int, restarts: int) -> dict[str, Any]:
+    """The recipe's job, of torch processes; smaller, so that its steps are short."""
+    found = yaml.safe_load((RECIPES / "quickstart.yaml").read_text().replace("quickstart/", f"{RECIPES}/quickstart/"))
+    found["run"] |= {"name": "fake", "steps": steps, "deterministic": True}
+    found["checkpoint"] = {"every": 1, "restarts": restarts}
+    found["cluster"], found["launcher"] = {"devices": 3}, {"use": "core/local"}
+    found["controller"]["config"]["prompts"] = PROMPTS
+    found["roles"]["policy"]["model"]["make"]["config"] = {"seed": 0, "steps": 40}
+    found["roles"]["rollout"]["slots"] = 2
+    del found["plugins"], found["evaluation"]
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("job", "faults", "steps"),
+    [
+        pytest.param(config, 6, 120, id="6 of fakes"),
+        pytest.param(config, 30, 600, id="30 of fakes", marks=pytest.mark.slow),
+        pytest.param(quickstart, 30, 180, id="30 of the quickstart", marks=pytest.mark.slow),
+    ],
+)
+def test_whoever_is_killed_or_stopped_at_whatever_time_the_run_ends_as_if_nobody_had_been(
+    job: Callable[[int, int], dict[str, Any]], faults: int, steps: int, tmp_path: Path, capsys: Any
+) -> None:
+    code, still = runs.finish(tmp_path / "calm", job(steps, 0))
+    assert code == 0, still.output
+    draw, took_s = random.Random(faults), dict[signal.Signals, list[float]]()
     kinds = ["rollout.0", "rollout.1", "scorer.0", "policy.0", "controller.0", "controller.1"]
-    still = calm(tmp_path / "calm", steps)
-    victims = [kinds[i % len(kinds)] for i in range(kills)]
-    draw.shuffle(victims)
-    with runs.running(tmp_path / "killed", config(steps, kills)) as run:
-        for victim in victims:
+    plan = [(kinds[i % len(kinds)], (signal.SIGKILL, signal.SIGSTOP)[(i + i // len(kinds)) % 2]) for i in range(faults)]
+    draw.shuffle(plan)
+    patient = job(steps, faults)
+    patient["run"]["patience_s"] = 3.0 if job is config else 10.0
+    with runs.running(tmp_path / "killed", patient) as run:
+        for victim, number in plan:
             run.read_until("step ")
             while victim not in latest_pids(run):  # the one killed before took it along, or it is being started
                 run.read_until("step ")
-            run.read_until("step ")
-            os.kill(latest_pids(run)[victim], signal.SIGKILL)
+            time.sleep(draw.uniform(0, 0.3))  # anywhere in a step
+            made, began_s = max(row["step"] for row in run.metrics()), time.monotonic()
+            os.kill(latest_pids(run)[victim], number)
+            while int(run.read_until(f"/{steps} ").split("/")[0].split()[-1]) < made + 2:
+                pass  # the next one may have been all but over; or it went back to a checkpoint
+            took_s.setdefault(number, []).append(time.monotonic() - began_s)
         assert run.wait() == 0, run.output
-    assert run.weights() == still.weights()
-    assert consumed(run) == consumed(still)
+    for file in (still.path / "weights").iterdir():
+        assert (run.path / "weights" / file.name).read_bytes() == file.read_bytes(), file.name
+    if job is config:
+        assert consumed(run) == consumed(still)
     position = json.loads((run.path / "position.json").read_text())
     assert position["next_ordinal"] == steps * PROMPTS
     ended = len(re.findall(r"ended with signal SIGKILL", run.output + (run.path / "logs/supervisor.log").read_text()))
-    assert ended >= kills, "somebody was not killed: this tests nothing"
+    assert ended >= faults, "somebody was not killed: this tests nothing"
+    with capsys.disabled():
+        for number, seconds in took_s.items():
+            print(f"\n{number.name}: {statistics.median(seconds):.1f} s until it works again, median of {len(seconds)}")

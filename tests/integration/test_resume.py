@@ -5,9 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +39,28 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-def resume(run: Any, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gcore_core", "resume", str(run.path), "launcher.config.socket_dir=/tmp", *overrides],
+@contextmanager
+def resumed(run: Any, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+    """``g-core resume``, just started; it has ended when the block does."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", *f"-m gcore_core resume {run.path} launcher.config.socket_dir=/tmp".split(), *overrides],
         cwd=run.directory,
         env={**os.environ, "PYTHONPATH": f"{runs.REPOSITORY}:{run.directory}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=runs.PATIENCE_S,
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()  # the agent ends the rest
+
+
+def resume(run: Any, *overrides: str) -> subprocess.CompletedProcess[str]:
+    with resumed(run, *overrides) as process:
+        told = process.communicate(timeout=runs.PATIENCE_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, *told)
 
 
 def killed_at(directory: Path, step: int) -> Any:
@@ -83,6 +102,193 @@ def test_a_lost_trainer_or_controller_makes_the_run_go_on_from_its_newest_checkp
     assert "the run goes on from step" in run.output
     assert run.weights() == calm.weights()
     assert last_batches(run) == last_batches(calm)
+
+
+def halted(directory: Path, what: str, **changes: Any) -> Any:
+    """A run that is about to halt at ``what`` of its third step, or in the save of it."""
+    directory.mkdir(exist_ok=True)
+    (directory / f"halt {what}").touch()
+    roles = {"policy": {"use": "trouble/halts"}, "rollout": {"use": "trouble/halting"}}
+    return runs.running(directory, config() | {"roles": roles} | changes)
+
+
+def wait_for(run: Any, name: str) -> None:
+    """Until a process of the run has come to where it halts."""
+    while not (run.directory / name).exists():
+        assert run.process.poll() is None, run.output
+        time.sleep(0.01)
+
+
+def saved(run: Any) -> list[str]:
+    return sorted(path.name for path in (run.path / "checkpoints").glob("step-*") if path.name[-1].isdigit())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("what", "every", "found"),
+    [
+        ("rollout", 0, ["step-000002"]),
+        ("rollout", 1, ["step-000001", "step-000002"]),
+        ("evaluation", 0, ["step-000002"]),
+        ("train", 0, ["step-000003"]),
+        ("save", 1, ["step-000001", "step-000002", "step-000003"]),
+    ],
+)
+def test_a_run_that_is_told_to_end_saves_its_last_finished_step(
+    what: str, every: int, found: list[str], number: int, code: int, calm: Any, tmp_path: Path
+) -> None:
+    evaluation = {"every": 1, "prompts": 4, "data": {"use": "fake"}} if what == "evaluation" else {}
+    with halted(tmp_path, what, checkpoint={"every": every}, evaluation=evaluation) as run:
+        wait_for(run, f"at {what}")
+        os.kill(run.process.pid, number)
+        run.read_until("its state is being saved")
+        if what in ("train", "save"):  # a step's training goes on to its end
+            (tmp_path / "go on").touch()
+        assert run.wait() == code, run.output
+    assert saved(run) == found
+    assert f"go on from step {int(found[-1][5:])} with: g-core resume" in run.output
+    (tmp_path / "go on").touch()
+    done = resume(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run.weights() == calm.weights()
+    assert last_batches(run) == last_batches(calm)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_ended_again_and_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    steps, draw = 60, random.Random(1)
+    job = config() | {"run": {**config()["run"], "steps": steps}, "checkpoint": {"every": 3, "last": steps}}
+    code, still = runs.finish(tmp_path / "calm", job)
+    assert code == 0, still.output
+    with runs.running(tmp_path / "ended", job) as run:
+        run.read_until(" 2/")
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.wait() == 143, run.output
+    found = []
+    while saved(run)[-1] != f"step-{steps:06d}":
+        found.append(saved(run)[-1])
+        with resumed(run) as process:
+            assert process.stdout is not None
+            next(line for line in process.stdout if f"/{steps} " in line)
+            time.sleep(draw.uniform(0, 0.3))  # anywhere in a step, or in a save
+            process.send_signal(draw.choice([signal.SIGTERM, signal.SIGINT]))
+            assert process.wait(30) in (130, 143, 0), process.communicate()
+    assert found == sorted(set(found)), "each time a step further"
+    assert len(found) > 3
+    assert resume(run).returncode == 0
+    assert run.weights() == still.weights()
+    assert last_batches(run) == last_batches(still)
+
+
+def test_a_run_in_its_first_rollout_is_saved_as_it_began(calm: Any, tmp_path: Path) -> None:
+    with halted(tmp_path, "begin", checkpoint={"every": 0}) as run:
+        wait_for(run, "at begin")
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.wait() == 143, run.output
+    assert saved(run) == ["step-000000"]
+    (tmp_path / "go on").touch()
+    assert resume(run).returncode == 0
+    assert run.weights() == calm.weights()
+    assert last_batches(run) == last_batches(calm)
+
+
+def test_a_training_that_does_not_end_in_time_is_given_up(calm: Any, tmp_path: Path) -> None:
+    with halted(tmp_path, "train") as run:
+        wait_for(run, "at train")
+        began_s = time.monotonic()
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130, run.output
+        assert time.monotonic() - began_s < 10
+    assert saved(run) == ["step-000001"], "the save of the second step was to be finished after the third"
+    (tmp_path / "go on").touch()
+    assert resume(run).returncode == 0
+    assert run.weights() == calm.weights()
+
+
+def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
+    with halted(tmp_path, "train", checkpoint={"every": 0}) as run:
+        wait_for(run, "at train")
+        os.kill(run.process.pid, signal.SIGTERM)
+        run.read_until("its state is being saved")
+        began_s = time.monotonic()
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.wait() == 143, run.output
+        assert time.monotonic() - began_s < 6
+    assert saved(run) == []
+    assert "stopped; every process has ended" in run.output
+
+
+def groups(run: Any) -> dict[int, dict[str, float]]:
+    """The group counts of each step that was made, as it was made last."""
+    counts = {row["step"]: row["metrics"] for row in run.metrics() if "groups/issued" in row["metrics"]}
+    return {
+        step: {name[7:]: round(value) for name, value in row.items() if name.startswith("groups/")}
+        for step, row in counts.items()
+    }
+
+
+def stale(run: Any) -> dict[int, list[Any]]:
+    """By step, the records that older weights had sampled, as its trainer got them."""
+    lines = [json.loads(line) for line in (run.directory / "stale.jsonl").read_text().splitlines()]
+    found: dict[int, list[Any]] = {}
+    for version, *record in lines:
+        found.setdefault(version, []).append(record)
+    return {version: sorted(records) for version, records in found.items()}
+
+
+@pytest.fixture(scope="module")
+def carrying(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run that has a checkpoint of every step, and steps that keep groups for the next one."""
+    changes = {
+        "run": {"steps": 30},
+        "controller": {"config": {"prompts": 6, "surplus": "keep"}},
+        "advantage": {"config": {"group_size": 2}},
+        "filter": {"use": "core/varied"},
+        "checkpoint": {"every": 1, "last": 100},
+        "rewards": {"looks": {"use": "trouble/looks"}},
+    }
+    job = runs.job(**changes) | {"roles": {"policy": {"use": "trouble/told"}, "rollout": {"use": "trouble/pictures"}}}
+    code, run = runs.finish(tmp_path_factory.mktemp("carrying"), job)
+    assert code == 0, run.output
+    return run
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_a_resumed_run_begins_with_the_groups_that_were_left_over(shards: int, carrying: Any, tmp_path: Path) -> None:
+    """Each with its columns, its picture and its scores, whatever the number of controllers."""
+    shutil.copytree(carrying.directory, tmp_path / "again")
+    run = replace(carrying, directory=tmp_path / "again")
+    calm, before = groups(run), stale(run)
+    step = next(step for step in sorted(before) if step > 2 and len(before[step]) >= 8)
+    for path in (run.path / "checkpoints").glob("step-*"):
+        if int(path.name[5:]) > step:
+            shutil.rmtree(path)
+    (run.directory / "stale.jsonl").unlink()
+    done = resume(run, f"controller.shards={shards}", f"run.steps={step + 3}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert stale(run)[step] == before[step], "the same groups, the same columns"
+    manifest = json.loads((run.path / "checkpoints" / f"step-{step:06d}" / "manifest.json").read_text())
+    assert {"surplus/headers.msgpack", "surplus/columns", "surplus/media"} <= manifest["parts"].keys()
+    again = groups(run)
+    for counts in again.values():
+        dropped = sum(value for name, value in counts.items() if name.startswith("dropped/"))
+        assert counts["issued"] == counts["kept"] + dropped + counts["surplus"]
+    made = [again[at] for at in range(1, step + 4)]
+    assert made[:step] == [calm[at] for at in range(1, step + 1)]
+    position = json.loads((run.path / "position.json").read_text())
+    assert position["next_ordinal"] == sum(counts["issued"] - counts["surplus"] for counts in made)
+
+
+def test_what_a_balancer_has_learned_is_known_to_the_resumed_run(tmp_path: Path) -> None:
+    job = runs.job(run={"steps": STEPS}, checkpoint={"every": 1}) | {"balance": {"use": "balance/cost"}}
+    with runs.running(tmp_path, job) as run:
+        run.read_until(f"step 3/{STEPS}")
+        run.process.kill()
+    done = resume(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    state = json.loads((run.path / "checkpoints" / f"step-{STEPS:06d}" / "state.json").read_text())
+    weights = [0.95**age for age in range(STEPS)]  # of the measurements of one rank, step by step
+    assert state["balance"]["Cost"]["count"] == pytest.approx(sum(weights))
 
 
 def test_a_run_is_not_resumed_as_another_one(tmp_path: Path) -> None:

@@ -156,11 +156,11 @@ def test_run_and_export_hand_their_words_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[object] = []
-    supervisor = types.ModuleType("gcore_core.processes.supervisor")
-    supervisor.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]
+    running = types.ModuleType("gcore_core.cli.running")
+    running.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]
     exporting = types.ModuleType("gcore_core.cli.exporting")
     exporting.export = lambda run_dir, to: seen.append((run_dir, to)) or 2_000_000  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, supervisor.__name__, supervisor)
+    monkeypatch.setitem(sys.modules, running.__name__, running)
     monkeypatch.setitem(sys.modules, exporting.__name__, exporting)
     assert cli.main(["run", "job.yaml", "run.steps=1"]) == 6
     assert cli.main(["export", "runs/x/001", "--to", "out"]) == 0

@@ -21,12 +21,13 @@ from unittest import mock
 import pytest
 
 from gcore_core import cli, config, environments
+from gcore_core.cli import running
 from gcore_core.cli.exporting import export
 from gcore_core.errors import GcoreError, error_types
 from gcore_core.factories import FactorySpec, build, import_attribute
 from gcore_core.interpreters import differences, open_environment, unmet_needs
 from gcore_core.plugins import Plugins, local_plugin, observer_failure
-from gcore_core.processes import handshake, rpc, supervisor
+from gcore_core.processes import handshake, rpc
 from gcore_core.processes.messages import Versions
 from gcore_core.records import RunFacts, StepReport
 from gcore_core.run import directory as run_directory
@@ -116,7 +117,7 @@ class World:
 
     def run(self, *overrides: str) -> None:
         (self.directory / "job.yaml").write_text(JOB)
-        supervisor.run_file(self.directory / "job.yaml", ["run.steps=1", *overrides])
+        running.run_file(self.directory / "job.yaml", ["run.steps=1", *overrides])
 
     def data(self, use: str, content: str | None, **settings: Any) -> None:
         """Opens the job's data and reads a row."""
@@ -149,6 +150,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "local file is missing": lambda w: w.load("local=[rewards.py]"),
         "run directory in use": lambda w: used_twice(w.directory / "mine"),
         "does not fit": lambda w: w.run("cluster.devices=1", "roles.rollout.slots=2"),
+        "push that the trainer cannot make": lambda w: w.run("controller.config.push_transport=ipc"),
         "several ranks in one process": lambda w: w.run("cluster.devices=2", "roles.policy.slots=2"),
         "own interpreter in one process": lambda w: w.run(f"roles.rollout.python={linked(w)}"),
     },

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from gcore_core.controllers.moving import Last, Mover, PlacementFacts
 from gcore_core.factories import FactorySpec
+from gcore_core.placement import measured
 from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
 
 VARIED = "gcore_core.filters:Varied"
@@ -83,3 +89,25 @@ def test_what_is_left_over_is_taken_by_the_next_step_where_the_objective_allows(
         assert len(stale) <= before
         assert stale <= set(sorted({ordinal for ordinal, _, _ in batch})[: len(stale)]), "they are the lowest ones"
     assert sum(count["issued"] for count in counts) - sum(carried) < sum(c["issued"] for c in steady(redrawn))
+
+
+def test_a_resumed_run_shows_its_policy_what_the_one_before_had_measured() -> None:
+    facts = PlacementFacts(
+        devices=[(0, "cpu", "n")],
+        slots={"rollout": 1},
+        needs={},
+        engines={"rollout": [[0]]},
+        sleeps=[],
+    )
+
+    def mover(saved: dict[str, Any]) -> Mover:
+        told = SimpleNamespace(placement=facts, state={"placement": saved})
+        return Mover(SimpleNamespace(facts=told, placement=object()), {})  # type: ignore[arg-type]
+
+    before = mover({"policy": {"weight": 0.5}})
+    before._outcomes = [measured.Outcome(step=1, candidate="a", predicted_s=np.float64(2.5), measured_s=3.0, work=7.0)]
+    before._profiles = {"rollout": measured.Profile(base_s=0.5)}
+    window = mover(json.loads(json.dumps(before.learned())))._window(2, Last())
+    assert window.state == {"weight": 0.5}
+    assert window.outcomes == (measured.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),)
+    assert window.profiles == {"rollout": measured.Profile(base_s=0.5)}

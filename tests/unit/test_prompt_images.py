@@ -86,3 +86,37 @@ def test_a_policy_that_takes_no_images_is_refused_before_anything_starts(tmp_pat
         config.load(tmp_path / "job.yaml", [])
     for role in ("rollout", "policy"):
         assert f"data: its prompts have images, and fake, which roles.{role} uses, takes no images" in str(told.value)
+
+
+SHOWS = '''
+"""A reward that shows images to the role that it asks."""
+from dataclasses import dataclass
+
+from gcore_core import hookimpl, providers as p
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    def shows_images(self) -> bool:
+        return True
+
+
+@hookimpl
+def gcore_rewards():
+    yield p.RewardProvider(summary="-", factory="shows:Shows", config=Config, asks=True)
+'''
+
+
+def test_a_reward_that_shows_images_to_who_takes_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    from gcore_core.testing import fake
+
+    opened(tmp_path, {"prompt": "?"})
+    (tmp_path / "shows.py").write_text(SHOWS)
+    roles = {**JOB["roles"], "judge": {"use": "fake"}}
+    job = JOB | {"roles": roles, "rewards": {"looks": {"use": "shows", "role": "judge"}}}
+    job |= {"data": {"use": "core/jsonl", "config": {"path": "rows.jsonl"}}, "local": [fake.__file__, "shows.py"]}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    with pytest.raises(ConfigError) as told:
+        config.load(tmp_path / "job.yaml", [])
+    said = "rewards.looks: its prompts have images, and fake, which roles.judge uses, takes no images"
+    assert said in str(told.value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class LptTokens(_Dealer):
 
 
 class _Learner(_Dealer):
-    """``gcore_core.protocols.LearnsCosts``, unless told not to."""
+    """``gcore_core.protocols.LearnsCosts``, unless told not to; what it learned outlives the process."""
 
     def __init__(self, config: CostConfig) -> None:
         super().__init__(config)
@@ -59,6 +60,14 @@ class _Learner(_Dealer):
 
     def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
         return self._model.observe(loads, seconds) if self._learn else None
+
+    def state(self) -> dict[str, Any]:
+        """See ``gcore_core.placement.balance.KeepsCosts``."""
+        return self._model.state() if self._learn else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if self._learn and state:
+            self._model.restore(state)
 
 
 class Cost(_Learner):

@@ -8,8 +8,9 @@ P^2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,18 @@ class CostModel:
         count, total, squares, errors = self._told
         spread = squares - total**2 / max(count, 1.0)
         return float(1 - errors / spread) if spread > 1e-9 * squares else None
+
+    def state(self) -> dict[str, Any]:
+        """All that was measured; the terms follow from it and from the prior."""
+        arrays = {"gram": self._gram, "moment": self._moment, "told": self._told}
+        return {"count": self._count, **{name: array.tolist() for name, array in arrays.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a ``state``; the prior stays this one's."""
+        self._count = float(state["count"])
+        self._gram, self._moment, self._told = (np.array(state[name]) for name in ("gram", "moment", "told"))
+        if self._count:
+            self._fit()
 
     def _fit(self) -> None:
         """Least squares with the prior as one more measurement of each term, at the scale that suits it best."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
-from gcore_balance.balancers import Cost, LptTokens
+from gcore_balance.balancers import Cost, LptTokens, Snake
 from gcore_balance.config import CostConfig, TokensConfig
 from gcore_balance.cost import CostModel, features, nonnegative
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gcore_core.placement import balance
 from gcore_core.protocols import Work
 
 HIDDEN = 2048
@@ -62,6 +65,40 @@ def test_the_terms_of_a_machine_are_found_from_noisy_seconds_of_its_ranks(shared
     told = balancer.costs(work)
     assert np.abs(told / told.sum() - true / true.sum()).sum() < 0.05
     assert r2 is not None and 0.95 < r2 < 1
+
+
+def test_what_was_learned_goes_on_from_a_checkpoint():
+    """Costs and R2 of the one that was restored are those of the one that was saved, bit for bit, from there on."""
+    draw, config = np.random.default_rng(5), CostConfig(hidden_size=64)
+
+    def teach(balancers: list[Cost]) -> list[float | None]:
+        loads = [records(draw, 6) for _ in range(4)]
+        seconds = np.array([load.lengths.sum() * 2e-5 for load in loads]) * draw.normal(1, 0.03, 4)
+        return [balancer.observe(loads, seconds) for balancer in balancers]
+
+    before = Cost(config)
+    for _ in range(20):
+        teach([before])
+    saved = json.loads(json.dumps(balance.learned(before)))
+    after, snake, fresh = Cost(config), Snake(config), Cost(config)
+    for balancer in (after, snake):
+        balance.go_on(balancer, saved)
+    work = records(draw, 16)
+    assert (after.costs(work) == before.costs(work)).all()
+    assert (after.costs(work) != fresh.costs(work)).all()
+    assert (snake.costs(work) == fresh.costs(work)).all(), "what another balancer learned"
+    for _ in range(5):
+        told = teach([before, after])
+        assert told[0] == told[1] is not None
+    assert (after.costs(work) == before.costs(work)).all()
+
+
+def test_what_was_learned_before_anything_was_measured_is_the_prior():
+    work, fresh = records(np.random.default_rng(0), 4), Cost(CostConfig())
+    for config in (CostConfig(), CostConfig(learn=False)):
+        again = Cost(config)
+        balance.go_on(again, balance.learned(Cost(config)))
+        assert (again.costs(work) == fresh.costs(work)).all()
 
 
 def test_even_ranks_that_say_nothing_of_the_terms_leave_the_prior_as_it_was():

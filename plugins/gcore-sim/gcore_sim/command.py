@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gcore_core import config
-from gcore_core.processes.supervisor import run_file
+from gcore_core.cli.running import run_file
 from gcore_core.testing.simulation import VirtualLoop
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core.cli.running import prepare
 from gcore_core.errors import WorkerDied, WorkerError
 from gcore_core.factories import build
 from gcore_core.processes.jobs import Job, worker_specs
 from gcore_core.processes.messages import Hello, Nothing, SpawnRequest, UsageReply, WorkerExit
 from gcore_core.processes.service import Call, Service
-from gcore_core.processes.supervisor import Supervisor, prepare
+from gcore_core.processes.supervisor import Supervisor
 from gcore_core.run.display import Display, open_display
 from gcore_core.testing import fake
 

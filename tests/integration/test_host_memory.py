@@ -1,0 +1,48 @@
+"""Weights that sleeping generators keep must fit the memory of the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gcore_core import config
+from gcore_core.errors import PlacementError
+from gcore_core.placement.host_memory import host_memory
+from gcore_core.placement.placed import place
+
+RECIPE = Path(__file__).parents[2] / "recipes/judge.yaml"
+DEVICES = ["cluster.devices=2"]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, dict[str, str]]:
+    """Of the policy 3 GiB, of the judge 1 GiB; files without content."""
+    for name, gib in {"policy": 3, "judge": 1}.items():
+        (tmp_path / name).mkdir()
+        with (tmp_path / name / "model.safetensors").open("wb") as file:
+            file.truncate(gib << 30)
+    path = {"policy": "policy", "rollout": "policy", "judge": "judge"}
+    return {role: {"path": str(tmp_path / name)} for role, name in path.items()}
+
+
+def test_what_stays_in_host_memory_is_told(models: dict[str, dict[str, str]]) -> None:
+    plan = config.load(RECIPE, DEVICES)
+    placed = place(plan)
+    gib = sum({"rollout": 3, "judge": 1}.get(role, 0) * len(workers) for role, workers in placed.workers.items())
+    told = host_memory(plan, placed, models, host_bytes=64 << 30)
+    assert told == f"generators that sleep keep {gib}.00 of 64.00 GiB of the memory of node0"
+
+
+def test_weights_that_do_not_fit_are_refused_with_what_each_role_takes(models: dict[str, dict[str, str]]) -> None:
+    plan = config.load(RECIPE, DEVICES)
+    with pytest.raises(PlacementError, match=r"would keep \d.00 of 2.00 GiB of the memory of node0") as caught:
+        host_memory(plan, place(plan), models, host_bytes=2 << 30)
+    assert "rollout: " in str(caught.value) and "judge: " in str(caught.value)
+    assert "config.sleep: discard" in str(caught.value)
+
+
+def test_generators_that_discard_their_weights_keep_none(models: dict[str, dict[str, str]]) -> None:
+    discard = [f"roles.{role}.config.sleep=discard" for role in ("rollout", "judge")]
+    plan = config.load(RECIPE, [*DEVICES, *discard])
+    assert host_memory(plan, place(plan), models, host_bytes=1) == ""
