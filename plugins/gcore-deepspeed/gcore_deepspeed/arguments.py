@@ -114,7 +114,7 @@ def deepspeed_config(config: DeepSpeedTrainerConfig, engine: Mapping[str, Any], 
         "managed_gradient_accumulation": False,  # an update is complete when step() is called
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "checkpoint": {"load_universal": config.checkpoint == "universal"},
+        "checkpoint": {"load_universal": True},
         "timers": {"throughput": {"enabled": False}},
         **engine,
         "zero_optimization": {**engine.get("zero_optimization", {}), **zero},

@@ -21,8 +21,8 @@ class DeepSpeedTrainerConfig(TrainerSettings):
     bucket_elements: int = 2**25
     """Numbers reduced, gathered or exported in one piece; a larger tensor is a piece of its own."""
     checkpoint: Literal["whole", "universal"] = "whole"
-    """How state is saved: whole tensors in safetensors, which the torch trainer can load too; or DeepSpeed's universal
-    format, which holds pickles and so is for storage that nobody else can write to."""
+    """How state is saved: whole tensors in safetensors, which every trainer can load; or DeepSpeed's universal format,
+    which holds pickles and so is for storage that nobody else can write to. Both are loaded, whichever is set."""
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with packing: padded."""
 

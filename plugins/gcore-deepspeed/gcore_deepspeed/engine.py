@@ -29,7 +29,7 @@ from gcore_deepspeed.arguments import check_engine, deepspeed_config
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.library import forget_groups, import_deepspeed
 from gcore_deepspeed.optimizer import OptimizerState, discard_gradient
-from gcore_deepspeed.state import load_universal, load_whole, save_universal, save_whole
+from gcore_deepspeed.state import load_state, save_universal, save_whole
 
 
 class MixedPolicy(Policy):
@@ -228,9 +228,7 @@ class DeepSpeedEngine:
             save_whole(self._optimizer, directory, numbers, self.ranks)
 
     def load(self, directory: Path) -> dict[str, Any]:
-        if self._config.checkpoint == "universal":
-            return load_universal(self._engine, directory)
-        return load_whole(self._optimizer, directory)
+        return load_state(self._engine, self._optimizer, directory)
 
     def save_pretrained(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ class OptimizerState:
     """
 
     def __init__(self, zero: Any, stage: int, tensors: Mapping[str, Tensor]) -> None:
-        self._zero, self._stage = zero, stage
+        self._zero, self.stage = zero, stage
         self.tensors = tensors
         self.shapes = {name: tuple(getattr(t, "ds_shape", t.shape)) for name, t in tensors.items()}
 
@@ -66,14 +66,14 @@ class OptimizerState:
         tensor = self.tensors[name]
         whole = whole.to(tensor.device, tensor.dtype)
         if part == "weight":
-            with deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=self._stage == 3):
+            with deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=self.stage == 3):
                 tensor.copy_(whole)
         if tensor.requires_grad:
             self._set_master(tensor, whole, "" if part == "weight" else part)
 
     def _set_master(self, tensor: Tensor, whole: Tensor, moment: str) -> None:
         """The optimizer's own float32 weights, or a moment."""
-        if self._stage < 3:
+        if self.stage < 3:
             tensor.set_full_hp_param(whole, moment or None)  # what deepspeed.utils.safe_set_full_... calls
             return
         size = tensor.ds_tensor.numel()  # the last rank's part may be padded, for which safe_set_full_... fails
@@ -93,10 +93,10 @@ class OptimizerState:
     def _link(self) -> None:
         """Has stage 1 and 2 look up the moments of every parameter. By themselves they do after the first step of the
         first parameter group, when the others have none yet."""
-        if self._stage < 3:
+        if self.stage < 3:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
 
     def _partitions(self) -> list[Tensor]:
         zero = self._zero
-        return list(zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups)
+        return list(zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups)

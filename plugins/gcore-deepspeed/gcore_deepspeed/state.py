@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from gcore_language.ranks import Ranks
-from gcore_language.state_files import load_numbers, load_parts, save_state
+from gcore_language.state_files import load_numbers, load_parts, read_numbers, save_state, take_steps, write_numbers
 
 from gcore_core.errors import DataError
 from gcore_deepspeed.optimizer import OptimizerState
@@ -24,20 +23,22 @@ def save_whole(optimizer: OptimizerState, directory: Path, numbers: dict[str, An
     steps = optimizer.steps
     trained = [name for name, tensor in optimizer.tensors.items() if tensor.requires_grad]
     counted = dict.fromkeys(trained, float(steps)) if steps else {}
-    save_state(directory, optimizer.parts(), {**numbers, "optimizer_steps": counted}, writes=ranks.rank == 0)
-    ranks.wait()
+    try:
+        save_state(directory, optimizer.parts(), {**numbers, "optimizer_steps": counted}, writes=ranks.rank == 0)
+    finally:
+        ranks.wait()
 
 
-def load_whole(optimizer: OptimizerState, directory: Path) -> dict[str, Any]:
-    """Returns the numbers. Raises DataError."""
+def load_state(engine: Any, optimizer: OptimizerState, directory: Path) -> dict[str, Any]:
+    """Takes a state of either form; returns the numbers. Raises DataError."""
+    if (directory / _UNIVERSAL).is_dir():
+        return _load_universal(engine, optimizer, directory)
+    return _load_whole(optimizer, directory)
+
+
+def _load_whole(optimizer: OptimizerState, directory: Path) -> dict[str, Any]:
     numbers = load_numbers(directory)
-    steps = set(numbers.pop("optimizer_steps").values())
-    if len(steps) > 1:
-        raise DataError(
-            f"this state counts {len(steps)} different numbers of steps, and ZeRO counts one for all tensors.",
-            where=str(directory / "state.json"),
-        )
-    optimizer.prepare(int(max(steps, default=0)))
+    optimizer.prepare(take_steps(numbers, directory))
     for part, name, whole in load_parts(directory, optimizer.shapes):
         optimizer.set(part, name, whole)
     return numbers
@@ -54,7 +55,7 @@ def save_universal(
     ranks.wait()
     if ranks.rank == 0:
         _convert(directory)
-        (directory / "state.json").write_text(json.dumps(numbers))
+        write_numbers(directory, {**numbers, "stage": optimizer.stage}, _UNIVERSAL)
     ranks.wait()
 
 
@@ -76,15 +77,15 @@ def _convert(directory: Path) -> None:
     shutil.rmtree(directory / _OWN)
 
 
-def load_universal(engine: Any, directory: Path) -> dict[str, Any]:
-    """Returns the numbers. Raises DataError."""
-    numbers = load_numbers(directory)
-    if not (directory / _UNIVERSAL).is_dir():
+def _load_universal(engine: Any, optimizer: OptimizerState, directory: Path) -> dict[str, Any]:
+    _, numbers = read_numbers(directory)
+    stage = int(numbers.pop("stage", optimizer.stage))
+    if (stage == 3) != (optimizer.stage == 3):
         raise DataError(
-            "this state is not in DeepSpeed's universal format.",
+            f"this universal state was saved with stage {stage}, and DeepSpeed cannot load it with {optimizer.stage}.",
             where=str(directory),
-            why="It was saved with checkpoint: whole, or by another trainer.",
-            todo="Use checkpoint: whole.",
+            why="Universal states go from stage 1 to 2 and back, and from 3 to 3.",
+            todo=f"Go on for a step with stage {stage} and config.checkpoint: whole, then with this one.",
         )
     groups = engine.optimizer.param_groups
     kept = [{name: value for name, value in group.items() if name != "params"} for group in groups]

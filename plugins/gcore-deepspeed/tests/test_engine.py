@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_language.state_files import write_numbers
 
 from gcore_core.errors import ConfigError, DataError
 
@@ -188,5 +189,9 @@ def test_a_state_of_another_model_or_form_is_refused(open_trainer: Any, tmp_path
     open_trainer("qwen2").save(tmp_path)
     with pytest.raises(DataError, match="trainer state is of another model"):
         open_trainer("llama").load(tmp_path)
-    with pytest.raises(DataError, match="not in DeepSpeed's universal format"):
-        open_trainer("qwen2", checkpoint="universal").load(tmp_path)
+    open_trainer("qwen2", stage=3, checkpoint="universal").save(tmp_path / "shared out")
+    with pytest.raises(DataError, match="universal state was saved with stage 3, and DeepSpeed cannot load it with 2"):
+        open_trainer("qwen2", stage=2).load(tmp_path / "shared out")
+    write_numbers(tmp_path, {}, "distributed")
+    with pytest.raises(DataError, match="in the format distributed, which this trainer cannot load"):
+        open_trainer("qwen2").load(tmp_path)

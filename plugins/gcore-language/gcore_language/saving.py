@@ -7,27 +7,20 @@ save to the next, since fresh pages take ten times as long; only an update that 
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gcore_core.errors import CheckpointError
 from gcore_core.protocols import WorkerContext
 from gcore_language.ranks import Ranks
 from gcore_language.settings import TrainerSettings
+from gcore_language.state_files import write_numbers, write_tensors
 from gcore_language.training import LanguageTrainer, TrainingEngine
-from gcore_language.weights import spec_of, to_bytes
-
-_WRITE_BYTES = 1 << 24
-_SYNC_BYTES = 1 << 28  # so that what is told as progress is on the disk, and little waits in memory
 
 
 class PendingSave(Protocol):
@@ -88,64 +81,8 @@ def save_rank(
     if ranks.rank == 0:
         for stale in set(directory.glob("state-*.safetensors")) - own:  # of a save by other ranks
             stale.unlink()
-        (directory / "state.json").write_text(json.dumps(dict(numbers)))
+        write_numbers(directory, numbers)
     write_tensors(directory / f"state-{ranks.rank:05d}-00000.safetensors", rows, wrote)
-
-
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], wrote: Callable[[], None] | None = None) -> None:
-    """A safetensors file. With ``wrote``, which is called now and then meanwhile, it is on the disk when this returns;
-    without, that is left to whoever commits it, who can hash it at the same time.
-
-    The library's own writer holds a second copy of all tensors. Raises CheckpointError.
-    """
-    # large items first, as the library has them, so that each is aligned
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
-    try:
-        with file.open("wb", buffering=0) as stream:
-            _write_all(stream.fileno(), memoryview(_header(ordered)))
-            since_sync = 0
-            for part in _parts(ordered):
-                _write_all(stream.fileno(), part)
-                if wrote is not None:
-                    since_sync += len(part)
-                    if since_sync >= _SYNC_BYTES:
-                        os.fdatasync(stream.fileno())
-                        since_sync = 0
-                    wrote()
-            if wrote is not None:
-                os.fsync(stream.fileno())
-    except OSError as error:
-        raise CheckpointError(
-            "trainer state could not be written.",
-            where=str(file),
-            why=f"the system says: {error.strerror}",
-            todo="free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that directory",
-            full_disk=error.errno in (errno.ENOSPC, errno.EDQUOT),
-        ) from error
-
-
-def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
-    header: dict[str, Any] = {}
-    end = 0
-    for name, tensor in ordered:
-        spec = spec_of(name, tensor)
-        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [end, end + spec.nbytes]}
-        end += spec.nbytes
-    raw = json.dumps(header).encode()
-    raw += b" " * (-len(raw) % 8)
-    return len(raw).to_bytes(8, "little") + raw
-
-
-def _parts(ordered: list[tuple[str, Tensor]]) -> Iterator[memoryview]:
-    for _, tensor in ordered:
-        view = memoryview(to_bytes(tensor))
-        for start in range(0, len(view), _WRITE_BYTES):
-            yield view[start : start + _WRITE_BYTES]
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 # -- in the background ------------------------------------------------------------------------------------------------

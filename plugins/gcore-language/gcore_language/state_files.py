@@ -1,60 +1,189 @@
-"""A trainer's state as safetensors and one JSON file; any number of ranks, any trainer can load it.
+"""A trainer's state as safetensors and one JSON file; any number of ranks, any trainer of the same model can load it.
 
 A file holds tensors named ``<part>/<Hugging Face name>``; parts: weight, and AdamW's exp_avg and exp_avg_sq. All are
 float32 in Hugging Face layout. A tensor is whole in one file, or its rows are in several: those of the first file,
 then those of the next, in the order of their names (``state-<rank>-...``).
+
+The JSON file, of every format, names its format; this one is called whole.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from gcore_core.errors import DataError
+from gcore_core.errors import CheckpointError, DataError
+from gcore_language.weights import spec_of, to_bytes
 
-#: Most bytes of whole tensors that are held before they are written to a file.
-_FILE_BYTES = 2**31
+#: The format of this module, by the word that a trainer's ``config.checkpoint`` has for it.
+WHOLE = "whole"
 #: AdamW's state of one parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
+#: Most bytes of whole tensors that are held before they are written to a file.
+_FILE_BYTES = 2**31
+_WRITE_BYTES = 1 << 24
+_SYNC_BYTES = 1 << 28  # so that what is told as progress is on the disk, and little waits in memory
+_NUMBERS = "state.json"
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def write_numbers(directory: Path, numbers: Mapping[str, Any], form: str = WHOLE) -> None:
+    """The JSON file of a state in the format ``form``."""
+    (directory / _NUMBERS).write_text(json.dumps({"format": form, **numbers}), encoding="utf-8")
+
+
+def read_numbers(directory: Path) -> tuple[str, dict[str, Any]]:
+    """The format of a saved state and its numbers. Raises DataError."""
+    file = directory / _NUMBERS
+    try:
+        numbers: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError("trainer state cannot be read.", where=str(file), why=str(error)) from error
+    return numbers.pop("format", WHOLE), numbers
+
+
+def load_numbers(directory: Path) -> dict[str, Any]:
+    """The numbers of a state in this module's format. Raises DataError, for a state in another one too."""
+    form, numbers = read_numbers(directory)
+    if form != WHOLE:
+        raise DataError(
+            f"this state is in the format {form}, which this trainer cannot load.",
+            where=str(directory),
+            why=f"It was saved with config.checkpoint: {form}; every trainer loads what {WHOLE} saves.",
+            todo=f"Go on for a step with the trainer that saved it and config.checkpoint: {WHOLE}, then with this one.",
+        )
+    return numbers
+
+
+def take_steps(numbers: dict[str, Any], directory: Path) -> int:
+    """Takes AdamW's steps of every tensor out of the numbers, for an optimizer that has one count for all of them.
+    Raises DataError where they differ."""
+    steps = set(numbers.pop("optimizer_steps").values())
+    if len(steps) > 1:
+        raise DataError(
+            f"this state counts {len(steps)} different numbers of steps, and this trainer one for all tensors.",
+            where=str(directory / _NUMBERS),
+        )
+    return int(max(steps, default=0))
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
 
 
 def save_state(
     directory: Path, parts: Iterable[tuple[str, Tensor]], numbers: Mapping[str, Any], *, writes: bool
 ) -> None:
     """Writes ("part/name", whole tensor) pairs and ``numbers``. Every rank calls it, since making a tensor whole may
-    need all of them; one writes."""
+    need all of them; one writes. Raises CheckpointError, on that one and after the last tensor."""
     directory.mkdir(parents=True, exist_ok=True)
-    held: dict[str, Tensor] = {}
-    files = 0
+    files = _Files(directory)
     for key, whole in parts:
-        if not writes:
-            continue
-        held[key] = whole.detach().cpu().contiguous().clone()
-        if sum(tensor.nbytes for tensor in held.values()) >= _FILE_BYTES:
-            save_file(held, directory / f"state-{files:05d}.safetensors")
-            held, files = {}, files + 1
+        if writes:
+            files.add(key, whole)
     if writes:
-        if held:
-            save_file(held, directory / f"state-{files:05d}.safetensors")
-        (directory / "state.json").write_text(json.dumps(dict(numbers)))
+        files.end()
+        write_numbers(directory, numbers)
 
 
-def load_numbers(directory: Path) -> dict[str, Any]:
-    """The numbers of a saved state. Raises DataError."""
-    manifest = directory / "state.json"
+class _Files:
+    """Files of bounded size, one after the other; after one that failed the rest is not written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._count = directory, 0
+        self._held: dict[str, Tensor] = {}
+        self._error: CheckpointError | None = None
+
+    def add(self, key: str, whole: Tensor) -> None:
+        if self._error is not None:
+            return
+        self._held[key] = whole.detach().cpu().contiguous().clone()
+        if sum(tensor.nbytes for tensor in self._held.values()) >= _FILE_BYTES:
+            self._write()
+
+    def end(self) -> None:
+        """Writes what is left. Raises what went wrong in any file."""
+        if self._held:
+            self._write()
+        if self._error is not None:
+            raise self._error
+
+    def _write(self) -> None:
+        held, self._held = self._held, {}
+        try:
+            write_tensors(self._directory / f"state-{self._count:05d}.safetensors", held)
+        except CheckpointError as error:
+            self._error = error
+        self._count += 1
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], wrote: Callable[[], None] | None = None) -> None:
+    """A safetensors file. With ``wrote``, which is called now and then meanwhile, it is on the disk when this returns;
+    without, that is left to whoever commits it, who can hash it at the same time.
+
+    The library's own writer holds a second copy of all tensors. Raises CheckpointError.
+    """
+    # large items first, as the library has them, so that each is aligned
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     try:
-        numbers: dict[str, Any] = json.loads(manifest.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError("trainer state cannot be read.", where=str(manifest), why=str(error)) from error
-    return numbers
+        with file.open("wb", buffering=0) as stream:
+            _write_all(stream.fileno(), memoryview(_header(ordered)))
+            since_sync = 0
+            for part in _parts(ordered):
+                _write_all(stream.fileno(), part)
+                if wrote is not None:
+                    since_sync += len(part)
+                    if since_sync >= _SYNC_BYTES:
+                        os.fdatasync(stream.fileno())
+                        since_sync = 0
+                    wrote()
+            if wrote is not None:
+                os.fsync(stream.fileno())
+    except OSError as error:
+        raise CheckpointError(
+            "trainer state could not be written.",
+            where=str(file),
+            why=f"the system says: {error.strerror}",
+            todo="free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that directory",
+            full_disk=error.errno in (errno.ENOSPC, errno.EDQUOT),
+        ) from error
+
+
+def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in ordered:
+        spec = spec_of(name, tensor)
+        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [end, end + spec.nbytes]}
+        end += spec.nbytes
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def _parts(ordered: list[tuple[str, Tensor]]) -> Iterator[memoryview]:
+    for _, tensor in ordered:
+        view = memoryview(to_bytes(tensor))
+        for start in range(0, len(view), _WRITE_BYTES):
+            yield view[start : start + _WRITE_BYTES]
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def load_parts(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, Tensor]]:

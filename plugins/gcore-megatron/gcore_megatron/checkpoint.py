@@ -1,33 +1,36 @@
 """A trainer's state as Megatron-Core's distributed checkpoint (torch_dist, fully reshardable) and one JSON file.
 
-Writing happens in forked processes while training goes on. The JSON file is written last: a directory without it is no
-state. Megatron-Core's own files contain pickles; a state is opened only where whoever calls trusts its directory.
+A thread writes while training goes on: Megatron-Core's own writer forks, and the fork of a worker, which has threads of
+gRPC, may hang. The JSON file is written last: a directory without it is no state. Megatron-Core's own files contain
+pickles; a state is opened only where whoever calls trusts its directory.
 """
 
 from __future__ import annotations
 
-import json
+import queue
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from gcore_language.prompts import first_lines
+from gcore_language.saving import BackgroundWrite
+from gcore_language.state_files import read_numbers, write_numbers
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gcore_core.errors import DataError
 from gcore_megatron.library import (
-    AsyncCallsQueue,
     CheckpointingException,
+    FileSystemWriterAsync,
     TorchDistLoadShardedStrategy,
     TorchDistSaveShardedStrategy,
     dist_checkpointing,
+    filesystem_async,
 )
 from gcore_megatron.model import PolicyModel
 
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
-_NUMBERS = "state.json"
-_SHARDS = "shards"
+_NUMBERS, _SHARDS = "state.json", "shards"
 
 
 class PendingSave:
@@ -41,42 +44,70 @@ class PendingSave:
         self._finish()
 
 
-def begin_save(directory: Path, model: PolicyModel, optimizer: Any, numbers: dict[str, Any]) -> PendingSave:
-    """Copies this rank's part of the state and starts to write it; every rank calls it.
-
-    Megatron-Core's persistent writer asks for a CUDA device, so each save forks anew.
-    """
+def begin_save(
+    directory: Path, model: PolicyModel, optimizer: Any, numbers: dict[str, Any], progress: Callable[[], None]
+) -> PendingSave:
+    """Copies this rank's part of the state and starts to write it; every rank calls it."""
     shards = directory / _SHARDS
     shards.mkdir(parents=True, exist_ok=True)
     if dist.get_rank() == 0:
         (directory / _NUMBERS).unlink(missing_ok=True)
     dist.barrier()
+    filesystem_async._results_queue = queue.SimpleQueue()  # else it starts a process for one
     request = dist_checkpointing.save(
         _sharded(model, optimizer, loading=False),
         str(shards),
         TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1),
         async_sharded_save=True,
     )
-    queue = AsyncCallsQueue(persistent=False)
-    queue.schedule_async_request(request)
+    writing = BackgroundWrite(_writer(request), progress)
 
     def finish() -> None:
-        queue.maybe_finalize_async_calls(blocking=True)
-        queue.close()
+        writing.wait()
+        dist.barrier()
+        for finalize in request.finalize_fns:
+            finalize()
         if dist.get_rank() == 0:
-            (directory / _NUMBERS).write_text(json.dumps(numbers), encoding="utf-8")
+            write_numbers(directory, numbers, "distributed")
         dist.barrier()
 
     return PendingSave(finish)
 
 
+def _writer(request: Any) -> Callable[[Callable[[], None]], None]:
+    """What writes the files that Megatron-Core asks for, from a copy of their tensors that is made now."""
+    if request.async_fn is None:
+        return lambda wrote: None  # this rank has nothing to write
+    transforms, *_ = request.async_fn.args
+    _, asked, results = request.async_fn_args
+    files = []
+    for (path, key, (numbers, tensors)), (*_, (_, staged)) in zip(asked, request.preload_fn(), strict=True):
+        pairs = zip(tensors, staged, strict=True)
+        copies = [(item, host if live.is_cuda else live.clone()) for (item, live), (_, host) in pairs]
+        files.append((path, key, (numbers, copies)))
+
+    def write(wrote: Callable[[], None]) -> None:
+        found: dict[int, Any] = {}
+        for place, file in enumerate(files):
+            told, counts = queue.Queue[Any](), queue.Queue[int]()
+            counts.put(place)
+            FileSystemWriterAsync.write_preloaded_data(transforms, place, file, told, counts, use_fsync=True)
+            _, found[place] = told.get()
+            wrote()
+        failed = [outcome for outcome in found.values() if isinstance(outcome, Exception)]
+        results.put(failed[0] if failed else found)  # raised when all ranks are done
+
+    return write
+
+
+def is_distributed(directory: Path) -> bool:
+    """Whether a saved state is of this format, as far as it goes."""
+    return (directory / _SHARDS).is_dir()
+
+
 def load_state(directory: Path, model: PolicyModel, optimizer: Any) -> dict[str, Any]:
     """Takes a saved state into model and optimizer; returns the numbers. Raises DataError."""
-    file = directory / _NUMBERS
-    try:
-        numbers: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError("trainer state cannot be read.", where=str(file), why=str(error)) from error
+    _, numbers = read_numbers(directory)
     wanted = _sharded(model, optimizer, loading=True)
     try:
         found = dist_checkpointing.load(wanted, str(directory / _SHARDS), TorchDistLoadShardedStrategy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gcore_language.settings import TrainerSettings, require
 
@@ -20,9 +21,13 @@ class MegatronTrainerConfig(TrainerSettings):
     sequence_parallel: bool = False
     """Share what lies between the matrices over the tensor-parallel slots too; saves memory."""
     distributed_optimizer: bool = True
-    """Share AdamW's state over the data-parallel replicas. A saved state is loaded with the same choice."""
+    """Share AdamW's state over the data-parallel replicas."""
     overlap_grad_reduce: bool = False
     """Sum gradients over the replicas while the backward pass still runs."""
+    checkpoint: Literal["distributed", "whole"] = "distributed"
+    """How state is saved: Megatron-Core's distributed checkpoint, by all ranks while training goes on, loaded with the
+    same ``distributed_optimizer``; or whole tensors in safetensors, which every trainer can load, by rank 0 while
+    training waits. Both are loaded, whichever is set."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -148,11 +148,11 @@ def load(directory: Path, found: Sequence[Piece], parameters: Mapping[str, Tenso
                 continue
             stored = files[piece.name].get_slice(piece.name)
             window = piece.window(parameters[piece.parameters[stage]])
-            window.copy_(_slice(stored, piece, rank, ranks).reshape(window.shape))
+            window.copy_(slice_of(stored, piece, rank, ranks).reshape(window.shape))
 
 
-def _slice(stored: Any, piece: Piece, rank: int, ranks: int) -> Tensor:
-    """One rank's slice; what fills it up is zero."""
+def slice_of(stored: Any, piece: Piece, rank: int, ranks: int) -> Tensor:
+    """One rank's slice of a whole tensor, or of one that is stored; what fills it up is zero."""
     shape = piece.slice_shape(ranks)
     if piece.split is None:
         return stored[:]
@@ -185,22 +185,27 @@ def _open(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def gather(found: Sequence[Piece], parameters: Mapping[str, Tensor]) -> Iterator[tuple[Piece, Tensor | None]]:
-    """Whole tensors, one at a time, on global rank 0, and None on the others. All ranks iterate alike."""
+def gather(
+    found: Sequence[Piece], parameter: Callable[[str], Tensor], like: Tensor
+) -> Iterator[tuple[Piece, Tensor | None]]:
+    """Whole tensors, one at a time, on global rank 0, and None on the others. All ranks iterate alike.
+
+    ``parameter`` gives this rank's part by the parameter's name, on all replicas at once; dtype and device as ``like``.
+    """
     stage = parallel_state.get_pipeline_model_parallel_rank()
     # one replica's first context-parallel rank has everything
     takes_part = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
     first_of_stage = parallel_state.get_tensor_model_parallel_rank() == 0
     for piece in found:
         owner, name = next(iter(piece.parameters.items()))
+        held = parameter(name) if stage == owner else None
         whole = None
-        if takes_part and stage == owner:
-            whole = _join(piece, piece.window(parameters[name]))
+        if takes_part and held is not None:
+            whole = _join(piece, piece.window(held))
             if owner and first_of_stage:
                 dist.send(whole, 0, group=parallel_state.get_pipeline_model_parallel_group())
                 whole = None
         elif takes_part and stage == 0 and first_of_stage:
-            like = next(iter(parameters.values()))
             whole = like.new_empty(piece.shape)
             source = parallel_state.get_pipeline_model_parallel_group()
             dist.recv(whole, dist.get_global_rank(source, owner), group=source)

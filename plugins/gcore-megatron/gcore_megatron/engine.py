@@ -28,7 +28,7 @@ from gcore_core.errors import ConfigError
 from gcore_core.protocols import WorkerContext
 from gcore_core.records import TensorSpec
 from gcore_megatron import convert, shim
-from gcore_megatron.checkpoint import PendingSave, begin_save, load_state
+from gcore_megatron.checkpoint import PendingSave, begin_save, is_distributed, load_state
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.library import (
     DistributedDataParallel,
@@ -46,6 +46,7 @@ from gcore_megatron.logprobs import action_logp, in_chunks, sum_over
 from gcore_megatron.model import architecture, build, check_split
 from gcore_megatron.pretrained import write_pretrained
 from gcore_megatron.rows import Rows
+from gcore_megatron.whole import OptimizerState, load_whole, save_whole
 
 #: Most logits that a rank holds at once, in numbers; more actions than that go through the output layer in chunks.
 _CHUNK_LOGITS = 2**25
@@ -94,6 +95,10 @@ class MegatronEngine:
             self._model,
         )
         self._optimizer = self._make_optimizer()
+        self._state = OptimizerState(self._optimizer, self._parameters)
+        if isinstance(self._optimizer.optimizer, torch.optim.AdamW):
+            # the moments are there before the first step, so that a state can be saved and loaded before it
+            self._state.reset(0)
         self._chunk_actions = max(1, _CHUNK_LOGITS * config.tensor_parallel // model.rows(config.tensor_parallel))
         self._schedule = get_forward_backward_func()
         self._model.config.finalize_model_grads_func = _finalize
@@ -129,15 +134,7 @@ class MegatronEngine:
             [self._replicated],
         )
         (optimizer,) = chained.chained_optimizers  # a second one would have the experts
-        # the moments are there before the first step, so that a state can be saved and loaded before it
-        inner = optimizer.optimizer
-        if isinstance(inner, torch.optim.AdamW):
-            for parameter in (p for group in inner.param_groups for p in group["params"]):
-                inner.state[parameter] = {
-                    "step": torch.tensor(0.0),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+        if isinstance(optimizer.optimizer, torch.optim.AdamW):
             shim.mend_optimizer(optimizer)
         return optimizer
 
@@ -271,27 +268,33 @@ class MegatronEngine:
             TensorSpec(piece.name, name, piece.shape, math.prod(piece.shape) * dtype.itemsize) for piece in self._pieces
         ]
 
+    def _gathered(self) -> Iterator[tuple[convert.Piece, Tensor | None]]:
+        like = next(iter(self._parameters.values()))
+        return convert.gather(self._pieces, self._parameters.__getitem__, like)
+
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         """See ``Trainer``; rank 0 holds one whole tensor at a time."""
-        gathered = convert.gather(self._pieces, self._parameters)
-        for spec, (_, whole) in zip(self.weight_specs(), gathered, strict=True):
+        for spec, (_, whole) in zip(self.weight_specs(), self._gathered(), strict=True):
             yield spec, np.empty(0, np.uint8) if whole is None else to_bytes(whole)
 
     def begin_save(self, directory: Path, numbers: dict[str, Any]) -> PendingSave:
         """Starts to save; training may go on. Every rank calls ``wait`` of what it returns."""
-        return begin_save(directory, self._model, self._optimizer, numbers)
+        if self._config.checkpoint == "whole":
+            return save_whole(directory, self._pieces, self._state, numbers, self.ranks)
+        return begin_save(directory, self._model, self._optimizer, numbers, self._context.progress)
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
-        """Megatron-Core's distributed checkpoint, and JSON: any other parallel sizes can load it."""
+        """Any other parallel sizes can load it."""
         self.begin_save(directory, numbers).wait()
 
     def load(self, directory: Path) -> dict[str, Any]:
-        return load_state(directory, self._model, self._optimizer)
+        if is_distributed(directory):
+            return load_state(directory, self._model, self._optimizer)
+        return load_whole(directory, self._pieces, self._state)
 
     def save_pretrained(self, directory: Path) -> None:
         """Weights, config and tokenizer in Hugging Face layout."""
-        gathered = convert.gather(self._pieces, self._parameters)
-        write_pretrained(directory, self.weight_specs(), gathered, writes=self.ranks.rank == 0)
+        write_pretrained(directory, self.weight_specs(), self._gathered(), writes=self.ranks.rank == 0)
         if self.ranks.rank == 0:
             self._hf_config.dtype = DTYPES[self._config.dtype]
             self._hf_config.save_pretrained(directory)

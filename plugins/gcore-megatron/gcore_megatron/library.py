@@ -9,7 +9,8 @@ shim.install()
 
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -22,10 +23,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 __all__ = [
-    "AsyncCallsQueue",
     "CheckpointingException",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
+    "FileSystemWriterAsync",
     "GPTModel",
     "OptimizerConfig",
     "TorchDistLoadShardedStrategy",
@@ -34,6 +35,7 @@ __all__ = [
     "TransformerConfig",
     "clip_grad_by_total_norm_fp32",
     "dist_checkpointing",
+    "filesystem_async",
     "finalize_model_grads",
     "get_forward_backward_func",
     "get_gpt_layer_local_spec",

@@ -27,3 +27,10 @@ class TestWholeOptimizer(conformance.TestLlamaTrainer):
     """Every replica has all of AdamW's state."""
 
     config = {**conformance.OnTinyModel.config, "distributed_optimizer": False, "overlap_grad_reduce": True}
+
+
+@pytest.mark.engine
+class TestWholeTensors(conformance.TestQwen2Trainer):
+    """States that every trainer loads."""
+
+    config = {**conformance.OnTinyModel.config, "checkpoint": "whole"}

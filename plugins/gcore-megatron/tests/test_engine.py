@@ -84,7 +84,8 @@ def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
 
     engine.accumulate([*batches_of(records, layout, budget), None], part_of_loss, "gradient")
     gradients = {name: parameter.main_grad for name, parameter in engine._parameters.items()}
-    found = {piece.name: whole for piece, whole in convert.gather(engine._pieces, gradients)}
+    like = next(iter(gradients.values()))
+    found = {piece.name: whole for piece, whole in convert.gather(engine._pieces, gradients.__getitem__, like)}
     assert sum(seen) / float(weight) == pytest.approx(float(loss / weight), abs=1e-5)
     for name, parameter in plain.named_parameters():
         scale = float(parameter.grad.abs().max())
@@ -134,12 +135,10 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(engine: Any, tools: An
 
 
 def test_weights_are_written_in_files_of_bounded_size(engine: Any, tmp_path: Path) -> None:
-    from gcore_megatron import convert
     from gcore_megatron.pretrained import write_pretrained
 
     specs = engine.weight_specs()
-    gathered = convert.gather(engine._pieces, engine._parameters)
-    write_pretrained(tmp_path, specs, gathered, writes=True, file_bytes=max(spec.nbytes for spec in specs))
+    write_pretrained(tmp_path, specs, engine._gathered(), writes=True, file_bytes=max(spec.nbytes for spec in specs))
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     assert len(set(index.values())) > 2
     found = {
@@ -210,6 +209,55 @@ def test_log_probs_are_those_of_transformers(
         assert float((found - unchanged).abs().max()) > 1e-3
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["distributed optimizer", "whole optimizer"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whole_tensors_hold_float32_weights_and_moments_bit_by_bit(
+    models: dict[str, tuple[Path, Path]], tools: Any, tmp_path: Path, dtype: str, shared: bool
+) -> None:
+    """What goes on from them makes the same update; what has not had an update has no moments to save."""
+    from gcore_language.state_files import MOMENTS, load_parts
+    from gcore_megatron.engine import MegatronEngine
+
+    settings = {**tools.SETTINGS, "dtype": dtype, "distributed_optimizer": shared, "checkpoint": "whole"}
+    context = tools.make_context(models["qwen2"][0], tools.make_objective("Cispo", {}))
+    engine = MegatronEngine(MegatronTrainerConfig(**settings), context)
+    shapes = {spec.name: spec.shape for spec in engine.weight_specs()}
+    batches = batches_of(tools.make_records(), "padded", 10**6)
+
+    def update() -> dict[str, bytes]:
+        engine.accumulate(batches, lambda _, logp, entropies: -logp.sum() / 10, "metric")
+        engine.update(1e-2, 1.0)
+        return saved("state")
+
+    def saved(name: str) -> dict[str, bytes]:
+        engine.save(tmp_path / name, {"updates": 1})
+        return {f"{part}/{tensor}": t.numpy().tobytes() for part, tensor, t in load_parts(tmp_path / name, shapes)}
+
+    try:
+        start = saved("start")
+        assert start.keys() == {f"weight/{name}" for name in shapes}
+        first = update()
+        assert first.keys() == {f"{part}/{name}" for part in ("weight", *MOMENTS) for name in shapes}
+        (tmp_path / "state").rename(tmp_path / "first")
+        second = update()
+        assert engine.load(tmp_path / "first") == {"updates": 1}
+        assert saved("again") == first
+        assert update() == second
+        engine.load(tmp_path / "start")
+        assert saved("again at the start") == start
+        assert update() == first
+    finally:
+        engine.close()
+
+
+def test_a_state_of_another_format_is_refused(engine: Any, tmp_path: Path) -> None:
+    from gcore_language.state_files import write_numbers
+
+    write_numbers(tmp_path, {}, "universal")
+    with pytest.raises(DataError, match="in the format universal, which this trainer cannot load"):
+        engine.load(tmp_path)
 
 
 def test_a_state_that_is_half_written_is_refused(engine: Any, tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""What one stage and number of ranks saves, any other goes on from, and so does the torch trainer; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from gcore_language import going_on
+from gcore_language.going_on import TORCH, Job, Layout
+
+pytestmark = pytest.mark.engine
+
+SHARED_OUT = {"zero_optimization": {"stage3_param_persistence_threshold": 200}}
+
+
+def zero(stage: int, ranks: int, checkpoint: str = "whole") -> Layout:
+    return Layout(
+        trainer="gcore_deepspeed.trainer:DeepSpeedTrainer",
+        config="gcore_deepspeed.config:DeepSpeedTrainerConfig",
+        ranks=ranks,
+        settings={"stage": stage, "checkpoint": checkpoint},
+        engine=SHARED_OUT if stage == 3 else {},
+    )
+
+
+TARGETS = {f"zero{stage} of {ranks}": zero(stage, ranks) for stage in (1, 2, 3) for ranks in (1, 2)}
+UNIVERSAL = {f"zero{stage} of 2, universal": zero(stage, 2, "universal") for stage in (1, 2, 3)}
+SOURCES = {"torch": TORCH, **TARGETS, **UNIVERSAL}
+
+
+def goes(source: str, target: str) -> bool:
+    """DeepSpeed's universal states are of stage 3, or not."""
+    return source not in UNIVERSAL or (UNIVERSAL[source].settings["stage"] == 3) == target.startswith("zero3")
+
+
+@pytest.fixture(scope="module")
+def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elastic")
+
+
+def run(names: Iterable[str], works: Path, model: Path, room: str) -> dict[str, str]:
+    """Source -> its state; each has gone on, too, without an interruption."""
+    jobs = [Job(layout=SOURCES[name], model=str(model), work=str(works / name)) for name in names]
+    going_on.run_jobs(jobs, works / room)
+    return {name: str(works / name / "state") for name in names}
+
+
+@pytest.fixture(scope="module")
+def whole(works: Path, model_dirs: dict[str, Path]) -> dict[str, str]:
+    return run(["torch", *TARGETS], works, model_dirs["qwen2"], "room of whole ones")
+
+
+@pytest.fixture(scope="module")
+def universal(works: Path, model_dirs: dict[str, Path]) -> dict[str, str]:
+    return run(UNIVERSAL, works, model_dirs["qwen2"], "room of universal ones")
+
+
+@pytest.fixture(scope="module")
+def in_torch(works: Path, whole: dict[str, str], model_dirs: dict[str, Path]) -> Path:
+    job = Job(layout=TORCH, model=str(model_dirs["qwen2"]), work=str(works / "in torch"), states=whole)
+    going_on.run_jobs([job], works / "torch")
+    return Path(job.work)
+
+
+@pytest.fixture(scope="module")
+def in_all(
+    works: Path, whole: dict[str, str], universal: dict[str, str], model_dirs: dict[str, Path]
+) -> dict[str, Path]:
+    states = whole | universal
+    found = {target: works / f"in {target}" for target in TARGETS}
+    jobs = []
+    for target, work in found.items():
+        given = {source: states[source] for source in SOURCES if goes(source, target)}
+        jobs.append(Job(layout=TARGETS[target], model=str(model_dirs["qwen2"]), work=str(work), states=given))
+    going_on.run_jobs(jobs, works / "targets")
+    return found
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name not in UNIVERSAL])
+def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) -> None:
+    expected, resumed = going_on.outcome(works / source), going_on.outcome(in_torch, source)
+    going_on.assert_goes_on(resumed, expected, exact=source == "torch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)])
+def test_any_layout_goes_on_from_a_state(source: str, target: str, works: Path, in_all: dict[str, Path]) -> None:
+    expected, resumed = going_on.outcome(works / source), going_on.outcome(in_all[target], source)
+    going_on.assert_goes_on(resumed, expected, exact=source.removesuffix(", universal") == target)

@@ -1,0 +1,216 @@
+"""For tests of trainers: from a state that one layout of ranks saved, another goes on as if nothing had happened.
+
+A job is a trainer on some ranks. Without states it makes ``STEPS`` steps and saves after ``AT``; with states it goes on
+from each. Jobs run one after the other, each rank in a process: ``python -m gcore_language.going_on JOBS RANK RANKS``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+from gcore_core.factories import import_attribute
+from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.testing.runs import run_recipe
+from gcore_language.tiny import VOCABULARY
+
+STEPS, AT = 5, 2
+#: Sums of float32 in another order: of a gradient's norm, and of a tensor's largest weight.
+TOLERANCE = 1e-6
+_LIMIT_S = 300
+#: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+_SETTINGS = {"learning_rate": 2e-3, "eps": 1e-2, "weight_decay": 0.1, "clip_grad_norm": 0.3, "schedule": "linear"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A trainer, as ``module:Class`` like its configuration, and how its ranks share the work."""
+
+    trainer: str
+    config: str
+    ranks: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+TORCH = Layout(trainer="gcore_torch.trainer:TorchTrainer", config="gcore_torch.config:TorchTrainerConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """states: name -> directory of the state that it goes on from. What it finds lies under ``work``."""
+
+    layout: Layout
+    model: str
+    work: str
+    states: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Of the steps after ``AT``: gradient norms, and the weights after the last one."""
+
+    norms: list[float]
+    weights: Mapping[str, np.ndarray]
+
+
+def run_jobs(jobs: Sequence[Job], room: Path) -> None:
+    """Runs the jobs, first those of fewer ranks; raises AssertionError with the output of a rank that failed."""
+    room.mkdir(parents=True, exist_ok=True)
+    for ranks in sorted({job.layout.ranks for job in jobs}):
+        file = room / f"jobs-{ranks}.json"
+        file.write_text(json.dumps([asdict(job) for job in jobs if job.layout.ranks == ranks]))
+        command = [sys.executable, "-W", "ignore", "-m", "gcore_language.going_on", str(file)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen([*command, str(rank), str(ranks)], env=environment, stderr=subprocess.PIPE, text=True)
+            for rank in range(ranks)
+        ]
+        try:
+            errors = [process.communicate(timeout=_LIMIT_S)[1][-3000:] for process in processes]
+            assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+        finally:
+            for process in processes:
+                process.kill()
+
+
+def outcome(work: Path, name: str = "whole") -> Outcome:
+    """What a job found that went on from the state ``name``, or made all steps."""
+    return Outcome(norms=json.loads((work / f"{name}.json").read_text()), weights=dict(np.load(work / f"{name}.npz")))
+
+
+def assert_goes_on(resumed: Outcome, expected: Outcome, *, exact: bool) -> None:
+    """Gradient norms and weights are those of the run that was not interrupted: all bits, or within ``TOLERANCE``."""
+    tolerance = 0 if exact else TOLERANCE
+    np.testing.assert_allclose(resumed.norms, expected.norms, rtol=tolerance)
+    assert resumed.weights.keys() == expected.weights.keys()
+    for name, wanted in expected.weights.items():
+        most = float(np.abs(wanted).max())
+        np.testing.assert_allclose(resumed.weights[name], wanted, rtol=0, atol=tolerance * most, err_msg=name)
+
+
+def assert_run_goes_on(recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float) -> None:
+    """A run on torch that is resumed with other overrides ends as it did: gradient norms and weights, to 1e-5.
+
+    That wide because Adam divides by small second moments.
+    """
+    begun, resumed = directory / "begun", directory / "resumed"
+    settings = ["plugins=[]", "run.deterministic=true", "cluster.devices=3", f"run.steps={STEPS}"]
+    settings += ["roles.policy.model.make.config={seed: 0, steps: 40}", "controller.config.prompts=8"]
+    settings += ["evaluation.prompts=8", "evaluation.every=0", f"checkpoint={{every: 1, last: {STEPS}}}"]
+    run_recipe(recipe, begun, settings, timeout_s)
+    shutil.copytree(begun, resumed)
+    for step in range(AT + 1, STEPS + 1):
+        shutil.rmtree(resumed / "checkpoints" / f"step-{step:06d}")
+    shutil.rmtree(resumed / "weights")
+    command = [sys.executable, "-m", "gcore_core", "resume", str(resumed), *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    norms = []
+    for run in (begun, resumed):
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        latest = {row["step"]: row["metrics"] for row in rows if "grad_norm" in row["metrics"]}
+        norms.append([latest[step]["grad_norm"] for step in range(AT + 1, STEPS + 1)])
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
+    wanted, weights = (load_file(run / "weights" / "model.safetensors") for run in (begun, resumed))
+    assert weights.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        np.testing.assert_allclose(weights[name], tensor, rtol=0, atol=1e-5, err_msg=name)
+
+
+# -- in the processes of the ranks ------------------------------------------------------------------------------------
+
+
+class _Reinforce:
+    """-advantage * logp, averaged over trained actions."""
+
+    requires: frozenset[str] = frozenset()
+
+    def loss(self, columns: Any, current: Any) -> Any:
+        mask = columns["mask"].float()
+        return -(columns["advantage"] * current["logp"] * mask).sum(), mask.sum(), {}
+
+
+def _run(job: Job, rank: int) -> None:
+    work, layout = Path(job.work), job.layout
+    meet = work / "meet"
+    meet.mkdir(parents=True, exist_ok=True)
+    context = WorkerContext(
+        role="policy",
+        rank=rank,
+        ranks=layout.ranks,
+        rendezvous=str(meet),
+        directory=str(work),
+        steps=STEPS,
+        model={"path": job.model},
+        engine=layout.engine,
+        parts={"objective": _Reinforce()},
+    )
+    config = import_attribute(layout.config)(**{**_SETTINGS, **layout.settings})
+    trainer = import_attribute(layout.trainer)(config, context)
+    slots = config.replica_slots() if hasattr(config, "replica_slots") else 1
+    replica, replicas = rank // slots, layout.ranks // slots
+
+    def step(number: int) -> float:
+        records = _records(number)
+        advantages = np.random.default_rng(number).standard_normal(len(records))
+        trainer.prepare(records[replica::replicas], frozenset())
+        return float(trainer.train(number, advantages[replica::replicas], 1, 1)["grad_norm"])
+
+    def leave(name: str, norms: list[float]) -> None:
+        weights = {s.name: a.copy().view(np.float32).reshape(s.shape) for s, a in trainer.export_weights() if a.size}
+        if rank == 0:
+            (work / f"{name}.json").write_text(json.dumps(norms))
+            np.savez(work / f"{name}.npz", **weights)
+
+    if not job.states:
+        for number in range(AT):
+            step(number)
+        trainer.save(work / "state")
+        leave("whole", [step(number) for number in range(AT, STEPS)])
+    for name, state in job.states.items():
+        trainer.load(Path(state))
+        leave(name, [step(number) for number in range(trainer.version, STEPS)])
+    trainer.close()
+
+
+def _records(step: int) -> list[TrainRecord]:
+    """Four samples of each of four prompts, of different lengths."""
+    draw = np.random.default_rng(step)
+    records = []
+    for ordinal in range(4):
+        prompt = draw.integers(3, VOCABULARY, int(draw.integers(2, 9))).astype(np.int32)
+        for sample in range(4):
+            actions = int(draw.integers(2, 9))
+            columns = {
+                "prompt_ids": prompt,
+                "action_ids": draw.integers(2, VOCABULARY, actions).astype(np.int32),
+                "logp": np.log(draw.uniform(0.01, 0.1, actions)).astype(np.float32),
+                "action_mask": np.ones(actions, np.bool_),
+                "temperature": np.array(np.float32(1.0)),
+            }
+            records.append(TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns))
+    return records
+
+
+def _main(file: Path, rank: int, ranks: int) -> None:
+    torch.set_num_threads(1)
+    for plain in json.loads(file.read_text()):
+        job = Job(**{**plain, "layout": Layout(**plain["layout"])})
+        _run(job, rank)
+    os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,95 @@
+"""What one split saves, in either format, any other goes on from, and so does the torch trainer; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gcore_language import going_on
+from gcore_language.going_on import TORCH, Job, Layout
+
+pytestmark = pytest.mark.engine
+
+
+def megatron(ranks: int, **settings: Any) -> Layout:
+    return Layout(
+        trainer="gcore_megatron.trainer:MegatronTrainer",
+        config="gcore_megatron.config:MegatronTrainerConfig",
+        ranks=ranks,
+        settings=settings,
+    )
+
+
+TARGETS = {
+    "one": megatron(1),
+    "tensor": megatron(2, tensor_parallel=2),
+    "pipeline": megatron(2, pipeline_parallel=2),
+    "data": megatron(2),
+    "data, whole optimizer": megatron(2, distributed_optimizer=False),
+}
+WHOLE = {f"{n}: whole": megatron(t.ranks, **t.settings, checkpoint="whole") for n, t in TARGETS.items()}
+DISTRIBUTED = {f"{n}: distributed": t for n, t in TARGETS.items()}
+SOURCES = {"torch": TORCH, **WHOLE, **DISTRIBUTED}
+
+
+def goes(source: str, target: str) -> bool:
+    """Distributed states are loaded with the same ``distributed_optimizer``."""
+    return source not in DISTRIBUTED or ("whole optimizer" in source) == ("whole optimizer" in target)
+
+
+def run(names: Iterable[str], works: Path, model: Path, room: str) -> dict[str, str]:
+    """Source -> its state; each has gone on, too, without an interruption."""
+    jobs = [Job(layout=SOURCES[name], model=str(model), work=str(works / name)) for name in names]
+    going_on.run_jobs(jobs, works / room)
+    return {name: str(works / name / "state") for name in names}
+
+
+@pytest.fixture(scope="module")
+def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elastic")
+
+
+@pytest.fixture(scope="module")
+def whole(works: Path, models: dict[str, tuple[Path, Path]]) -> dict[str, str]:
+    return run(["torch", *WHOLE], works, models["qwen2"][0], "room of whole ones")
+
+
+@pytest.fixture(scope="module")
+def distributed(works: Path, models: dict[str, tuple[Path, Path]]) -> dict[str, str]:
+    return run(DISTRIBUTED, works, models["qwen2"][0], "room of distributed ones")
+
+
+@pytest.fixture(scope="module")
+def in_torch(works: Path, whole: dict[str, str], models: dict[str, tuple[Path, Path]]) -> Path:
+    job = Job(layout=TORCH, model=str(models["qwen2"][0]), work=str(works / "in torch"), states=whole)
+    going_on.run_jobs([job], works / "torch targets")
+    return Path(job.work)
+
+
+@pytest.fixture(scope="module")
+def in_all(
+    works: Path, whole: dict[str, str], distributed: dict[str, str], models: dict[str, tuple[Path, Path]]
+) -> dict[str, Path]:
+    states = whole | distributed
+    found = {target: works / f"in {target}" for target in TARGETS}
+    jobs = []
+    for target, work in found.items():
+        given = {source: states[source] for source in SOURCES if goes(source, target)}
+        jobs.append(Job(layout=TARGETS[target], model=str(models["qwen2"][0]), work=str(work), states=given))
+    going_on.run_jobs(jobs, works / "targets")
+    return found
+
+
+@pytest.mark.parametrize("source", ["torch", *WHOLE])
+def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) -> None:
+    expected, resumed = going_on.outcome(works / source), going_on.outcome(in_torch, source)
+    going_on.assert_goes_on(resumed, expected, exact=source == "torch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)])
+def test_any_split_goes_on_from_a_state(source: str, target: str, works: Path, in_all: dict[str, Path]) -> None:
+    expected, resumed = going_on.outcome(works / source), going_on.outcome(in_all[target], source)
+    going_on.assert_goes_on(resumed, expected, exact=source.partition(":")[0] == target)
