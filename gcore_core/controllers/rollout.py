@@ -25,7 +25,7 @@ from gcore_core.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
 
 TICK_S = 1.0  # how often shards look together whether more groups must be issued
 SURPLUS = "surplus"
-LANES = 2  # parts of a round that a replica works on at a time: it has the next one before this one ends
+LANES = 16  # parts of a round that a replica works on at a time, over all shards: so many that its batch stays full
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Rollout:
             own = [[x for x in leases if x.ordinal % len(replicas) == i] for i in range(len(replicas))]
             work = [work_off(replica, deque([part])) for replica, part in zip(replicas, own, strict=True)]
         else:
-            lanes = [replica for _ in range(LANES) for replica in replicas]
+            lanes = [replica for _ in range(lanes_of(facts.shards)) for replica in replicas]
             shared = shares(leases, len(lanes))
             # so that shards of few groups do not meet at one replica
             first = facts.shard * len(replicas) // facts.shards
@@ -198,6 +198,11 @@ def _too_many_failures(failures: list[list[Header]], unusable: int, seen: int) -
         why="\n".join(dict.fromkeys(reasons[:64])) or "no reason was given",
         todo="mend the reward or the data; controller.config.failure_limit says how many may fail",
     )
+
+
+def lanes_of(shards: int) -> int:
+    """Of one shard, at a replica."""
+    return max(1, LANES // shards)
 
 
 def shares(leases: list[Lease], lanes: int) -> deque[list[Lease]]:

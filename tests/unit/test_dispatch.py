@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 import pytest
 
-from gcore_core.controllers.rollout import LANES, shares
+from gcore_core.controllers.rollout import LANES, lanes_of, shares
 from gcore_core.records import Lease
 
 
@@ -34,10 +32,27 @@ def test_replicas_end_together_although_some_groups_are_four_times_as_long(seed:
     )
     even = seconds.sum() / replicas
     fixed = max(seconds[i::replicas].sum() for i in range(replicas))
-    # a replica's lanes share it: each runs at half its speed
-    lanes = [(0.0, lane) for lane in range(replicas * LANES)]
-    for part in shares(leases(count), len(lanes)):
-        ends, lane = heapq.heappop(lanes)
-        heapq.heappush(lanes, (ends + LANES * sum(seconds[lease.ordinal] for lease in part), lane))
-    assert max(lanes)[0] < 1.1 * even
+    parts = shares(leases(count), replicas * lanes_of(shards=1))
+    assert shared_out([sum(seconds[lease.ordinal] for lease in part) for part in parts], replicas) < 1.1 * even
     assert fixed > 2 * even
+
+
+def shared_out(parts: list[float], replicas: int) -> float:
+    """When the last part ends, where those at a replica share its time and each that ends makes room for another."""
+    running = [parts[i::replicas][: lanes_of(1)] for i in range(replicas)]
+    waiting, now = parts[replicas * lanes_of(1) :], 0.0
+    while any(running):
+        next_s = [min(own) * len(own) if own else np.inf for own in running]
+        first = int(np.argmin(next_s))
+        passed = next_s[first]
+        now += passed
+        running = [[left - passed / len(own) for left in own] for own in running]
+        running[first].remove(min(running[first]))
+        if waiting:
+            running[first].append(waiting.pop(0))
+    return now
+
+
+@pytest.mark.parametrize("shards", [1, 2, 8, 64])
+def test_a_replica_works_on_as_many_parts_whatever_the_number_of_shards(shards: int) -> None:
+    assert lanes_of(shards) * shards == max(LANES, shards)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from gcore_core.controllers.rollout import LANES
 from gcore_core.oversampling import KeepRate
 from gcore_core.placement.measured import Profile, Requests
 from gcore_queueing import events
@@ -124,7 +125,7 @@ def play(
     needed: int,
     rate: KeepRate,
     switch_s: float = 0,
-    dealing: tuple[int, int] = (2, 1),
+    dealing: tuple[int, int] = (LANES, 1),
 ) -> Played:
     """Samples until ``needed`` groups are kept and every issued one has its verdict, or there are no more groups.
 

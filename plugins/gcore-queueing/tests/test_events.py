@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gcore_queueing.step import Engines, Groups, lower_bound, play
 
-from gcore_core.controllers.rollout import LANES, shares
+from gcore_core.controllers.rollout import lanes_of, shares
 from gcore_core.oversampling import KeepRate
 from gcore_core.placement.measured import Profile
 from gcore_core.records import Lease
@@ -171,14 +171,15 @@ def test_groups_are_dealt_as_a_controller_deals_them(shards: int, replicas: int)
     rate = KeepRate(rates=(1.0,) * 4, known=True)
     whole = replace(groups, kept=np.ones(40, bool))
     roomy = replace(SLOW, max_running=99, cache_tokens=10**9)
-    played = play(whole, Engines("split", replicas, 2), (roomy, FAST), 40, rate, dealing=(LANES, shards))
+    played = play(whole, Engines("split", replicas, 2), (roomy, FAST), 40, rate, dealing=(lanes_of(shards), shards))
     where = played.requests(0, 0).replica.reshape(40, 3)
     assert (where == where[:, :1]).all()
     assert played.issued == 40
+    lanes = lanes_of(shards) * replicas
     begun = played.requests(0, 0).start_s.reshape(40, 3)[:, 0] == 0
     for shard in range(shards):
         own = np.arange(40 * shard // shards, 40 * (shard + 1) // shards)
-        parts = list(shares([Lease(int(i), 0, 0, ()) for i in own], LANES * replicas))[: LANES * replicas]
+        parts = list(shares([Lease(int(i), 0, 0, ()) for i in own], lanes))[:lanes]
         for at, part in enumerate(parts):
             for lease in part:
                 assert begun[lease.ordinal]
