@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,8 @@ def load(file: str | Path, overrides: Sequence[str] = (), installed: catalog.Cat
     plugins = _load_plugins(core, installed or catalog.scan(), source.file.parent)
     provided = dict(_resolve(core, plugins))
     for path, item in provided.items():
+        if source.origins.get(f"{path}.use", "").startswith(sources.OVERRIDE):
+            _drop_of_others(item, _get(user, f"{path}.config"), f"{path}.config", source.origins)
         _graft(tree, path, item, _get(user, f"{path}.config"))
     merged = _merged(tree, user, source, provided)
     config = _plain_tree(merged)
@@ -272,6 +274,16 @@ def _roles(plugins: Plugins) -> dict[str, Provided]:
             raise PluginClash(f"role {item.spec.name!r} is defined by {other.owner} and by {item.owner}.")
         roles[item.spec.name] = item
     return roles
+
+
+def _drop_of_others(item: Provided, given: Any, path: str, origins: Mapping[str, str]) -> None:
+    """Of settings in the file, which were meant for the provider that an override has replaced, those that the new one
+    does not have."""
+    own = {one.name for one in fields(item.spec.config)} if item.spec.config is not None else set()
+    asked = {key for key, where in origins.items() if where.startswith(sources.OVERRIDE)}
+    for key in sorted(set(given if isinstance(given, dict) else ()) - own):
+        if not any(f"{other}.".startswith(f"{path}.{key}.") for other in asked):
+            del given[key]
 
 
 def _graft(tree: DictConfig, path: str, item: Provided, given: Any) -> None:

@@ -17,6 +17,7 @@ from gcore_core import environments
 from gcore_core.errors import ConfigError
 
 _OVERRIDE = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
+OVERRIDE = "override "  # what an origin on the command line begins with
 _FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w{0,9}")
 
 
@@ -53,7 +54,7 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
             whole = OmegaConf.merge(whole, tree)
         except TypeError as error:  # a list over a mapping, or the other way round
             raise ConfigError(f"override {override!r} does not fit: {error}.", where=str(file)) from error
-        origins |= dict.fromkeys(flat(OmegaConf.to_container(tree)), f"override {override!r}")
+        origins |= dict.fromkeys(flat(OmegaConf.to_container(tree)), f"{OVERRIDE}{override!r}")
     merged = OmegaConf.to_container(whole)
     if not isinstance(merged, dict):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))

@@ -275,6 +275,16 @@ def test_an_unknown_role_is_answered_with_the_known_ones(job: Job) -> None:
     assert "known roles: policy, rollout, judge" in shown
 
 
+def test_settings_of_a_provider_that_an_override_replaces_are_dropped_where_the_new_one_has_none(job: Job) -> None:
+    file = job("balance: {use: core/in-order, config: {slope: 2.0}}")
+    assert "core/in-order has no settings, but slope is set" in message(file)
+    assert config.load(file, ["balance.use=core/in-order"]).config["balance"]["config"] == {}
+    refused = ["balance.use=core/in-order", "balance.config.slope=3.0"]
+    assert "core/in-order has no settings, but slope is set" in message(file, *refused)
+    kept = job("controller: {use: other/sync, config: {prompts: 7, pace: 3}}")
+    assert config.load(kept, ["controller.use=core/sync"]).config["controller"]["config"]["prompts"] == 7
+
+
 def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> None:
     role = (
         "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n@hookimpl\ndef gcore_roles():\n"

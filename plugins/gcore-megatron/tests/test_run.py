@@ -25,14 +25,9 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_run_that_torch_began_goes_on(tmp_path: Path) -> None:
-    """Two tensor-parallel slots take over from one rank of torch, with its moments, in a run of real processes.
-
-    A run's configuration holds all settings of its backend, and one that another backend lacks would be refused.
-    """
+    """Two tensor-parallel slots take over from one rank of torch, with its moments, in a run of real processes."""
     pytest.importorskip("gcore_torch")
     from gcore_language.going_on import assert_run_goes_on
 
-    settings = "{learning_rate: 2.5e-4, schedule: linear, final_fraction: 0.2, tensor_parallel: 2}"
-    overrides = ["roles.policy.use=megatron", "roles.policy.slots=2"]
-    overrides += ["roles.policy.config=null", f"roles.policy.config={settings}"]
+    overrides = ["roles.policy.use=megatron", "roles.policy.slots=2", "roles.policy.config.tensor_parallel=2"]
     assert_run_goes_on(QUICKSTART, tmp_path, overrides, timeout_s=300)
