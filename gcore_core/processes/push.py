@@ -1,8 +1,9 @@
 """A weight push: a plan, buckets of whole tensors in one memory, a commit; digested on both sides.
 
 The trainer's rank 0 fills buckets while the receivers read earlier ones, all in one memory of ``bucket_bytes``, or of
-the largest tensor if that is more. Who asks for bucket i has read those before i - 1; so one is filled where the two
-before it are not. A tensor for which there is no room beside them waits: empty buckets go first, until they were read.
+the largest tensor if that is more. Who asks for bucket i has read those before i - 1, and then bucket i + 2 is filled:
+where the three before it are not. A tensor for which there is no room beside them waits: empty buckets go first, until
+they were read.
 One export, whatever the number of receivers. The memory is shared memory, unless both sides speak something better
 (see ``gcore_core.weight_transfer``): this module does not know what.
 """
@@ -32,7 +33,8 @@ from gcore_core.records import TensorSpec, WeightPlan
 from gcore_core.weight_transfer import SHM, Bucket, Offers, ReceivesDevice, SendsDevice, WeightReader, WeightWriter
 
 PUSH_DEADLINE_S = 300.0
-_BUCKET_BYTES = 16 << 20  # long enough to hide a round trip, short enough that three of them stay in a cache
+_BUCKET_BYTES = 64 << 20  # no cache holds one, and what is copied passes by the caches: so few, and few messages
+_AHEAD = 2  # buckets that are filled before they are asked for: the sender waits for no round trip
 
 
 def exhaust(tensors: Iterable[object]) -> None:
@@ -77,22 +79,31 @@ class PushSource:
         self.plan = WeightPlan(request.version, trainer.weight_specs())
         sizes = [spec.nbytes for spec in self.plan.tensors]
         self._size = max(1, *sizes, min(request.bucket_bytes, sum(sizes)))
-        self._full = min(_BUCKET_BYTES, request.bucket_bytes // 3)  # a bucket that has a tensor gets no more than this
+        self._full = min(_BUCKET_BYTES, request.bucket_bytes // 4)  # a bucket that has a tensor gets no more than this
         memory.of(self._size)
         self._writer: WeightWriter = memory
         self._tensors: Iterator[tuple[TensorSpec, Any]] = trainer.export_weights()
         self._held: tuple[TensorSpec, Any] | None = None
-        self._unread: deque[tuple[int, int]] = deque(maxlen=2)  # where the two latest buckets begin and end
+        self._unread: deque[tuple[int, int]] = deque(maxlen=_AHEAD + 1)  # where the latest buckets begin and end
         self._gathering = Gathering(request.receivers)
-        self._ahead: asyncio.Future[Bucket] | None = None
+        self._latest: Bucket | None = None
+        self._ahead: deque[asyncio.Future[Bucket]] = deque()
+        self._sent: asyncio.Future[None] | None = None
 
     async def bucket(self, request: BucketRequest) -> Bucket:
         async def answer(offers: list[Offers]) -> Bucket:
-            bucket = await (self._ahead or self._compute(self._begin, offers))
+            if request.index == 0:
+                await self._compute(self._begin, offers)
+                self._fill_soon()
+            if self._sent is not None:
+                await self._sent
+            bucket = await self._ahead.popleft()
             if bucket.index < request.index:  # everybody has read the last one
                 await self._compute(self._writer.close)
-            else:
-                self._ahead = asyncio.ensure_future(self._compute(self._go_on, bucket))
+                return bucket
+            self._sent = asyncio.ensure_future(self._compute(self._writer.send, bucket))
+            while len(self._ahead) < _AHEAD:
+                self._fill_soon()
             return bucket
 
         found: Bucket = await self._gathering.join(request.index, request.receiver, request.offers, answer)
@@ -101,12 +112,12 @@ class PushSource:
     async def close(self) -> None:
         """Gives up what is not sent. The export still runs to its end, since other ranks may take part in it."""
         self._gathering.abandon(ContractError("another push began before this one ended", where="push"))
-        await asyncio.gather(*filter(None, [self._ahead]), return_exceptions=True)
+        await asyncio.gather(*self._ahead, *filter(None, [self._sent]), return_exceptions=True)
         await self._compute(self._writer.close)
         await self._compute(exhaust, self._tensors)
 
-    def _begin(self, offers: list[Offers]) -> Bucket:
-        """Chooses the transport; the first bucket."""
+    def _begin(self, offers: list[Offers]) -> None:
+        """Chooses the transport."""
         trainer, wanted = self._trainer, self._request.transport
         if isinstance(trainer, SendsDevice):
             if writer := trainer.push_writer(wanted, offers, self._path, self._size):
@@ -114,12 +125,15 @@ class PushSource:
         elif wanted not in ("auto", SHM):
             what = f"this trainer pushes weights through shared memory, not by {wanted!r}."
             raise ConfigError(what, where="controller.config.push_transport", todo=f"Use auto or {SHM}.")
-        return self._fill(0)
 
-    def _go_on(self, bucket: Bucket) -> Bucket:
-        """The bucket after this one, or this one when it is the last."""
-        self._writer.send(bucket)
-        return bucket if bucket.last else self._fill(bucket.index + 1)
+    def _fill_soon(self) -> None:
+        self._ahead.append(asyncio.ensure_future(self._compute(self._next)))
+
+    def _next(self) -> Bucket:
+        """The bucket after the latest, or that one when it is the last."""
+        if self._latest is None or not self._latest.last:
+            self._latest = self._fill(0 if self._latest is None else self._latest.index + 1)
+        return self._latest
 
     def _fill(self, index: int) -> Bucket:
         """Copies the next tensors to where nobody reads, none of them if there is no room for one."""

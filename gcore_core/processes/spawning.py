@@ -19,6 +19,9 @@ import msgspec
 from gcore_core.errors import ConfigError
 from gcore_core.processes.service import decoded
 
+STREAMED_BYTES = 256 << 10
+#: Copies as large as that go past the caches (glibc, x86): whoever reads what is pushed or stored is another core
+_STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"}
 _OPEN_FILES = 1 << 16  # enough, and few enough for libraries that walk over all there may be
 T = TypeVar("T")
 
@@ -60,7 +63,7 @@ async def spawn_process(
                 stderr=output,
                 pass_fds=(told.fileno(), reading),
                 start_new_session=True,
-                env=None if environment is None else dict(environment),
+                env=_STREAMING | dict(os.environ if environment is None else environment),
             )
         except BaseException:
             os.close(lifeline)  # one that was started all the same ends by it

@@ -28,11 +28,12 @@ from gcore_core.processes.columns import MOST_AXES, NUMBERS, Chunk, Columns, pac
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import BlobRequest, Nothing, Released, ReleaseRequest, SlabRequest, TrainItem
 from gcore_core.processes.service import Peer, encode
+from gcore_core.processes.spawning import STREAMED_BYTES
 from gcore_core.records import Header, Ref
 
 DEADLINE_S = 60.0
 NOTHING_RELEASED = (0, 0)
-_PIECE_BYTES = 512 << 10  # hashed, then copied while it is in the core's own cache: a hash reads ahead, a copy does not
+_PIECE_BYTES = STREAMED_BYTES  # copied past the caches, then hashed where the copy has left it in the core's own cache
 
 
 def sign(secret: bytes, ref: Ref) -> bytes:
@@ -55,8 +56,8 @@ def copy_hashed(parts: Iterable[bytes | memoryview], target: memoryview) -> int:
     for part in parts:
         for start in range(0, len(part), _PIECE_BYTES):
             piece = part[start : start + _PIECE_BYTES]
-            digest.update(piece)
             target[offset : offset + len(piece)] = piece
+            digest.update(piece)
             offset += len(piece)
     return int(digest.intdigest())
 
