@@ -127,8 +127,8 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "a lost replica's part is dropped": (
         Rollout,
         "draw",
-        "waiting.append(ledger.lost({lease.ordinal for lease in request.leases}))",
-        "ledger.lost({lease.ordinal for lease in request.leases})",
+        "waiting.append(left)",
+        "pass",
     ),
     "duplicates are scored as fresh": (
         Rollout,
