@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -39,21 +38,14 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("elastic")
 
 
-def run(names: Iterable[str], works: Path, model: Path, room: str) -> dict[str, str]:
-    """Source -> its state; each has gone on, too, without an interruption."""
-    jobs = [Job(layout=SOURCES[name], model=str(model), work=str(works / name)) for name in names]
-    going_on.run_jobs(jobs, works / room)
-    return {name: str(works / name / "state") for name in names}
-
-
 @pytest.fixture(scope="module")
 def whole(works: Path, model_dirs: dict[str, Path]) -> dict[str, str]:
-    return run(["torch", *TARGETS], works, model_dirs["qwen2"], "room of whole ones")
+    return going_on.run_sources({"torch": TORCH, **TARGETS}, model_dirs["qwen2"], works, "room of whole ones")
 
 
 @pytest.fixture(scope="module")
 def universal(works: Path, model_dirs: dict[str, Path]) -> dict[str, str]:
-    return run(UNIVERSAL, works, model_dirs["qwen2"], "room of universal ones")
+    return going_on.run_sources(UNIVERSAL, model_dirs["qwen2"], works, "room of universal ones")
 
 
 @pytest.fixture(scope="module")

@@ -85,6 +85,13 @@ def run_jobs(jobs: Sequence[Job], room: Path) -> None:
                 process.kill()
 
 
+def run_sources(layouts: Mapping[str, Layout], model: Path, works: Path, room: str) -> dict[str, str]:
+    """Source -> its state; each has gone on, too, without an interruption. ``outcome`` of ``works / source`` tells."""
+    jobs = [Job(layout=layout, model=str(model), work=str(works / name)) for name, layout in layouts.items()]
+    run_jobs(jobs, works / room)
+    return {name: str(works / name / "state") for name in layouts}
+
+
 def outcome(work: Path, name: str = "whole") -> Outcome:
     """What a job found that went on from the state ``name``, or made all steps."""
     return Outcome(norms=json.loads((work / f"{name}.json").read_text()), weights=dict(np.load(work / f"{name}.npz")))

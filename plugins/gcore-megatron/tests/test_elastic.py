@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,6 @@ def goes(source: str, target: str) -> bool:
     return source not in DISTRIBUTED or ("whole optimizer" in source) == ("whole optimizer" in target)
 
 
-def run(names: Iterable[str], works: Path, model: Path, room: str) -> dict[str, str]:
-    """Source -> its state; each has gone on, too, without an interruption."""
-    jobs = [Job(layout=SOURCES[name], model=str(model), work=str(works / name)) for name in names]
-    going_on.run_jobs(jobs, works / room)
-    return {name: str(works / name / "state") for name in names}
-
-
 @pytest.fixture(scope="module")
 def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("elastic")
@@ -53,12 +45,12 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(works: Path, models: dict[str, tuple[Path, Path]]) -> dict[str, str]:
-    return run(["torch", *WHOLE], works, models["qwen2"][0], "room of whole ones")
+    return going_on.run_sources({"torch": TORCH, **WHOLE}, models["qwen2"][0], works, "room of whole ones")
 
 
 @pytest.fixture(scope="module")
 def distributed(works: Path, models: dict[str, tuple[Path, Path]]) -> dict[str, str]:
-    return run(DISTRIBUTED, works, models["qwen2"][0], "room of distributed ones")
+    return going_on.run_sources(DISTRIBUTED, models["qwen2"][0], works, "room of distributed ones")
 
 
 @pytest.fixture(scope="module")
