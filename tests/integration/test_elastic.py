@@ -17,8 +17,10 @@ from safetensors.numpy import load_file
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STEPS, AT = 6, 3
-#: Sums of float32 in another order, through three Adam updates that divide by small second moments.
-TOLERANCE = 1e-5
+#: Sums of float32 in another order: of a gradient's norm, and of a tensor's largest weight.
+TOLERANCE = 1e-6
+#: About as large as gradients are: else Adam makes whole steps of the rounding of those that should be zero.
+EPS = 1e-2
 Layout = tuple[int, int]  # trainer ranks, controllers
 LAYOUTS: list[Layout] = [(1, 1), (2, 2), (3, 4)]
 
@@ -53,6 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout], Path]:
             job["cluster"] = {"devices": 3}
             job["checkpoint"] = {"every": 1, "last": STEPS}
             job["controller"]["config"]["prompts"] = 8
+            job["roles"]["policy"].setdefault("config", {})["eps"] = EPS
             job["roles"]["policy"]["model"]["make"]["config"] = {"seed": 0, "steps": 40}
             del job["plugins"], job["evaluation"]
             text = yaml.safe_dump(job).replace("quickstart/", f"{RECIPES}/quickstart/")
@@ -85,7 +88,8 @@ def test_a_run_goes_on_with_other_numbers_as_it_would_have(
     found = load_file(tmp_path / "run" / "weights" / "model.safetensors")
     wanted = load_file(expected / "weights" / "model.safetensors")
     assert found.keys() == wanted.keys()
-    exact = source == target
-    np.testing.assert_allclose(norms(tmp_path / "run"), norms(expected), rtol=0 if exact else TOLERANCE)
+    tolerance = 0 if source == target else TOLERANCE
+    np.testing.assert_allclose(norms(tmp_path / "run"), norms(expected), rtol=tolerance)
     for name, tensor in wanted.items():
-        np.testing.assert_allclose(found[name], tensor, rtol=0, atol=0 if exact else TOLERANCE, err_msg=name)
+        most = float(np.abs(tensor).max())
+        np.testing.assert_allclose(found[name], tensor, rtol=0, atol=tolerance * most, err_msg=name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gcore_language import going_on
-from gcore_language.going_on import TORCH, Job, Layout
+from gcore_language import elastic
+from gcore_language.elastic import TORCH, Job, Layout
 
 pytestmark = pytest.mark.engine
 
@@ -40,18 +40,18 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(works: Path, model_dirs: dict[str, Path]) -> dict[str, str]:
-    return going_on.run_sources({"torch": TORCH, **TARGETS}, model_dirs["qwen2"], works, "room of whole ones")
+    return elastic.run_sources({"torch": TORCH, **TARGETS}, model_dirs["qwen2"], works, "room of whole ones")
 
 
 @pytest.fixture(scope="module")
 def universal(works: Path, model_dirs: dict[str, Path]) -> dict[str, str]:
-    return going_on.run_sources(UNIVERSAL, model_dirs["qwen2"], works, "room of universal ones")
+    return elastic.run_sources(UNIVERSAL, model_dirs["qwen2"], works, "room of universal ones")
 
 
 @pytest.fixture(scope="module")
 def in_torch(works: Path, whole: dict[str, str], model_dirs: dict[str, Path]) -> Path:
     job = Job(layout=TORCH, model=str(model_dirs["qwen2"]), work=str(works / "in torch"), states=whole)
-    going_on.run_jobs([job], works / "torch")
+    elastic.run_jobs([job], works / "torch")
     return Path(job.work)
 
 
@@ -59,24 +59,17 @@ def in_torch(works: Path, whole: dict[str, str], model_dirs: dict[str, Path]) ->
 def in_all(
     works: Path, whole: dict[str, str], universal: dict[str, str], model_dirs: dict[str, Path]
 ) -> dict[str, Path]:
-    states = whole | universal
-    found = {target: works / f"in {target}" for target in TARGETS}
-    jobs = []
-    for target, work in found.items():
-        given = {source: states[source] for source in SOURCES if goes(source, target)}
-        jobs.append(Job(layout=TARGETS[target], model=str(model_dirs["qwen2"]), work=str(work), states=given))
-    going_on.run_jobs(jobs, works / "targets")
-    return found
+    return elastic.run_targets(TARGETS, whole | universal, goes, model_dirs["qwen2"], works)
 
 
 @pytest.mark.parametrize("source", [name for name in SOURCES if name not in UNIVERSAL])
 def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) -> None:
-    expected, resumed = going_on.outcome(works / source), going_on.outcome(in_torch, source)
-    going_on.assert_goes_on(resumed, expected, exact=source == "torch")
+    expected, resumed = elastic.outcome(works / source), elastic.outcome(in_torch, source)
+    elastic.assert_goes_on(resumed, expected, exact=source == "torch")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)])
 def test_any_layout_goes_on_from_a_state(source: str, target: str, works: Path, in_all: dict[str, Path]) -> None:
-    expected, resumed = going_on.outcome(works / source), going_on.outcome(in_all[target], source)
-    going_on.assert_goes_on(resumed, expected, exact=source.removesuffix(", universal") == target)
+    expected, resumed = elastic.outcome(works / source), elastic.outcome(in_all[target], source)
+    elastic.assert_goes_on(resumed, expected, exact=source.removesuffix(", universal") == target)

@@ -51,6 +51,8 @@ def load_model(
         )
     except LOAD_ERRORS as error:
         raise unreadable("model", path, error) from error
+    # transformers' embedding drops the gradient of this token, but where it was sampled it is an action like any other
+    model.get_input_embeddings().padding_idx = None
     return model.eval()
 
 

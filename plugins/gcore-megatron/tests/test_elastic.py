@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_language import going_on
-from gcore_language.going_on import TORCH, Job, Layout
+from gcore_language import elastic
+from gcore_language.elastic import TORCH, Job, Layout
 
 pytestmark = pytest.mark.engine
 
@@ -45,18 +45,18 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(works: Path, models: dict[str, tuple[Path, Path]]) -> dict[str, str]:
-    return going_on.run_sources({"torch": TORCH, **WHOLE}, models["qwen2"][0], works, "room of whole ones")
+    return elastic.run_sources({"torch": TORCH, **WHOLE}, models["qwen2"][0], works, "room of whole ones")
 
 
 @pytest.fixture(scope="module")
 def distributed(works: Path, models: dict[str, tuple[Path, Path]]) -> dict[str, str]:
-    return going_on.run_sources(DISTRIBUTED, models["qwen2"][0], works, "room of distributed ones")
+    return elastic.run_sources(DISTRIBUTED, models["qwen2"][0], works, "room of distributed ones")
 
 
 @pytest.fixture(scope="module")
 def in_torch(works: Path, whole: dict[str, str], models: dict[str, tuple[Path, Path]]) -> Path:
     job = Job(layout=TORCH, model=str(models["qwen2"][0]), work=str(works / "in torch"), states=whole)
-    going_on.run_jobs([job], works / "torch targets")
+    elastic.run_jobs([job], works / "torch targets")
     return Path(job.work)
 
 
@@ -64,24 +64,17 @@ def in_torch(works: Path, whole: dict[str, str], models: dict[str, tuple[Path, P
 def in_all(
     works: Path, whole: dict[str, str], distributed: dict[str, str], models: dict[str, tuple[Path, Path]]
 ) -> dict[str, Path]:
-    states = whole | distributed
-    found = {target: works / f"in {target}" for target in TARGETS}
-    jobs = []
-    for target, work in found.items():
-        given = {source: states[source] for source in SOURCES if goes(source, target)}
-        jobs.append(Job(layout=TARGETS[target], model=str(models["qwen2"][0]), work=str(work), states=given))
-    going_on.run_jobs(jobs, works / "targets")
-    return found
+    return elastic.run_targets(TARGETS, whole | distributed, goes, models["qwen2"][0], works)
 
 
 @pytest.mark.parametrize("source", ["torch", *WHOLE])
 def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) -> None:
-    expected, resumed = going_on.outcome(works / source), going_on.outcome(in_torch, source)
-    going_on.assert_goes_on(resumed, expected, exact=source == "torch")
+    expected, resumed = elastic.outcome(works / source), elastic.outcome(in_torch, source)
+    elastic.assert_goes_on(resumed, expected, exact=source == "torch")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)])
 def test_any_split_goes_on_from_a_state(source: str, target: str, works: Path, in_all: dict[str, Path]) -> None:
-    expected, resumed = going_on.outcome(works / source), going_on.outcome(in_all[target], source)
-    going_on.assert_goes_on(resumed, expected, exact=source.partition(":")[0] == target)
+    expected, resumed = elastic.outcome(works / source), elastic.outcome(in_all[target], source)
+    elastic.assert_goes_on(resumed, expected, exact=source.partition(":")[0] == target)

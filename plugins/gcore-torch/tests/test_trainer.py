@@ -103,6 +103,28 @@ def test_one_update_is_that_of_plain_torch(
         np.testing.assert_allclose(array.reshape(expected[name].shape), expected[name].detach(), atol=1e-6)
 
 
+def test_a_sampled_padding_token_has_the_gradient_of_any_other(
+    open_trainer: Any, model_dirs: dict[str, Path], tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, padding = tiny.make_records(), 0
+    for record in records:
+        record.columns["action_ids"][0] = padding
+    monkeypatch.setattr(tiny, "make_records", lambda **_: records)
+    found = gradients(open_trainer(clip_grad_norm=0.0), tiny, monkeypatch)["model.embed_tokens.weight"]
+
+    model = AutoModelForCausalLM.from_pretrained(model_dirs["llama"], dtype=torch.float32).eval()
+    model.get_input_embeddings().padding_idx = None
+    loss, weight = torch.zeros(()), 0.0
+    for record, advantage in zip(records, tiny.make_advantages(records), strict=True):
+        mask = torch.from_numpy(record.columns["action_mask"].astype(np.float32))
+        loss = loss - (float(advantage) * reference_logp(model, record) * mask).sum()
+        weight += float(mask.sum())
+    (loss / weight).backward()
+    expected = model.get_input_embeddings().weight.grad
+    assert float(expected[padding].abs().max()) > 1e-3
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-5)  # float32 sums in another order
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("layout", ["flat", "shared"])
 def test_shared_prompts_give_the_gradients_of_padded_records(
