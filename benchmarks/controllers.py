@@ -12,7 +12,9 @@ a payload of its own. memory_<a>_over_<b>: peak resident memory of the largest c
 time_<size>_inline_single_over_ours: a step that makes 256 records with <size> bytes of payload in all, shows them to a
 reward and trains on them, by one controller that the payload goes through, over ours. That controller is written here,
 over the same RPC, as well as such a design can be: parts of 1 MiB, which measured best, go to the reward while others
-come in. It does nothing but move bytes; ours is the whole step, with every reference checked and hashed.
+come in, and its processes are tuned as ours are. It does nothing but move bytes; ours is the whole step. On both sides
+reward and trainer have the payload at hand and do not look at it. time_<size>_read_inline_single_over_ours: they do, in
+both designs, once each, every byte, and the reward checks that they are those that were made.
 verl_time_<size>_over_ours is the same with verl's single controller (verl_controller.py), by its default serialisation;
 verl_numpy_... by its other one. Without a Python that has verl the claims about it are absent, and so is a size whose
 step needs more memory than is left.
@@ -48,15 +50,19 @@ from typing import Any
 
 import handover
 import numpy as np
+import xxhash
 from report import Claim, add_options, publish
 
 from gcore_core.controllers.tracing import Record, read_trace
+from gcore_core.errors import DataError
 from gcore_core.processes.rpc import RpcNetwork
 from gcore_core.processes.service import Call, Service
+from gcore_core.processes.spawning import STREAMED_BYTES
 from gcore_core.run.directory import read_metrics
 
 PAYLOADS = {"50kB": 50_000, "3MB": 3_000_000, "100MB": 100_000_000}
 SIZES = {"0.1GB": 100_000_000, "0.5GB": 500_000_000, "1GB": 1_000_000_000, "2GB": 2_000_000_000}
+READ = "1GB"  # the size for which it is measured with reward and trainer that read it, too
 RECORDS = 256  # of a step, whatever its size is
 STEPS = 4
 GROUP, PROMPTS = 16, 512
@@ -120,11 +126,16 @@ def memory_mib(metrics: Metrics) -> float:
     return max(value for name, value in metrics[-1].items() if name.startswith("memory_mib/controller."))
 
 
-def with_payload(shards: int, prompts: int, group: int, nbytes: int) -> Metrics:
+def with_payload(shards: int, prompts: int, group: int, nbytes: int, reads: bool = False) -> Metrics:
     plan = job(shards, prompts, group)
     plan["roles"]["rollout"]["config"]["payload"] = {"nbytes": nbytes}
+    for reader in (plan["roles"]["policy"], plan["rewards"]["judged"]):
+        reader["config"]["reads"] = reads
     with ran(plan) as directory:
-        return metrics_of(directory)
+        metrics = metrics_of(directory)
+    if not all(step["groups/trained"] == prompts for step in metrics[1:]):
+        raise SystemExit(f"a step did not train on {prompts} groups")
+    return metrics
 
 
 def payloads(rounds: int) -> list[Claim]:
@@ -149,15 +160,18 @@ PART_BYTES = 1 << 20
 SENDING = 4  # parts on their way to a worker
 
 
-def inline_worker(addresses: dict[str, str], secret: bytes, name: str) -> None:
+def inline_worker(addresses: dict[str, str], secret: bytes, name: str, reads: bool) -> None:
     """A producer of payload, and whoever is given it."""
+    made = np.random.default_rng(0).bytes(PART_BYTES)
+    digests = {size: xxhash.xxh3_64_intdigest(made[:size]) for size in (PART_BYTES, *last_parts())}
 
     async def make(nbytes: int, call: Call) -> AsyncIterator[bytes]:
-        part = bytes(PART_BYTES)
         for start in range(0, nbytes, PART_BYTES):
-            yield part[: nbytes - start]
+            yield made[: nbytes - start]
 
     async def take(part: bytes, call: Call) -> int:
+        if reads and xxhash.xxh3_64_intdigest(part) != digests[len(part)]:
+            raise DataError("it is not what was made")
         return len(part)
 
     async def main() -> None:
@@ -204,18 +218,35 @@ def inline_controller(addresses: dict[str, str], secret: bytes, nbytes: int, tol
     told.send((step_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 
 
-def inline_single(nbytes: int) -> tuple[float, float]:
+def last_parts() -> set[int]:
+    return {size % PART_BYTES for size in SIZES.values()}
+
+
+@contextlib.contextmanager
+def tuned() -> Iterator[None]:
+    """Processes that start here are tuned as those of a run are: measured, it makes them faster."""
+    before = dict(os.environ)
+    os.environ["GLIBC_TUNABLES"] = f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def inline_single(nbytes: int, reads: bool = False) -> tuple[float, float]:
     """(seconds of a step, peak resident MiB of the controller)."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="inline-") as folder:
         names, secret = ("producer", "reward", "trainer"), os.urandom(32)
         addresses = {name: f"unix:{folder}/{name}" for name in names}
-        processes = [context.Process(target=inline_worker, args=(addresses, secret, name)) for name in names]
+        processes = [context.Process(target=inline_worker, args=(addresses, secret, name, reads)) for name in names]
         here, there = context.Pipe()
         processes.append(context.Process(target=inline_controller, args=(addresses, secret, nbytes, there)))
         try:
-            for process in processes:
-                process.start()
+            with tuned():
+                for process in processes:
+                    process.start()
             there.close()
             step_s, peak_mib = here.recv()
         finally:
@@ -260,6 +291,10 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
         note(f"a step of {name}")
         metrics = with_payload(2, RECORDS // 4, 4, size // RECORDS)
         found = {"ours": (medians(metrics, "seconds/step"), memory_mib(metrics)), "inline": inline_single(size)}
+        if name == READ:
+            metrics = with_payload(2, RECORDS // 4, 4, size // RECORDS, reads=True)
+            found["ours_read"] = medians(metrics, "seconds/step"), memory_mib(metrics)
+            found["inline_read"] = inline_single(size, reads=True)
         for rival, serialisation in VERL.items() if verl_python and turn == 0 else ():
             if (told := verl(verl_python, size, serialisation)) is not None:
                 found[rival] = told["step_s"], told["memory_mib"]
@@ -278,8 +313,10 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
                 bar = 10.0 if name == "1GB" else None
                 told_claims.append(Claim(label, step_s[f"{who}/{name}"] / step_s[f"ours/{name}"], "ratio", bar))
     growth = peak_mib["ours/2GB"] / peak_mib["ours/0.1GB"]
+    read = step_s[f"inline_read/{READ}"] / step_s[f"ours_read/{READ}"]
     return [
         *told_claims,
+        Claim(f"time_{READ}_read_inline_single_over_ours", read, "ratio"),
         Claim("memory_2GB_over_0.1GB", growth, "ratio", 1.05, "<="),
         *(Claim(f"step_s_{name.replace('/', '_')}", value, "s") for name, value in step_s.items()),
         *(Claim(f"peak_mib_{name.replace('/', '_')}", value, "MiB, peak resident") for name, value in peak_mib.items()),

@@ -9,7 +9,7 @@ size: asking the agent for a slab (one that was freed before, so its pages are w
 its hash, the signature. Every round does both, one after the other, with other bytes each time; medians.
 
 What the reader does is apart, since it runs in another process and at another time: opening the reference, which checks
-the MAC and hashes all of it (reader_verify_ms), and then nothing is copied.
+the MAC and the stamp in front of the content (reader_verify_ms); nothing is copied. Each round compares all bytes.
 
 in_place_notify_ms: asking for room and committing it, for a producer that writes into shared memory itself and hashes
 what it makes while it has it at hand; no byte of the payload is touched. in_place_notify_hashed_ms: the same for one

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gcore_placement import costs
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 from gcore_placement.fixed import Colocated, FixedSplit
 from gcore_placement.replay import Replay
@@ -218,7 +219,7 @@ def read(directory: Path, steps: int, scale: float) -> Ran:
     told = list(outcomes.values())
     causes: dict[str, float] = {}
     for outcome in told:
-        for spent in outcome.devices.values():
+        for spent in costs.spent(outcome).values():
             for cause, seconds in spent.items():
                 causes[cause] = causes.get(cause, 0.0) + seconds
     total = sum(causes.values())
@@ -229,7 +230,7 @@ def read(directory: Path, steps: int, scale: float) -> Ran:
         trained=sum(metrics["groups/trained"] for metrics in own) * SAMPLES,
         step_s=float(np.mean([metrics["seconds/step"] for metrics in own])) / scale,
         rollout_s=float(rollout_s.mean()) / scale,
-        idle=float(np.average([sum(outcome.idle.values()) for outcome in told], weights=rollout_s)),
+        idle=float(np.average([sum(costs.idle(outcome).values()) for outcome in told], weights=rollout_s)),
         moved=sum(outcome.moved for outcome in told),
         monitoring_s=float(np.mean([outcome.monitoring_s for outcome in told])),
         consumed=json.loads((directory / "position.json").read_text())["next_ordinal"],

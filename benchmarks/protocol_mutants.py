@@ -86,9 +86,9 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "len(values) == self.members",
         "len(values) >= max(1, self.members - 1)",
     ),
-    "an older epoch is admitted": (AgreementService, "_admit", "request.epoch != self.epoch", "False"),
+    "an older epoch is admitted": (AgreementService, "_join", "request.epoch != self.epoch", "False"),
     "sums forget a shard": (AgreementService, "sum", "np.array(parts, np.float64)", "np.array(parts[:3], np.float64)"),
-    "deals are of another shard": (AgreementService, "deal", "parts[request.shard]", "parts[request.shard - 1]"),
+    "deals are of another shard": (AgreementService, "deal", "[request.shard]", "[request.shard - 1]"),
     "a relay drops a shard": (
         Relay,
         "relay",

@@ -57,8 +57,7 @@ class Ledger:
 
     def adopt(self, leases: list[Lease]) -> None:
         """Opens ordinals that are not of the run's order: an evaluation's, below zero."""
-        for lease in leases:
-            self._open[lease.ordinal] = _Group(lease.row, lease.turn)
+        self._open |= {lease.ordinal: _Group(lease.row, lease.turn) for lease in leases}
 
     def unfinished(self, among: range | set[int]) -> list[Lease]:
         """What is still to be drawn of these ordinals."""
@@ -112,11 +111,8 @@ class Ledger:
 
     def complete(self) -> list[list[Header]]:
         """Groups without a verdict whose records are all finished and scored, by ordinal; records by sample."""
-        return [
-            [group.records[sample] for sample in range(self._samples)]
-            for ordinal, group in sorted(self._open.items())
-            if len(group.scored) == self._samples
-        ]
+        ended = [ordinal for ordinal, group in self._open.items() if len(group.scored) == self._samples]
+        return [self.whole(ordinal) for ordinal in sorted(ended)]
 
     def settle(self, ordinal: int, verdict: str, reason: str = "") -> None:
         """Gives an open ordinal its verdict. Raises ContractError for one that is not open here."""

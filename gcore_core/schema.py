@@ -84,6 +84,7 @@ class Balance(Choice):
 @dataclass
 class Placement(Choice):
     use: str = "core/even"
+    sleep_in_training: str = "auto"  # generators, where their backend can: "auto" | "always" | "never"
 
 
 @dataclass
@@ -170,7 +171,11 @@ AT_LEAST = {
 #: Numbers that must be greater than zero.
 POSITIVE = ("rewards.*.timeout_s", "run.epochs", "run.patience_s")
 #: What a value must be one of.
-ONE_OF = {"rewards.*.normalise": ("none", "group", "batch"), "checkpoint.best_is": ("higher", "lower")}
+ONE_OF = {
+    "rewards.*.normalise": ("none", "group", "batch"),
+    "checkpoint.best_is": ("higher", "lower"),
+    "placement.sleep_in_training": ("auto", "always", "never"),
+}
 
 
 def core_keys() -> dict[str, Any]:

@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gcore_core import __version__, catalog
+from gcore_core.cli.devices import find_devices
 from gcore_core.errors import ConfigError, ContractError, did_you_mean
-from gcore_core.placement.devices import find_devices
 from gcore_core.plugins import Plugins
 from gcore_core.providers import EnvironmentProvider
 

@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 def host_memory(plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]], host_bytes: int = 0) -> str:
-    """One sentence on what stays in host memory; empty where nothing moves or nothing is kept.
+    """One sentence on what stays in host memory; empty where nobody sleeps or nothing is kept.
 
     host_bytes: of a node; 0: what this machine has. A model's bytes are those of its files in safetensors. Raises
     PlacementError when a node would have to keep more than it has.
@@ -26,9 +26,9 @@ def host_memory(plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, An
     host_bytes = host_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     node_of = {device.index: device.node for device in placed.window.devices}
     kept: dict[str, Counter[str]] = {}
-    for role, workers in placed.workers.items() if placed.moves else ():
-        provided = plan.provided[f"roles.{role}"]
-        if "sleep" in provided.spec.capabilities and keeps_weights(config_object(plan.factory(f"roles.{role}"))):
+    for role, workers in placed.workers.items():
+        sleeps = role in (placed.sleeps if placed.moves else placed.resting)
+        if sleeps and keeps_weights(config_object(plan.factory(f"roles.{role}"))):
             path = models[role].get("path")
             nbytes = sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) if path else 0
             for devices in workers:

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 
 from gcore_core import checks, config
 from gcore_core.cli.host_memory import host_memory
+from gcore_core.cli.placing import place
 from gcore_core.cli.signals import Signals
 from gcore_core.errors import WorkerError
 from gcore_core.factories import build
-from gcore_core.placement.placed import place
 from gcore_core.processes.jobs import Job
 from gcore_core.processes.keeper import check_same, newest
 from gcore_core.processes.supervisor import Supervisor

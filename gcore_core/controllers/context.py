@@ -27,9 +27,9 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     replicas: peer names of generator replicas. ranks: of the workers of each data-parallel trainer rank. scorers: peer
     name -> the rewards it hosts. rows: size of the datasets "train" and "evaluation". rewards: how each counts.
     takes_stale: the objective corrects for actions sampled by older weights. judges: generator role that rewards ask ->
-    peer names of its replicas. placement: where devices move between generators. last_ordinal: the step that consumes
-    up to here is the last. start_step, next_ordinal, state: what a resumed run goes on from. carried: records that its
-    shards had kept for the first step.
+    peer names of its replicas. placement: where devices move between generators. resting: generator roles whose
+    replicas sleep while the trainer works. last_ordinal: the step that consumes up to here is the last. start_step,
+    next_ordinal, state: what a resumed run goes on from. carried: records that its shards had kept for the first step.
     """
 
     shard: int
@@ -51,6 +51,7 @@ class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     takes_stale: bool = False
     judges: dict[str, list[str]] = {}
     placement: PlacementFacts | None = None
+    resting: list[str] = []
     next_ordinal: int = 0
     start_step: int = 0
     state: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -55,38 +56,30 @@ def heard(told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Se
     answers = [np.frombuffer(answered, ANSWERED) for _, answered in told]
     offsets = np.cumsum([0, *(len(part) for part in parts)])
     sampled = np.concatenate(parts)
-    found = {
-        policy: Requests(
-            step=np.full(len(sampled), step, np.int64),
-            group=sampled["group"].copy(),
-            arrival_s=sampled["start_s"].astype(float),
-            start_s=sampled["start_s"].astype(float),
-            end_s=sampled["end_s"].astype(float),
-            prompt=sampled["prompt"].astype(np.int64),
-            actions=sampled["actions"].astype(np.int64),
-            parent=np.full(len(sampled), -1, np.int64),
-            kept=sampled["kept"].copy(),
-            replica=sampled["replica"].astype(np.int64),
-        )
-    }
+    nobody, start_s = np.full(len(sampled), -1, np.int64), sampled["start_s"]
+    found = {policy: _requests(step, sampled, sampled["group"], start_s, nobody)}
+    found[policy] = replace(found[policy], kept=sampled["kept"].copy())
     parent = np.concatenate([part["parent"] + offset for part, offset in zip(answers, offsets, strict=False)])
     answered = np.concatenate(answers)
     for index, role in enumerate(roles):
         mine = answered["role"] == index
-        own = answered[mine]
-        found[role] = Requests(
-            step=np.full(len(own), step, np.int64),
-            group=sampled["group"][parent[mine]],
-            arrival_s=sampled["end_s"][parent[mine]].astype(float),
-            start_s=own["start_s"].astype(float),
-            end_s=own["end_s"].astype(float),
-            prompt=own["prompt"].astype(np.int64),
-            actions=own["actions"].astype(np.int64),
-            parent=parent[mine].astype(np.int64),
-            kept=np.zeros(len(own), bool),
-            replica=own["replica"].astype(np.int64),
-        )
+        about = parent[mine].astype(np.int64)
+        found[role] = _requests(step, answered[mine], sampled["group"][about], sampled["end_s"][about], about)
     return found
+
+
+def _requests(step: int, rows: np.ndarray, group: np.ndarray, arrival_s: np.ndarray, parent: np.ndarray) -> Requests:
+    times = {name: rows[name].astype(float) for name in ("start_s", "end_s")}
+    counts = {name: rows[name].astype(np.int64) for name in ("prompt", "actions", "replica")}
+    return Requests(
+        step=np.full(len(rows), step, np.int64),
+        group=group.copy(),
+        arrival_s=arrival_s.astype(float),
+        parent=parent,
+        kept=np.zeros(len(rows), bool),
+        **times,
+        **counts,
+    )
 
 
 def running_s(served: Sequence[tuple[Requests, int]]) -> float:

@@ -1,30 +1,27 @@
-"""The lead's part of placement: asks the policy at a step's boundary, sleeps and wakes replicas, writes it all down."""
+"""The lead's part of placement: asks the policy at a step's boundary, has it carried out, writes it all down."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gcore_core.controllers.measuring import idle_share, running_s
+from gcore_core.controllers.sleeping import Replica, Sleepers
 from gcore_core.placement import journal
-from gcore_core.placement.devices import Cell, Decision, Device, Need, Window
+from gcore_core.placement.devices import Cell, Decision, Device, Need, Rescues, Window
 from gcore_core.placement.measured import Outcome, Profile, Requests
-from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import Nothing, SleepRequest, WakeReply
-from gcore_core.processes.service import Peer
 
 if TYPE_CHECKING:
     from gcore_core.controllers.context import ControllerContext
 
-MOVE_DEADLINE_S = 600.0
 POLICY = "rollout"
+LOOKS = 5  # at judges, one to three seconds apart
 _OUTCOMES = 64  # that a policy sees
 
 
@@ -63,23 +60,23 @@ class Last:
 
 
 class Mover:
-    def __init__(self, context: ControllerContext, peers: Mapping[str, Sequence[Peer]]) -> None:
+    def __init__(self, context: ControllerContext, roles: Mapping[str, Sequence[int]], sleepers: Sleepers) -> None:
+        """roles: that move, and their replicas."""
         assert context.facts.placement is not None and context.placement is not None
-        self._facts, self._policy = context.facts.placement, context.placement
-        self._peers = peers
+        self._facts, self._policy, self._sleepers = context.facts.placement, context.placement, sleepers
         self._devices = {i: Device(index=i, kind=kind, node=node) for i, kind, node in self._facts.devices}
-        self._asleep: dict[str, set[int]] = {role: set() for role in peers}
         self._decision: Decision | None = None
         saved = context.facts.state.get("placement", {})
         self._before: Mapping[str, Any] = saved.get("policy", {})
         self._outcomes = msgspec.convert(saved.get("outcomes", []), list[Outcome])
-        self._step = self._moved = 0
+        self._step = 0
         self._switch_s: float | None = None
         self._boundary_s = self._turns_s = 0.0  # spent on changing roles, at the step's start and within it
         self._profiles = msgspec.convert(saved.get("profiles", {}), dict[str, Profile])
         self.metrics: dict[str, float] = {}
-        self._wanted: dict[str, list[int]] = {role: list(range(len(own))) for role, own in peers.items()}
-        self._release_before = 0
+        self._wanted = {role: list(own) for role, own in roles.items()}
+        self._served: dict[str, list[int]] = {}  # awake at any time of the rollout
+        self._looks = 0
 
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
         """Tells the policy what the last step was; has awake in the next one whom it names."""
@@ -90,48 +87,69 @@ class Mover:
         decision = self._policy.revise(None if before is None else before.partition, self._window(step, last))
         decided_s = time.perf_counter() - began_s
         if before is not None and last.measured:
-            self._look_back(before, last, last.monitoring_s + decided_s)
+            self._look_back(last, last.monitoring_s + decided_s)
         self._write(journal.decided(step, decision, decided_s))
-        self._step, self._release_before, self._decision = step, release_before, decision
-        self._wanted = {role: self._ranks(role, decision.partition.cells[role]) for role in self._peers}
-        self._moved, self._turns_s = 0, 0.0
-        in_turns = decision.mode == "colocated"
-        awake = {**self._wanted, **({r: [] for r in self._peers if r != POLICY} if in_turns else {})}
-        self._boundary_s = await self._arrange(awake)
-        return Awake(self._wanted, in_turns)
+        self._sleepers.lost = await self._sleepers.gone(self._sleepers.lost)
+        self._step, self._decision = step, self._rescued(step, decision)
+        self._sleepers.moved, self._looks, self._turns_s, self._served = 0, 0, 0.0, {}
+        self._boundary_s = await self._carry_out(self._decision, False, release_before) + self._sleepers.rest_s
+        if self._boundary_s and (self._sleepers.moved or self._sleepers.rest_s):
+            self._switch_s = self._boundary_s
+        return Awake(self._wanted, self._decision.mode == "colocated")
 
     async def turn(self, judging: bool) -> None:
         """Gives the cells to the judges, or back to the policy."""
-        awake = {r: own if (r != POLICY) == judging else [] for r, own in self._wanted.items()}
-        self._turns_s += await self._arrange(awake)
+        took_s = await self._sleepers.arrange(self._in_turn(judging))
+        self._turns_s, self._switch_s = self._turns_s + took_s, took_s
+
+    async def rescue(self) -> Awake | None:
+        """All is drawn and not all is judged: helps a judge of which nobody has answered ``LOOKS`` times in a row."""
+        judges = {role: own for role, own in self._wanted.items() if role != POLICY}
+        gone = await self._sleepers.gone([(role, i) for role, own in judges.items() for i in own])
+        self._looks = self._looks + 1 if _starving(judges, gone) else 0
+        before = self._decision
+        if before is None or self._looks < LOOKS:
+            return None
+        everybody = [(role, i) for role, own in self._facts.engines.items() for i in range(len(own))]
+        self._looks, self._sleepers.lost = 0, await self._sleepers.gone(everybody)
+        self._decision = self._rescued(self._step, before)
+        if self._decision is before:
+            return None
+        self._turns_s += await self._carry_out(self._decision, True)
+        return Awake(self._wanted, self._decision.mode == "colocated")
+
+    def _rescued(self, step: int, decision: Decision) -> Decision:
+        """What takes its place where a judge has nobody left and the policy knows help; else the decision itself."""
+        lost, engines = self._sleepers.lost, self._facts.engines
+        role = _starving({r: self._ranks(r, decision.partition.cells[r]) for r in self._wanted if r != POLICY}, lost)
+        if not role or not isinstance(self._policy, Rescues):
+            return decision
+        told = {r: [index for own, i in sorted(lost) if own == r for index in engines[r][i]] for r in self._wanted}
+        window = replace(self._window(step, Last()), starving=role, lost=told)
+        if (found := self._policy.rescue(decision.partition, window)) is None:
+            return decision
+        found = replace(found, state=decision.state, seen={**found.seen, "starving": role, "lost": told})
+        self._write(journal.decided(step, found, rescued=role))
+        return found
+
+    async def _carry_out(self, decision: Decision, judging: bool, release_before: int = 0) -> float:
+        """Has awake whom the decision names, but for those that are lost."""
+        self._wanted = {
+            role: [i for i in own if (role, i) not in self._sleepers.lost] or own
+            for role, own in ((role, self._ranks(role, decision.partition.cells[role])) for role in self._wanted)
+        }
+        for role, own in self._wanted.items():
+            self._served[role] = sorted({*own, *self._served.get(role, ())})
+        awake = self._in_turn(judging) if decision.mode == "colocated" else self._wanted
+        return await self._sleepers.arrange(awake, release_before)
+
+    def _in_turn(self, judging: bool) -> dict[str, list[int]]:
+        return {role: own if (role != POLICY) == judging else [] for role, own in self._wanted.items()}
 
     def _ranks(self, role: str, cells: Sequence[Cell]) -> list[int]:
         """The replicas of a role that lie in the cells."""
         taken = {device.index for cell in cells for device in cell.devices}
         return [i for i, own in enumerate(self._facts.engines[role]) if taken.issuperset(own)]
-
-    async def _arrange(self, awake: Mapping[str, Sequence[int]]) -> float:
-        """Those that sleep give their memory back before others take it. Returns the seconds that it took."""
-        sleep, wake = [], []
-        for role, peers in self._peers.items():
-            asleep = set(range(len(peers))) - set(awake[role])
-            sleep += [(role, i) for i in sorted(asleep - self._asleep[role])]
-            wake += [(role, i) for i in sorted(self._asleep[role] - asleep)]
-            self._asleep[role] = asleep
-        can = set(self._facts.sleeps)
-        began_s = asyncio.get_running_loop().time()
-        request = SleepRequest(self._release_before)
-        await asyncio.gather(
-            *(insist(self._peers[r][i], "sleep", request, Nothing, MOVE_DEADLINE_S) for r, i in sleep if r in can)
-        )
-        await asyncio.gather(
-            *(insist(self._peers[r][i], "wake", Nothing(), WakeReply, MOVE_DEADLINE_S) for r, i in wake if r in can)
-        )
-        self._moved += len(wake)
-        took_s = asyncio.get_running_loop().time() - began_s if sleep or wake else 0.0
-        if wake and can:
-            self._switch_s = took_s
-        return took_s
 
     def _window(self, step: int, last: Last) -> Window:
         facts, measured = self._facts, last.measured
@@ -163,62 +181,40 @@ class Mover:
     def _remember(self, decision: Decision, last: Last) -> None:
         """What the latest decision came to, for the policy."""
         work = float(sum(found.actions.sum() for found in last.measured.values()))
-        told = Outcome(
-            step=self._step,
-            candidate=decision.chosen,
-            predicted_s=decision.predicted_s.get(decision.chosen),
-            measured_s=last.rollout_s,
-            work=work,
-        )
+        chosen, expected_s = decision.chosen, decision.predicted_s.get(decision.chosen)
+        told = Outcome(step=self._step, candidate=chosen, predicted_s=expected_s, measured_s=last.rollout_s, work=work)
         self._outcomes = [*self._outcomes[1 - _OUTCOMES :], told]
 
-    def _look_back(self, decision: Decision, last: Last, monitoring_s: float) -> None:
+    def _look_back(self, last: Last, monitoring_s: float) -> None:
         """What the latest decision came to, for who reads the journal and the metrics."""
-        devices, waited = self._devices_of(decision.mode, last)
-        total_s = max(last.rollout_s * len(devices), 1e-9)
-        idle = {cause: seconds / total_s for cause, seconds in waited.items()}
-        if self._turns_s:
-            idle["changing roles"] = self._turns_s * len(devices) / total_s
-        told = self._outcomes[-1]
-        self._write(
-            journal.Measured(
-                step=self._step,
-                measured_s=last.rollout_s,
-                work=told.work,
-                moved=self._moved,
-                switch_s=self._boundary_s + self._turns_s,
-                idle=idle,
-                devices=devices,
-                monitoring_s=monitoring_s,
-            )
-        )
+        served: dict[int, list[tuple[str, int]]] = defaultdict(list)
+        for role, replicas in self._served.items():
+            for replica in replicas:
+                served[self._facts.engines[role][replica][0]].append((role, replica))
+        ran, rollout_s = {}, last.rollout_s - self._turns_s
+        waited = dict[int, float]()
+        for device, own in sorted(served.items()):
+            ran[device] = {role: running_s([(last.measured[role], replica)]) for role, replica in own}
+            waited[device] = max(rollout_s - running_s([(last.measured[role], replica) for role, replica in own]), 0.0)
+        told, switch_s, moved = self._outcomes[-1], self._boundary_s + self._turns_s, self._sleepers.moved
+        spent = {"training_s": last.training_s, "pushing_s": last.pushing_s, "monitoring_s": monitoring_s}
+        spent |= {"measured_s": last.rollout_s, "switch_s": switch_s, "turns_s": self._turns_s}
+        self._write(journal.Measured(step=self._step, work=told.work, moved=moved, ran=ran, waited=waited, **spent))
+        idle_s = sum(waited.values()) / max(len(waited), 1) + self._turns_s
         self.metrics = {
-            "placement/idle_share": sum(idle.values()),
-            "placement/moved": float(self._moved),
-            "placement/switch_s": self._boundary_s + self._turns_s,
+            "placement/idle_share": idle_s / max(last.rollout_s, 1e-9),
+            "placement/moved": float(moved),
+            "placement/switch_s": switch_s,
             "placement/monitoring_s": monitoring_s,
         }
         if told.predicted_s is not None:
             self.metrics["placement/predicted_over_measured"] = told.predicted_s / max(last.rollout_s, 1e-9)
 
-    def _devices_of(self, mode: str, last: Last) -> tuple[dict[int, dict[str, float]], dict[str, float]]:
-        """Of each cell, by its first device, the seconds by cause; and the seconds that cells waited, by role."""
-        cells: dict[int, list[tuple[str, int]]] = defaultdict(list)
-        for role, replicas in self._wanted.items():
-            for replica in replicas:
-                cells[self._facts.engines[role][replica][0]].append((role, replica))
-        found: dict[int, dict[str, float]] = {}
-        waited: dict[str, float] = defaultdict(float)
-        for device, served in sorted(cells.items()):
-            spent = {f"{role} runs": running_s([(last.measured[role], replica)]) for role, replica in served}
-            ran_s = running_s([(last.measured[role], replica) for role, replica in served])
-            cause = f"{served[0][0]} waits" if mode == "split" else "all wait"
-            spent[cause] = max(last.rollout_s - ran_s - self._turns_s, 0.0)
-            waited[cause] += spent[cause]
-            stages = {"training": last.training_s, "pushing": last.pushing_s}
-            found[device] = spent | stages | {"changing roles": self._boundary_s + self._turns_s}
-        return found, dict(waited)
-
     def _write(self, line: journal.Decided | journal.Measured) -> None:
         if self._facts.directory:
             journal.append(Path(self._facts.directory), line)
+
+
+def _starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:
+    """One of which nobody is left."""
+    return next((role for role, own in judges.items() if lost.issuperset((role, i) for i in own)), "")

@@ -8,7 +8,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placing import Placing
 from gcore_core.errors import ContractError, WeightMismatch, WorkerDied
-from gcore_core.processes.insist import backoff_s, insist
+from gcore_core.processes.insist import backoff_s, brief_s, insist
 from gcore_core.processes.messages import Nothing, OpenPush, Published, PullWeights, PushConfirmed, SaveWeights
 from gcore_core.processes.push import PUSH_DEADLINE_S
 from gcore_core.weight_transfer import SHM
@@ -42,8 +42,8 @@ class Publishing:
         await insist(self._context.supervisor, "published", Published(version), Nothing, 60.0)
 
     async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
-        ranks, replicas = self._context.trainers, self._placing.replicas
-        wanted = self._config.push_transport
+        ranks, wanted = self._context.trainers, self._config.push_transport
+        replicas, patience_s = self._placing.replicas, brief_s(self._context.facts.patience_s)
         transport = SHM if attempt and wanted == "auto" else wanted  # which needs nothing of anybody's device
         request = OpenPush(version, self._config.push_bucket_bytes, len(replicas), attempt, transport)
 
@@ -53,7 +53,7 @@ class Publishing:
         await insist(ranks[0], "open_push", request, Nothing, PUSH_DEADLINE_S)
         await asyncio.gather(
             *(insist(rank, "open_push", request, Nothing, PUSH_DEADLINE_S) for rank in ranks[1:]),
-            *(insist(replica, "pull", pull(i), PushConfirmed, PUSH_DEADLINE_S) for i, replica in enumerate(replicas)),
+            *(insist(replica, "pull", pull(i), PushConfirmed, patience_s) for i, replica in enumerate(replicas)),
         )
 
     async def save(self) -> None:

@@ -70,30 +70,31 @@ class Quota:
     def issue(self) -> int:
         """How many groups to issue now. Until one was ever dropped, as many as are missing."""
         done, left = self.totals, Left() if self.rounds else self._left
-        lacking = self.needed - done.kept - left.teach
+        due = self.needed - left.teach
+        lacking = due - done.kept
         if lacking <= 0 or (self.exact and done.in_flight):
             missing = 0
         elif self.exact or not self._drops:
             missing = lacking - done.in_flight
         else:
-            missing = self.belief.missing(
-                needed=self.needed - left.teach, kept=done.kept, finished=done.complete, in_flight=done.in_flight
-            )
-            missing = max(missing, 0 if done.in_flight else lacking)
+            likely = self.belief.missing(needed=due, kept=done.kept, finished=done.complete, in_flight=done.in_flight)
+            missing = max(likely, 0 if done.in_flight else lacking)
         again = left.surplus - left.carried  # drawn anew, before any that never was
         count = min(left.surplus + max(missing - again, 0), self.limit - done.issued)
         self.totals.issued += count
         self.rounds += bool(count)
         return count
 
-    async def settled(self, agree: Agreements, kept: int, unusable: int, complete: int) -> None:
-        """Adds what became of this shard's groups since the last time to what became of the others'."""
-        told = await agree.sum("settled", np.array([kept, unusable, complete]))
+    async def settled(self, agree: Agreements, kept: int, unusable: int, complete: int, drawn: bool) -> bool:
+        """Adds what became of this shard's groups since the last time to what became of the others'. Whether all shards
+        have ``drawn`` all, and some is not judged."""
+        told = await agree.sum("settled", np.array([kept, unusable, complete, drawn]))
         new = [round(float(value)) for value in told]
         self.totals.kept += new[0]
         self.totals.unusable += new[1]
         self.totals.complete += new[2]
         self._drops |= self.totals.kept < self.totals.complete
+        return new[3] == agree.shards and self.totals.in_flight > 0
 
     @property
     def over(self) -> bool:
@@ -105,14 +106,14 @@ class Quota:
         """Ends the step at the ordinal behind the last one it takes; returns that ordinal."""
         await self._learn(agree, ledger)
         start = ledger.next_ordinal - self.totals.issued
-        lists = await agree.collect("kept", msgspec.msgpack.encode(kept))
-        parts: list[bytes] = []
-        if agree.lead:
+
+        async def lead(lists: list[bytes]) -> list[bytes]:
             teach = sorted(ordinal for part in lists for ordinal in msgspec.msgpack.decode(part, type=list[int]))
             enough = len(teach) >= self.needed
             end = teach[self.needed - 1] + 1 if enough else ledger.next_ordinal
-            parts = [msgspec.msgpack.encode(end)] * agree.shards
-        end = msgspec.msgpack.decode(await agree.deal("end", parts), type=int)
+            return [msgspec.msgpack.encode(end)] * agree.shards
+
+        end = msgspec.msgpack.decode(await agree.ask("kept", msgspec.msgpack.encode(kept), lead), type=int)
         counts["surplus"] += len(ledger.close(end, self.carries))
         carried = ledger.carried()
         counts["surplus_carried"] += len(carried)

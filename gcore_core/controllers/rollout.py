@@ -68,7 +68,7 @@ class Rollout:
                 await self._tick(draws)
                 settled = self._settle(ledger)
                 found += settled
-                await self._agree_on(settled)
+                await self._agree_on(ledger, settled)
         finally:
             for task in draws:
                 task.cancel()
@@ -86,13 +86,16 @@ class Rollout:
                 task.result()
                 draws.discard(task)
 
-    async def _agree_on(self, settled: list[_Verdict]) -> None:
+    async def _agree_on(self, ledger: Ledger, settled: list[_Verdict]) -> None:
         unusable = [verdict.group for verdict in settled if verdict.verdict == QUARANTINED]
         kept = sum(verdict.verdict == TRAINED for verdict in settled)
-        await self.quota.settled(self._context.agree, kept, len(unusable), len(settled))
+        drawn = not ledger.unfinished(range(ledger.next_ordinal))
+        judging = await self.quota.settled(self._context.agree, kept, len(unusable), len(settled), drawn)
         totals = self.quota.totals
         if unusable and totals.unusable > self._config.failure_limit * totals.complete:
             raise _too_many_failures(unusable, totals.unusable, totals.complete)
+        if judging and await self._placing.rescue():
+            await Scoring(self._context, ledger, TRAIN, self._placing).route()
 
     def _taken(self, found: list[_Verdict], end: int, counts: Counter[str]) -> list[list[Header]]:
         """The groups that the step trains on; what became of each is counted and written down."""

@@ -44,6 +44,12 @@ class Scoring:
             self._tasks.add(self._task)
         self._waiting += headers
 
+    async def route(self) -> None:
+        """Tells all that ask judges who is awake now."""
+        patience_s = self._context.facts.patience_s
+        told = ((peer, ScoreRequest(self._purpose, [], hosted, self._awake)) for peer, hosted in self._context.scorers)
+        await asyncio.gather(*(insist(peer, "score", word, list[RecordScore], patience_s) for peer, word in told))
+
     async def finish(self) -> None:
         """Nothing more comes, and judges are awake: returns when everything is scored, or raises what failed."""
         self._open.set()

@@ -73,6 +73,7 @@ class SynchronousController:
         watch = Stopwatch(self._context.trace, step)
         groups, counts = await unless(stopping, self._rollout.groups(self._ledger, step))
         watch.lap("rollout")
+        await self._placing.rest()
         plan = await self._training.balance(step, groups)
         scalars = await self._training.prepare(step, groups, plan)
         advantages = await self._training.advantages(groups, scalars)

@@ -44,11 +44,8 @@ class Training:
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
         """Facts to the lead, a plan back. Only the lead sees all facts; each shard gets the part of its records."""
-        agree = self._context.agree
-        facts = [Facts(h.ordinal, h.sample, h.n_prompt, h.n_actions, h.cost) for group in groups for h in group]
-        told = await agree.collect("facts", msgspec.msgpack.encode(facts))
-        parts: list[bytes] = []
-        if agree.lead:
+
+        async def lead(told: list[bytes]) -> list[bytes]:
             by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in told]
             self._drawn = draw_plan(
                 [fact for part in by_shard for fact in part],
@@ -58,9 +55,11 @@ class Training:
                 self._context.balancer,
             )
             plan = self._drawn.plan
-            parts = [msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part]) for part in by_shard]
-        mine = msgspec.msgpack.decode(await agree.deal("plan", parts), type=list[Assignment])
-        return {(a.ordinal, a.sample): a for a in mine}
+            return [msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part]) for part in by_shard]
+
+        facts = [Facts(h.ordinal, h.sample, h.n_prompt, h.n_actions, h.cost) for group in groups for h in group]
+        mine = await self._context.agree.ask("facts", msgspec.msgpack.encode(facts), lead)
+        return {(a.ordinal, a.sample): a for a in msgspec.msgpack.decode(mine, type=list[Assignment])}
 
     async def prepare(self, step: int, groups: list[list[Header]], plan: Plan) -> dict[Key, list[float]]:
         """Sends every rank the references of its records; gets back the scalars that the advantage requires."""
@@ -69,9 +68,8 @@ class Training:
         for header in (header for group in groups for header in group):
             place = plan[header.key]
             ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
-            items[place.rank].append(
-                TrainItem(*header.key, place.minibatch, ref, header.slot, header.media, header.versions[0])
-            )
+            item = TrainItem(*header.key, place.minibatch, ref, header.slot, header.media, header.versions[0])
+            items[place.rank].append(item)
         requests = [PrepareRequest(step, part, names) for part in items]
         replies = await self._ask("prepare", step, requests, list[list[float]])
         return {
@@ -173,8 +171,7 @@ def draw_plan(facts: list[Facts], ranks: int, minibatches: int, seed: int, balan
         extra=np.array([fact.cost for fact in facts], np.float64),
     )
     drawn = np.random.default_rng(seed).permutation(np.unique(work.group))
-    rank_of = np.zeros(len(facts), np.int64)
-    minibatch_of = np.zeros(len(facts), np.int64)
+    rank_of, minibatch_of = np.zeros((2, len(facts)), np.int64)
     imbalances = []
     for minibatch, groups in enumerate(np.array_split(drawn, minibatches)):
         mine = np.flatnonzero(np.isin(work.group, groups))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from gcore_core.placement.measured import Outcome, Profile, Requests
 
@@ -60,7 +58,8 @@ class Window:
     policy's under the role that follows it. busy, filled: shares, in the latest step, of a role's replica-seconds with
     anything running, and of its places that ran something. backlog: requests that wait, at a decision within a step.
     switch_s: seconds it takes a cell to change roles; None before one did. outcomes: of earlier decisions, oldest
-    first. state: what the latest decision carried over.
+    first. state: what the latest decision carried over. starving: at a rescue, the role of which nobody answers. lost:
+    device indexes of replicas that do not answer.
     """
 
     devices: tuple[Device, ...]
@@ -76,6 +75,8 @@ class Window:
     switch_s: float | None = None
     outcomes: tuple[Outcome, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)
+    starving: str = ""
+    lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 Mode = Literal["split", "colocated", "coresident"]
@@ -111,17 +112,10 @@ class PlacementPolicy(Protocol):
         """
 
 
-def find_devices(wanted: str | int) -> tuple[Device, ...]:
-    """The machine's devices: GPUs where the driver shows some, else cores; or as many as ``wanted`` says."""
-    gpus = _gpu_count()
-    kind = "cuda" if gpus else "cpu"
-    count = int(wanted) if str(wanted) != "auto" else gpus or len(os.sched_getaffinity(0))
-    return tuple(Device(index=index, kind=kind) for index in range(count))
+@runtime_checkable
+class Rescues(Protocol):
+    """Of a policy that knows help for a judge of which nobody answers."""
 
-
-def _gpu_count() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([word for word in visible.split(",") if word.strip() not in ("", "-1")])
-    driver = Path("/proc/driver/nvidia/gpus")
-    return len(list(driver.iterdir())) if driver.is_dir() else 0
+    def rescue(self, partition: Partition, window: Window) -> Decision | None:
+        """Who is awake from here on instead of ``partition``, None where there is no help. Asked at a step's start, or
+        within it when all is drawn and the policy's generators have nothing to do. Pure."""

@@ -1,11 +1,11 @@
 """``placement.jsonl`` of a run: what was decided before each step, what it came to; one JSON object a line.
 
 Lines have a ``what``: "decision" or "outcome". A step that was begun again after a crash has several; the last counts.
+A decision with ``rescued`` took the place of its step's within the step or right at its start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ import msgspec
 
 from gcore_core.errors import DataError
 from gcore_core.placement.devices import Decision, Partition
-from gcore_core.placement.measured import Outcome
 
 FILE = "placement.jsonl"
 
 
 class Decided(msgspec.Struct, tag="decision", tag_field="what", kw_only=True, omit_defaults=True, frozen=True):
-    """A ``Decision`` as plain values; cells as lists of device indexes, by role. took_s: what deciding took."""
+    """A ``Decision`` as plain values; cells as lists of device indexes, by role. took_s: what deciding took. rescued:
+    the role for which it took the place of the one before. rescues: those that took this one's place."""
 
     step: int
     mode: str
@@ -31,39 +31,35 @@ class Decided(msgspec.Struct, tag="decision", tag_field="what", kw_only=True, om
     seen: dict[str, Any] = {}
     state: dict[str, Any] = {}
     took_s: float = 0.0
+    rescued: str = ""
+    rescues: list[Decided] = []
 
 
 class Measured(msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, omit_defaults=True, frozen=True):
-    """What a decision came to. idle: cause -> share of the devices' time in the rollout. devices: first device of each
-    cell of the generators -> cause -> seconds of the step, from the push to the end of training; what is in no cause is
-    time of the rollout in which a device waited. monitoring_s: what telling, hearing and deciding took the lead.
+    """What a decision came to, in seconds: of the rollout (measured_s), of changing roles, of which turns_s within the
+    rollout, of training and of pushing. ran: first device of each cell of the generators -> role -> how long it ran
+    anything in the rollout; waited: how long nothing ran there. monitoring_s: of telling, hearing and deciding.
     """
 
     step: int
     measured_s: float
     work: float = 0.0
     moved: int = 0  # cells that changed roles
-    switch_s: float = 0.0  # what that took
-    idle: dict[str, float] = {}
-    devices: dict[int, dict[str, float]] = {}
+    switch_s: float = 0.0
+    turns_s: float = 0.0
+    training_s: float = 0.0
+    pushing_s: float = 0.0
+    ran: dict[int, dict[str, float]] = {}
+    waited: dict[int, float] = {}
     monitoring_s: float = 0.0
 
 
-def decided(step: int, decision: Decision, took_s: float = 0.0) -> Decided:
+def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "") -> Decided:
     """What is written of a decision. ``state`` and ``seen`` must be plain values."""
-    cells, engines = _indexes(decision.partition), decision.engines
-    return Decided(
-        step=step,
-        mode=decision.mode,
-        cells=cells,
-        engines=None if engines is None else _indexes(engines),
-        chosen=decision.chosen,
-        predicted_s=dict(decision.predicted_s),
-        reason=decision.reason,
-        seen=dict(decision.seen),
-        state=dict(decision.state),
-        took_s=took_s,
-    )
+    plain = {name: told for name, told in vars(decision).items() if name not in ("partition", "engines")}
+    engines = None if decision.engines is None else _indexes(decision.engines)
+    plain |= {"cells": _indexes(decision.partition), "engines": engines, "rescued": rescued}
+    return Decided(step=step, took_s=took_s, **plain)
 
 
 def _indexes(partition: Partition) -> dict[str, list[list[int]]]:
@@ -97,22 +93,10 @@ def read(directory: Path) -> tuple[dict[int, Decided], dict[int, Measured]]:
             line = decode(text)
         except msgspec.MsgspecError as error:
             raise DataError("a line cannot be read.", where=f"{path}:{number}", why=str(error)) from None
-        if isinstance(line, Decided):
+        if isinstance(line, Decided) and line.rescued and line.step in decisions:
+            decisions[line.step].rescues.append(line)
+        elif isinstance(line, Decided):
             decisions[line.step] = line
         else:
             outcomes[line.step] = line
     return decisions, outcomes
-
-
-def outcomes_of(decisions: Mapping[int, Decided], outcomes: Mapping[int, Measured]) -> tuple[Outcome, ...]:
-    """The outcomes as a policy sees them in its window, oldest first: what a resumed run begins with."""
-    return tuple(
-        Outcome(
-            step=step,
-            candidate=decisions[step].chosen,
-            predicted_s=decisions[step].predicted_s.get(decisions[step].chosen),
-            measured_s=outcomes[step].measured_s,
-            work=outcomes[step].work,
-        )
-        for step in sorted(decisions.keys() & outcomes.keys())
-    )

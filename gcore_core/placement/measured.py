@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -95,14 +95,7 @@ class Profile:
         table, target = np.concatenate(rows), np.concatenate(seconds)
         scale = np.maximum(np.abs(table).max(0), 1e-12)
         base, running, cached_ = _non_negative(table / scale / took[:, None].max(), target / took.max()) / scale
-        return cls(
-            base_s=float(base),
-            running_s=float(running),
-            cached_s=float(cached_),
-            prefill_s=prior.prefill_s,
-            max_running=prior.max_running,
-            cache_tokens=prior.cache_tokens,
-        )
+        return replace(prior, base_s=float(base), running_s=float(running), cached_s=float(cached_))
 
 
 @dataclass(frozen=True, kw_only=True)

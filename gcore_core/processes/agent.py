@@ -120,13 +120,8 @@ class Agent:
         return UsageReply(cpu_s, memory_mib, self.slabs.notes())
 
     async def kill(self, request: KillRequest, call: Call) -> Nothing:
-        """Ends one that hangs; its stacks go to its log first, for which one that is stopped is woken."""
         if process := self._workers.get(request.name):
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGUSR1)
-                process.send_signal(signal.SIGCONT)
-                await asyncio.sleep(_STACKS_S)
-                os.killpg(process.pid, signal.SIGKILL)
+            await end_hung(process)
         return Nothing()
 
     async def stop(self, request: StopRequest, call: Call) -> Nothing:
@@ -140,6 +135,15 @@ class Agent:
                 await asyncio.wait(set(self._watching), timeout=request.grace_s)
         self.stopped.set()
         return Nothing()
+
+
+async def end_hung(process: asyncio.subprocess.Process) -> None:
+    """Ends one that hangs; its stacks go to its log first, for which one that is stopped is woken."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(_STACKS_S)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:

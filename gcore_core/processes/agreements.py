@@ -1,4 +1,4 @@
-"""What shards agree on: sums, small gathers to the lead, deals from the lead. A star through the supervisor.
+"""What shards agree on: sums, small gathers to the lead, its answers. A star through the supervisor.
 
 Every agreement has a key made of the step and a name, so asking twice is harmless, and an epoch: a shard of an older
 epoch (one that was replaced) is refused. Nothing here returns records.
@@ -7,17 +7,22 @@ epoch (one that was replaced) is refused. Nothing here returns records.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 
 from gcore_core.errors import ContractError
-from gcore_core.processes.gathering import Gathering
-from gcore_core.processes.messages import CollectRequest, DealRequest, SumRequest
+from gcore_core.processes.gathering import Act, Gathering
+from gcore_core.processes.messages import Agreement, CollectRequest, DealRequest, SumRequest
 from gcore_core.processes.service import Call, Peer, Service
 
 DEADLINE_S = 3600.0
 _PAYLOAD_LIMIT_BYTES = 16 << 20
+
+
+async def _told(parts: list[Any]) -> list[Any]:
+    return parts
 
 
 class AgreementService:
@@ -32,10 +37,12 @@ class AgreementService:
         service.add("agree.sum", SumRequest, self.sum)
         service.add("agree.collect", CollectRequest, self.collect)
         service.add("agree.deal", DealRequest, self.deal)
+        service.add("agree.ask", CollectRequest, self.ask)
 
-    def _admit(self, request: SumRequest | CollectRequest | DealRequest) -> None:
+    async def _join(self, request: Agreement, value: Any, act: Act = _told) -> Any:
         if request.epoch != self.epoch:
             raise ContractError(f"epoch {request.epoch} is over, this is {self.epoch}", where=f"shard {request.shard}")
+        return await self._gathering.join((type(request).__name__, request.key), request.shard, value, act)
 
     async def sum(self, request: SumRequest, call: Call) -> list[float]:
         async def act(parts: list[list[float]]) -> list[float]:
@@ -43,31 +50,26 @@ class AgreementService:
                 raise ContractError(f"shards sum {[len(part) for part in parts]} values", where=request.key)
             return [float(value) for value in np.sum(np.array(parts, np.float64), axis=0)]  # in shard order
 
-        self._admit(request)
-        total: list[float] = await self._gathering.join(("sum", request.key), request.shard, request.values, act)
+        total: list[float] = await self._join(request, request.values, act)
         return total
 
     async def collect(self, request: CollectRequest, call: Call) -> list[bytes]:
         """The payloads in shard order for the lead, none for the others."""
-
-        async def act(parts: list[bytes]) -> list[bytes]:
-            return parts
-
-        self._admit(request)
         if len(request.payload) * self._shards > _PAYLOAD_LIMIT_BYTES:
             raise ContractError(f"{len(request.payload)} bytes are too many to agree on", where=request.key)
-        parts: list[bytes] = await self._gathering.join(("collect", request.key), request.shard, request.payload, act)
+        parts: list[bytes] = await self._join(request, request.payload)
         return parts if request.shard == 0 else []
 
     async def deal(self, request: DealRequest, call: Call) -> bytes:
-        async def act(parts: list[list[bytes]]) -> list[bytes]:
-            return parts[0]
-
-        self._admit(request)
         if request.shard == 0 and len(request.parts) != self._shards:
             raise ContractError(f"{len(request.parts)} parts for {self._shards} shards", where=request.key)
-        parts: list[bytes] = await self._gathering.join(("deal", request.key), request.shard, request.parts, act)
-        return parts[request.shard]
+        parts: list[list[bytes]] = await self._join(request, request.parts)
+        return parts[0][request.shard]
+
+    async def ask(self, request: CollectRequest, call: Call) -> bytes:
+        """For all but the lead: its part of what the lead deals when it has collected."""
+        await self.collect(request, call)
+        return await self.deal(DealRequest(request.key, request.shard, request.epoch, []), call)
 
 
 class Agreements:
@@ -85,17 +87,23 @@ class Agreements:
         """float64[K] summed over shards, in shard order, so that all get the same bits."""
         flat = [float(value) for value in np.asarray(values, np.float64).ravel()]
         request = SumRequest(self._key(name), self.shard, self._epoch, flat)
-        return np.array(await self._insist(self._peer, "agree.sum", request, list[float], DEADLINE_S), np.float64)
+        return np.array(await self._call("sum", request, list[float]), np.float64)
 
     async def collect(self, name: str, payload: bytes) -> list[bytes]:
         """Every shard's payload for the lead, an empty list for the others."""
         request = CollectRequest(self._key(name), self.shard, self._epoch, payload)
-        return list(await self._insist(self._peer, "agree.collect", request, list[bytes], DEADLINE_S))
+        return list(await self._call("collect", request, list[bytes]))
 
-    async def deal(self, name: str, parts: list[bytes]) -> bytes:
-        """The lead's part for this shard; only the lead gives ``parts``, one per shard."""
-        request = DealRequest(self._key(name), self.shard, self._epoch, parts)
-        return bytes(await self._insist(self._peer, "agree.deal", request, bytes, DEADLINE_S))
+    async def ask(self, name: str, payload: bytes, lead: Callable[[list[bytes]], Awaitable[list[bytes]]]) -> bytes:
+        """This shard's part of what the lead makes of all payloads. ``lead``: payloads, in shard order, -> parts."""
+        request = CollectRequest(self._key(name), self.shard, self._epoch, payload)
+        if not self.lead:
+            return bytes(await self._call("ask", request, bytes))
+        parts = await lead(await self._call("collect", request, list[bytes]))
+        return bytes(await self._call("deal", DealRequest(request.key, self.shard, self._epoch, parts), bytes))
+
+    async def _call(self, method: str, request: Agreement, reply: Any) -> Any:
+        return await self._insist(self._peer, f"agree.{method}", request, reply, DEADLINE_S)
 
     async def barrier(self, name: str, flag: bool = False) -> bool:
         """Whether any shard came with its flag up."""

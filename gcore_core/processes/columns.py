@@ -48,8 +48,7 @@ def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
         nbytes = sum(array.nbytes for array in flat)
         if len(flat) > 1 and nbytes < _JOIN_BYTES:
             flat = [np.concatenate(flat, dtype=flat[0].dtype)]  # else it would turn bytes into the machine's order
-        parts += [array.view(np.uint8).data for array in flat]
-        parts.append(bytes(-nbytes % 8))
+        parts += [*(array.view(np.uint8).data for array in flat), bytes(-nbytes % 8)]
         table[name] = _Column(min(dtypes), offset, [None if array is None else array.shape for array in held])
         offset += nbytes + -nbytes % 8
     head = _encode_table(table)
@@ -105,10 +104,8 @@ class Chunk:
         column = self._table[name]
         if not NUMBERS.fullmatch(column.dtype):
             raise ValueError(f"dtype {column.dtype!r}")
-        if any(size < 0 for shape in column.shapes for size in shape or ()):
-            raise ValueError("a negative size")
-        if any(len(shape or ()) > MOST_AXES for shape in column.shapes):
-            raise ValueError("too many axes")
+        if any(len(shape) > MOST_AXES or min(shape, default=0) < 0 for shape in column.shapes if shape):
+            raise ValueError("a shape that no array has")
         sizes = [0 if shape is None else math.prod(shape) for shape in column.shapes]
         bounds = list(accumulate(sizes, initial=0))
         return np.frombuffer(self._body, column.dtype, bounds[-1], column.offset), bounds

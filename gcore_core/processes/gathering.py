@@ -9,6 +9,8 @@ from typing import Any
 
 from gcore_core.errors import ContractError
 
+Act = Callable[[list[Any]], Awaitable[Any]]
+
 
 class Gathering:
     """Members 0..n-1 join under a key with a value; when all have, ``act(values in member order)`` runs once.
@@ -21,7 +23,7 @@ class Gathering:
         self.members, self.keep = members, keep
         self._open: OrderedDict[Any, tuple[dict[int, Any], asyncio.Future[Any]]] = OrderedDict()
 
-    async def join(self, key: Any, member: int, value: Any, act: Callable[[list[Any]], Awaitable[Any]]) -> Any:
+    async def join(self, key: Any, member: int, value: Any, act: Act) -> Any:
         if not 0 <= member < self.members:
             raise ContractError(f"there is no member {member}, only {self.members}", where=str(key))
         values, result = self._open.setdefault(key, ({}, asyncio.get_running_loop().create_future()))
@@ -35,9 +37,7 @@ class Gathering:
                 await self._run(values, result, act)
         return await asyncio.shield(result)
 
-    async def _run(
-        self, values: dict[int, Any], result: asyncio.Future[Any], act: Callable[[list[Any]], Awaitable[Any]]
-    ) -> None:
+    async def _run(self, values: dict[int, Any], result: asyncio.Future[Any], act: Act) -> None:
         task = asyncio.ensure_future(act([values[m] for m in range(self.members)]))
 
         def finish(done: asyncio.Future[Any]) -> None:

@@ -141,13 +141,6 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _placement(job: Job) -> dict[str, Any] | None:
-    """What the lead asks the policy with."""
-    roles, needed = job.plan.config["roles"], getattr(config_object(job.plan.factory("controller")), "prompts", 0)
-    sleeps = [role for role in roles if "sleep" in job.plan.provided[f"roles.{role}"].spec.capabilities]
-    return job.placed.facts(sleeps, needed, str(job.directory))
-
-
 def _last_ordinal(job: Job) -> dict[str, int]:
     epochs = job.plan.config["run"]["epochs"]
     return {"last_ordinal": math.ceil(epochs * job.rows["train"])} if epochs else {}
@@ -158,6 +151,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     names = ("controller", "advantage", "filter", "balance", *(["placement"] if job.placed.moves else []))
     factories = {name: job.plan.factory(name) for name in names}
     roles, asked = config["roles"], {node["role"]: None for node in config["rewards"].values()}
+    controller = config_object(job.plan.factory("controller"))
     settings = {
         "shard": shard,
         "steps": config["run"]["steps"],
@@ -185,7 +179,8 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "trace": str(job.directory / "trace"),
         "takes_stale": takes_stale(config_object(job.plan.factory("objective"))),
         "judges": {role: job.workers(role) for role in asked if role and role != "rollout"},
-        "placement": _placement(job),
+        "placement": job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),
+        "resting": list(job.placed.resting),
         **_last_ordinal(job),
         "patience_s": config["run"]["patience_s"],
         "checkpoint_every": config["checkpoint"]["every"],

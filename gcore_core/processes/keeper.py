@@ -76,12 +76,11 @@ class Keeper:
         return place
 
     async def commit(self, request: CommitCheckpoint, call: Call) -> Nothing:
-        async def act(_: list[None]) -> Nothing:
+        async def act(_: list[None]) -> None:
             await asyncio.to_thread(self._commit, request)
-            return Nothing()
 
-        done: Nothing = await self._once.join(("commit", request.step), 0, None, act)
-        return done
+        await self._once.join(("commit", request.step), 0, None, act)
+        return Nothing()
 
     def _commit(self, request: CommitCheckpoint) -> None:
         node = self._plan.config["checkpoint"]

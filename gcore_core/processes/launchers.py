@@ -9,23 +9,23 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from gcore_core.errors import AddressError, ConfigError, WorkerError
-from gcore_core.processes.agent import AgentSpec, process_usage
+from gcore_core.processes.agent import AgentSpec, end_hung, process_usage
 from gcore_core.processes.compute import DirectCompute
 from gcore_core.processes.config import LocalConfig
 from gcore_core.processes.inline import InlineNetwork
 from gcore_core.processes.messages import Nothing, SpawnRequest, StopRequest, UsageReply, WorkerExit, WorkerSpec
 from gcore_core.processes.service import Call, Network, Peer, Service
 from gcore_core.processes.slabs import SlabService, StoreSpec
-from gcore_core.processes.spawning import allow_open_files, spawn_process
+from gcore_core.processes.spawning import SHARED_MEMORY, allow_open_files, spawn_process
 
 AGENT = "agent.0"
-_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Site:
     secret: bytes
     store: Path
     meeting: Path  # a private directory in which ranks may meet
-    inline: bool = False
+    end_agent: Callable[[], Awaitable[None]] | None = None  # one that hangs; None: it is in this process, as all are
 
 
 class Launcher(Protocol):
@@ -78,12 +78,17 @@ class LocalLauncher:
                     secret=secret,
                     store=Path(store.directory),
                     meeting=directory,
+                    end_agent=partial(end_hung, agent),
                 )
             finally:
                 await network.close()
                 if agent is not None:
                     os.close(lifeline)  # the agent ends its workers and itself
-                    await _ended(agent)
+                    try:
+                        await asyncio.wait_for(agent.wait(), 15)
+                    except TimeoutError:
+                        await end_hung(agent)  # its workers end by their own lifelines
+                        await agent.wait()
                 for place in (store.directory, store.spill):
                     shutil.rmtree(place, ignore_errors=True)
 
@@ -111,7 +116,7 @@ def _private_directory(parent: str | None):  # type: ignore[no-untyped-def]
 
 def _store(config: LocalConfig, directory: Path, run: Path) -> StoreSpec:
     """A store in shared memory, or where there is none in the run's private directory."""
-    memory = _MEMORY if _MEMORY.is_dir() else directory
+    memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else directory
     budget = shutil.disk_usage(memory).free // 2 if config.store_gib is None else int(config.store_gib * 2**30)
     return StoreSpec(
         node=AGENT,
@@ -120,15 +125,6 @@ def _store(config: LocalConfig, directory: Path, run: Path) -> StoreSpec:
         budget_bytes=budget,
         patience_s=config.spill_after_s,
     )
-
-
-async def _ended(agent: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(15):
-            await agent.wait()
-    except TimeoutError:
-        agent.kill()  # its workers end by their own lifelines
-        await agent.wait()
 
 
 class InlineLauncher:
@@ -156,7 +152,6 @@ class InlineLauncher:
                     secret=secret,
                     store=Path(store.directory),
                     meeting=directory,
-                    inline=True,
                 )
             finally:
                 await agent.stop(StopRequest(1.0), Call(lambda: None))

@@ -214,24 +214,21 @@ class CommitCheckpoint(Message):
 # -- agreements -------------------------------------------------------------------------------------------------------
 
 
-class SumRequest(Message):
+class Agreement(Message):
     key: str
     shard: int
     epoch: int
+
+
+class SumRequest(Agreement):
     values: list[float]
 
 
-class CollectRequest(Message):
-    key: str
-    shard: int
-    epoch: int
+class CollectRequest(Agreement):
     payload: bytes
 
 
-class DealRequest(Message):
-    key: str
-    shard: int
-    epoch: int
+class DealRequest(Agreement):
     parts: list[bytes]  # one per shard from the lead, empty from the others
 
 
@@ -341,11 +338,10 @@ class ReleaseRequest(Message):
 
 
 class BlobRequest(Message):
-    """Holds the blob of this key for ``held``; ``ref``: of one just made, registered unless there is one already."""
+    """Holds blobs like those of ``refs``, which were just made, for ``held``."""
 
-    key: bytes
     held: dict[int, int]
-    ref: Ref | None
+    refs: list[Ref]
 
 
 class ReadRequest(Message):

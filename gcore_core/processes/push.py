@@ -24,7 +24,7 @@ import xxhash
 from gcore_core.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.processes.compute import Compute
 from gcore_core.processes.gathering import Gathering
-from gcore_core.processes.insist import insist
+from gcore_core.processes.insist import insist, shown
 from gcore_core.processes.messages import BucketRequest, OpenPush, PlanRequest, PullWeights, PushConfirmed
 from gcore_core.processes.service import Call, Peer
 from gcore_core.processes.store import copy_hashed, map_file
@@ -33,6 +33,7 @@ from gcore_core.records import TensorSpec, WeightPlan
 from gcore_core.weight_transfer import SHM, Bucket, Offers, ReceivesDevice, SendsDevice, WeightReader, WeightWriter
 
 PUSH_DEADLINE_S = 300.0
+_BUCKET_S = 60.0  # shorter, since a sender that waits for other receivers says so
 _BUCKET_BYTES = 64 << 20  # no cache holds one, and what is copied passes by the caches: so few, and few messages
 _AHEAD = 2  # buckets that are filled before they are asked for: the sender waits for no round trip
 
@@ -85,13 +86,14 @@ class PushSource:
         self._tensors: Iterator[tuple[TensorSpec, Any]] = trainer.export_weights()
         self._held: tuple[TensorSpec, Any] | None = None
         self._unread: deque[tuple[int, int]] = deque(maxlen=_AHEAD + 1)  # where the latest buckets begin and end
-        self._gathering = Gathering(request.receivers)
+        self._gathering, self._asked = Gathering(request.receivers), -1  # the bucket that all have asked for
         self._latest: Bucket | None = None
         self._ahead: deque[asyncio.Future[Bucket]] = deque()
         self._sent: asyncio.Future[None] | None = None
 
-    async def bucket(self, request: BucketRequest) -> Bucket:
+    async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
         async def answer(offers: list[Offers]) -> Bucket:
+            self._asked = request.index
             if request.index == 0:
                 await self._compute(self._begin, offers)
                 self._fill_soon()
@@ -106,7 +108,8 @@ class PushSource:
                 self._fill_soon()
             return bucket
 
-        found: Bucket = await self._gathering.join(request.index, request.receiver, request.offers, answer)
+        with shown(call.progress, lambda: self._asked < request.index):
+            found: Bucket = await self._gathering.join(request.index, request.receiver, request.offers, answer)
         return found
 
     async def close(self) -> None:
@@ -164,21 +167,23 @@ async def pull_weights(
     source: Peer,
     request: PullWeights,
     compute: Compute,
-    call: Call,
+    progress: Callable[[], None],
     mapped: dict[str, np.ndarray],
 ) -> PushConfirmed:
     """The receiving half. Raises WeightMismatch for a push that is truncated, altered, or not of this model.
 
+    progress: told of every bucket that was loaded, and while the source or other receivers are waited for.
     mapped: path -> shared memory, kept by the caller between pushes.
     """
     version = request.version
-    plan = await insist(source, "plan", PlanRequest(version, request.attempt), WeightPlan, PUSH_DEADLINE_S)
+    plan = await insist(source, "plan", PlanRequest(version, request.attempt), WeightPlan, _BUCKET_S)
     await compute(receiver.begin_weights, plan)
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
 
     async def ask(index: int) -> Bucket:
         asked = BucketRequest(version, request.receiver, index, request.attempt, offers)
-        return await insist(source, "bucket", asked, Bucket, PUSH_DEADLINE_S)
+        with shown(progress):
+            return await insist(source, "bucket", asked, Bucket, _BUCKET_S)
 
     bucket, digests = await ask(0), dict[str, int]()
     reader = _reader(receiver, bucket.transport, request.receiver, mapped)
@@ -189,7 +194,7 @@ async def pull_weights(
             before, loading = loading, asyncio.ensure_future(compute(reader.load, bucket))
             if before is not None:
                 await before
-            call.progress()
+            progress()
             if bucket.last:
                 await loading
                 break
@@ -202,7 +207,9 @@ async def pull_weights(
         await ask(index)  # the sender may give its memory back
     if missing := plan.tensors[len(digests) :]:
         raise WeightMismatch(f"the push ended without tensor {missing[0].name!r}", where=f"version {version}")
+    progress()
     await compute(receiver.commit_weights, plan)
+    progress()
     held = await compute(reader.held)
     if wrong := [name for name, digest in digests.items() if held is not None and held.get(name) != digest]:
         raise WeightMismatch(

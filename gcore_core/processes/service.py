@@ -65,7 +65,8 @@ class Service:
     """The named handlers of one process.
 
     A handler is ``async def handler(request, call) -> reply``, or an async generator of items. Requests are decoded
-    against their type before the handler sees them, so a malformed one is refused with its path.
+    against their type before the handler sees them, so a malformed one is refused with its path. Every service answers
+    ``alive``.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,6 +90,8 @@ class Service:
         self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Callable[[bytes], Awaitable[None]]
     ) -> bytes:
         """Runs one request. Items go to ``emit`` encoded; the encoded reply is returned (an empty one for a stream)."""
+        if method == "alive":
+            return encode([])  # Nothing
         try:
             decoder, handler = self._handlers[method]
         except KeyError:

@@ -23,10 +23,10 @@ from gcore_core.errors import DataError, DeadlineExceeded, WorkerDied
 from gcore_core.processes.insist import TRIES, backoff_s
 from gcore_core.processes.messages import BlobRequest, Nothing, ReadRequest, Released, ReleaseRequest, SlabRequest
 from gcore_core.processes.service import Call, Peer, Service
-from gcore_core.processes.store import NOTHING_RELEASED, Room, StoreReader, is_over, map_file
+from gcore_core.processes.store import NOTHING_RELEASED, STAMP_BYTES, Room, StoreReader, is_over, map_file
 from gcore_core.records import Ref
 
-SLAB_BYTES = 8 << 20
+SLAB_BYTES = (8 << 20) + 4096  # so that arrays whose sizes are powers of two fill it, with their stamps
 PART_BYTES = 1 << 20
 READ_DEADLINE_S = 60.0
 
@@ -68,7 +68,7 @@ class SlabService:
         self._count, self._used, self._told = 0, 0, 0
         self._released: dict[str, Released] = defaultdict(dict)  # as each owner heard; "" for all that anybody heard
         self._ended = set[str]()
-        self._blobs: dict[bytes, Ref] = {}
+        self._blobs: dict[tuple[int, str, tuple[int, ...]], Ref] = {}  # by digest, dtype, shape
         self._copies: dict[bytes, asyncio.Task[Ref]] = {}
         self._reader = StoreReader(self._directory, spec.node, secret)
         self._freed, self._full_since_s = asyncio.Event(), float("inf")
@@ -91,14 +91,14 @@ class SlabService:
 
     async def slab(self, request: SlabRequest, call: Call) -> str:
         """Asked again, another slab: the first is given back with those of its step."""
-        slab = await self._memory(-(-max(1, request.nbytes) // self._unit) * self._unit)
-        slab.owner, slab.held = request.owner, request.held
+        slab = await self._memory(-(-max(1, request.nbytes) // self._unit) * self._unit, request.owner)
+        slab.held = request.held
         return slab.name
 
-    async def _memory(self, nbytes: int, copy_of: bytes = b"") -> _Slab:
+    async def _memory(self, nbytes: int, owner: str = "", copy_of: bytes = b"") -> _Slab:
         """A slab of at least ``nbytes``: one that is free, else a new one, else one that was waited for, else disk."""
         clock = asyncio.get_running_loop().time
-        while (slab := self._at_once(nbytes, bool(copy_of))) is None:
+        while (slab := self._at_once(nbytes, owner, bool(copy_of))) is None:
             patience_s = self._spec.patience_s
             self._notes = self._notes or [
                 f"the store is full ({self._spec.budget_bytes / 2**20:.6g} MiB, launcher.config.store_gib): "
@@ -113,14 +113,14 @@ class SlabService:
                 async with asyncio.timeout(min(left_s, 1.0)):
                     await self._freed.wait()
             self._progress()
-        slab.copy_of = copy_of
+        slab.owner, slab.copy_of = owner, copy_of
         self._slabs[slab.name] = slab
         return slab
 
-    def _at_once(self, nbytes: int, copy: bool) -> _Slab | None:
+    def _at_once(self, nbytes: int, owner: str, copy: bool) -> _Slab | None:
         fitting = [slab for slab in self._free if slab.nbytes >= nbytes and not (copy or slab.copy_of)]
-        if fitting:
-            slab = min(fitting, key=lambda slab: slab.nbytes)
+        # of equal ones its own, which it has mapped already
+        if slab := min(fitting, key=lambda slab: (slab.nbytes, slab.owner != owner), default=None):
             self._free.remove(slab)
             return slab
         if self._used + nbytes - sum(slab.nbytes for slab in self._free if not slab.spilled) > self._spec.budget_bytes:
@@ -198,13 +198,17 @@ class SlabService:
         self._freed.set()
 
     async def blob(self, request: BlobRequest, call: Call) -> list[Ref]:
-        found = self._blobs.get(request.key, request.ref)
-        if found is None or found.slab not in self._slabs:
-            return []
-        self._blobs[request.key] = found
-        held = self._slabs[found.slab].held
-        held |= {shard: max(step, held.get(shard, 0)) for shard, step in request.held.items()}
-        return [found]
+        """Of each the reference that this node has: its own, unless there was one."""
+        return [self._blob(ref, request.held) for ref in request.refs]
+
+    def _blob(self, ref: Ref, asked: dict[int, int]) -> Ref:
+        key = ref.digest, ref.dtype, ref.shape
+        found = self._blobs.get(key, ref)
+        if found.slab in self._slabs:
+            self._blobs[key] = found
+            held = self._slabs[found.slab].held
+            held |= {shard: max(step, held.get(shard, 0)) for shard, step in asked.items()}
+        return found
 
     # -- other nodes --------------------------------------------------------------------------------------------------
 
@@ -225,19 +229,20 @@ class SlabService:
         return await asyncio.shield(pull)
 
     async def _pull(self, ref: Ref) -> Ref:
-        slab = await self._memory(-(-max(1, ref.nbytes) // 4096) * 4096, copy_of=ref.mac)
+        slab = await self._memory(-(-(STAMP_BYTES + ref.nbytes) // 4096) * 4096, copy_of=ref.mac)
         try:
-            memory = memoryview(map_file(self._directory / slab.name, writable=True))[: ref.nbytes]
-            await self._receive(ref, memory)
-            if xxhash.xxh3_64_intdigest(memory) != ref.digest:
+            mapped = memoryview(map_file(self._directory / slab.name, writable=True))
+            bare = msgspec.structs.replace(ref, node=self._spec.node, slab=slab.name, offset=STAMP_BYTES)
+            room = Room(mapped[STAMP_BYTES:][: ref.nbytes], mapped[:STAMP_BYTES], bare, self._secret)
+            await self._receive(ref, room.memory)
+            if xxhash.xxh3_64_intdigest(room.memory) != ref.digest:
                 raise DataError("what came from another node is not what the reference says", where=f"node {ref.node}")
         except BaseException:
             del self._slabs[slab.name]
             self._remove(slab)
             raise
         self._give_back(slab)
-        bare = Ref(self._spec.node, slab.name, 0, ref.nbytes, 0, b"", ref.dtype, ref.shape)
-        return Room(memory, bare, self._secret).commit(ref.digest)
+        return room.commit(ref.digest)
 
     async def _receive(self, ref: Ref, memory: memoryview) -> None:
         """Fills ``memory``; goes on from where it was when a connection breaks."""

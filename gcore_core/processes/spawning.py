@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import os
 import resource
+import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +21,7 @@ import msgspec
 from gcore_core.errors import ConfigError
 from gcore_core.processes.service import decoded
 
+SHARED_MEMORY = Path("/dev/shm")
 STREAMED_BYTES = 256 << 10
 #: Copies as large as that go past the caches (glibc, x86): whoever reads what is pushed or stored is another core
 _STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"}
@@ -79,5 +82,6 @@ def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
     parser.add_argument("--lifeline", type=int, required=True, help="pipe that ends with who started this process")
     args = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
     with os.fdopen(args.fd, "rb") as file:
         return decoded(msgspec.msgpack.Decoder(spec), file.read(), "spec", f"descriptor {args.fd}"), args.lifeline

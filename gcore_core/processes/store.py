@@ -3,7 +3,8 @@
 They lie in slabs, files in the run's private directory that the node agent owns (see ``slabs``). A slab is written by
 one worker, for one step, and held by the shards that have records of that step. Chunks are groups' columns (see
 ``columns``); a blob is one array, stored once however many records share it. A reference carries a MAC under the run's
-secret; whoever opens one checks MAC, bounds and content hash.
+secret; whoever opens one checks MAC, bounds and content: by its hash where it comes from a disk or another node, in
+memory by the stamp in front of it, the same hash, which whoever writes there next overwrites first.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from gcore_core.processes.columns import MOST_AXES, NUMBERS, Chunk, Columns, pac
 from gcore_core.processes.insist import insist
 from gcore_core.processes.messages import BlobRequest, Nothing, Released, ReleaseRequest, SlabRequest, TrainItem
 from gcore_core.processes.service import Peer, encode
-from gcore_core.processes.spawning import STREAMED_BYTES
+from gcore_core.processes.spawning import SHARED_MEMORY, STREAMED_BYTES
 from gcore_core.records import Header, Ref
 
 DEADLINE_S = 60.0
 NOTHING_RELEASED = (0, 0)
+STAMP_BYTES = 8  # the digest of what comes behind it
 _PIECE_BYTES = STREAMED_BYTES  # copied past the caches, then hashed where the copy has left it in the core's own cache
 
 
@@ -43,9 +45,11 @@ def sign(secret: bytes, ref: Ref) -> bytes:
 
 
 def map_file(path: Path, writable: bool) -> mmap.mmap:
+    """What is to be written is mapped page by page at once: a fault for each takes longer than its copy."""
     handle = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
     try:
-        return mmap.mmap(handle, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        at_once = getattr(mmap, "MAP_POPULATE", 0) if writable else 0
+        return mmap.mmap(handle, 0, mmap.MAP_SHARED | at_once, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     finally:
         os.close(handle)
 
@@ -72,6 +76,7 @@ class MappedSlabs:
 
     def __init__(self, directory: Path, *, writable: bool) -> None:
         self._directory, self._writable = directory, writable
+        self._in_memory = directory.resolve().is_relative_to(SHARED_MEMORY)
         self._mapped: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -85,6 +90,10 @@ class MappedSlabs:
                 raise DataError(f"it cannot be opened: {why}", where=f"slab {name}") from None
             self._mapped[name] = np.frombuffer(mapped, np.uint8)
         return self._mapped[name]
+
+    def in_memory(self, name: str) -> bool:
+        """Not on a disk: neither the store nor, by itself, this slab."""
+        return self._in_memory and not (self._directory / Path(name).name).is_symlink()
 
 
 class StoreReader:
@@ -100,16 +109,13 @@ class StoreReader:
     async def records(self, items: Sequence[Header | TrainItem]) -> list[tuple[Columns, Columns]]:
         """(columns, media) of each record. A reference is opened once; what another node has is copied here first."""
         refs = dict.fromkeys(ref for item in items for ref in (item.columns, *item.media.values()))
-        opened = dict(zip(refs, await self._all(refs), strict=True))
+        opened = dict(zip(refs, await self.arrays(refs), strict=True))
         return [
             (opened[item.columns][item.slot], {name: opened[ref] for name, ref in item.media.items()}) for item in items
         ]
 
-    async def arrays(self, refs: Sequence[Ref]) -> list[np.ndarray]:
-        """The blobs of any node, in order. Raises like ``open_array``."""
-        return await self._all(refs)
-
-    async def _all(self, refs: Iterable[Ref | None]) -> list[Any]:
+    async def arrays(self, refs: Iterable[Ref | None]) -> list[Any]:
+        """The blobs of any node, and chunks, in order. Raises like ``open`` and ``open_array``."""
         return await asyncio.gather(*map(self._anywhere, refs))
 
     async def _anywhere(self, ref: Ref | None) -> Any:
@@ -136,7 +142,7 @@ class StoreReader:
         raise DataError(f"{ref.nbytes} bytes are no {shown}", where=f"slab {ref.slab}")
 
     def content(self, ref: Ref) -> np.ndarray:
-        """uint8[nbytes]: MAC and bounds are checked, the content is not hashed."""
+        """uint8[nbytes]: MAC and bounds are checked, the content is not."""
         self.check(ref)
         if ref.node != self._node:
             raise DataError(f"the reference is of node {ref.node!r}, this is {self._node!r}", where=f"slab {ref.slab}")
@@ -151,7 +157,10 @@ class StoreReader:
 
     def _verified(self, ref: Ref) -> np.ndarray:
         content = self.content(ref)
-        if xxhash.xxh3_64_intdigest(content.data) != ref.digest:
+        stamp = self._slabs[ref.slab][max(0, ref.offset - STAMP_BYTES) : ref.offset].tobytes()
+        stamped = self._slabs.in_memory(ref.slab)
+        digest = int.from_bytes(stamp, "little") if stamped else xxhash.xxh3_64_intdigest(content.data)
+        if digest != ref.digest:
             raise DataError("the content is not what the reference says", where=f"slab {ref.slab}")
         return content
 
@@ -161,12 +170,14 @@ class Room:
     """Space in a slab, to be filled in place and committed before its step is released. ``memory``: uint8."""
 
     memory: memoryview
+    _stamp: memoryview
     _bare: Ref
     _secret: bytes
 
     def commit(self, digest: int | None = None) -> Ref:
         """The reference of what was written; ``digest``: its xxh3-64 where the writer has it already."""
         told = xxhash.xxh3_64_intdigest(self.memory) if digest is None else digest
+        self._stamp[:] = told.to_bytes(STAMP_BYTES, "little")
         ref = msgspec.structs.replace(self._bare, digest=told)
         return msgspec.structs.replace(ref, mac=sign(self._secret, ref))
 
@@ -181,6 +192,10 @@ class _Slab:
     used: int = 0
 
 
+Kind = tuple[str, tuple[int, ...]]  # dtype and shape
+_Blob = tuple[int, frozenset[int], Kind, bytes]  # step and shards for which it is held, kind, some of its bytes
+
+
 class StoreWriter:
     """Writes into slabs that it asks its node's agent for. ``owner``: this process, by a name of its own."""
 
@@ -188,7 +203,7 @@ class StoreWriter:
         self._slabs, self._node, self._secret = MappedSlabs(directory, writable=True), node, secret
         self._directory, self._agent, self._owner = directory, agent, owner
         self._open: dict[tuple[int, bool], _Slab] = {}  # by step, and whether it is for blobs
-        self._blobs: dict[tuple[int, frozenset[int], bytes], Ref] = {}  # held for that step by those shards
+        self._blobs: dict[_Blob, Ref] = {}
         self._released: Released = {}
         self._telling = set[asyncio.Future[Nothing]]()
 
@@ -202,51 +217,59 @@ class StoreWriter:
         room = await self.reserve(step, shards, sum(len(part) for part in parts))
         return room.commit(copy_hashed(parts, room.memory))
 
-    async def put_blob(self, step: int, shards: frozenset[int], array: np.ndarray) -> Ref:
-        """Stores an array once: the same bytes, dtype and shape have one reference on this node.
+    async def put_blobs(self, step: int, shards: frozenset[int], arrays: Sequence[np.ndarray]) -> list[Ref]:
+        """Stores each array once: the same bytes, dtype and shape have one reference on this node.
 
-        xxh3 finds the candidate, a comparison of the bytes decides: what was made to collide is merely stored twice.
-        It is stored before the agent is asked, and given back if the node has it: most are new, and calls are slow.
+        Some bytes find the candidate among this writer's own, xxh3 among the node's, a comparison of all decides: what
+        was made to collide is merely stored twice. They are stored before the agent is asked, once for all of them, and
+        given back if the node has them: most are new, and calls are slow.
         """
-        if not NUMBERS.fullmatch(array.dtype.str):
-            raise ContractError(f"a blob has dtype {array.dtype.str}; it must be of numbers or bools", where="store")
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        kind, held = (array.dtype.str, array.shape), dict.fromkeys(shards, step)
-        digest = xxhash.xxh3_64_intdigest(flat.data)
-        key = encode((digest, *kind))
-        known = self._blobs.get((step, shards, key))
-        if known is not None and self._holds(known, flat):
-            return known
-        room = await self.reserve(step, shards, flat.nbytes, kind)
-        slab, end = self._open[step, True], self._open[step, True].used
-        room.memory[:] = flat.data
-        made = room.commit(digest)
-        for found in await insist(self._agent, "blob", BlobRequest(key, held, made), list[Ref], DEADLINE_S):
-            if found != made:
-                if not self._holds(found, flat):
-                    break
-                slab.used = made.offset if slab.used == end else slab.used
-            self._blobs[step, shards, key] = made = found
-        return made
+        found, fresh, made = list[Ref](), dict[_Blob, Ref](), dict[Ref, np.ndarray]()
+        for array in arrays:
+            kind = array.dtype.str, array.shape
+            if not NUMBERS.fullmatch(kind[0]):
+                raise ContractError(f"a blob has dtype {kind[0]}; it must be of numbers or bools", where="store")
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            key = step, shards, kind, flat[:: flat.size // 64 + 1].tobytes()
+            ref = fresh.get(key) or self._blobs.get(key)
+            if ref is None or not self._holds(ref, flat):
+                room = await self.reserve(step, shards, flat.nbytes, kind)
+                ref = fresh[key] = room.commit(copy_hashed([flat.data], room.memory))
+                made[ref] = flat
+            found.append(ref)
+        kept = await self._registered(step, shards, made) if made else {}
+        self._blobs |= {key: kept[ref] for key, ref in fresh.items()}
+        return [kept.get(ref, ref) for ref in found]
+
+    async def _registered(self, step: int, shards: frozenset[int], made: dict[Ref, np.ndarray]) -> dict[Ref, Ref]:
+        """Of each blob that was just made the one to keep: the node's, where it had one."""
+        request, slab = BlobRequest(dict.fromkeys(shards, step), list(made)), self._open[step, True]
+        end, told = slab.used, await insist(self._agent, "blob", request, list[Ref], DEADLINE_S)
+        pairs = zip(made.items(), told, strict=True)
+        kept = {own: ref if ref == own or self._holds(ref, flat) else own for (own, flat), ref in pairs}
+        for own in reversed(kept):  # the last ones are given back
+            if kept[own] == own or own.slab != slab.name or slab.used != end:
+                break
+            slab.used = end = own.offset - STAMP_BYTES
+        return kept
 
     def _holds(self, ref: Ref, flat: np.ndarray) -> bool:
         return np.array_equal(self._slabs[ref.slab][ref.offset : ref.offset + ref.nbytes], flat)
 
-    async def reserve(
-        self, step: int, shards: frozenset[int], nbytes: int, kind: tuple[str, tuple[int, ...]] = ("columns", ())
-    ) -> Room:
-        """Room for a chunk, or for a blob of ``kind`` (dtype, shape). Waits while the store is full."""
+    async def reserve(self, step: int, shards: frozenset[int], nbytes: int, kind: Kind = ("columns", ())) -> Room:
+        """Room for a chunk, or for a blob of ``kind``. Waits while the store is full."""
         key = step, kind[0] != "columns"
         slab = self._open.get(key)
-        if slab is None or not slab.shards >= shards or slab.used + nbytes > len(slab.memory):
-            asked = SlabRequest(self._owner, nbytes, dict.fromkeys(shards, step))
+        if slab is None or not slab.shards >= shards or slab.used + STAMP_BYTES + nbytes > len(slab.memory):
+            asked = SlabRequest(self._owner, STAMP_BYTES + nbytes, dict.fromkeys(shards, step))
             name = await insist(self._agent, "slab", asked, str, DEADLINE_S)
             if is_over(self._released, asked.held):  # the agent may have given it to another by now
                 raise ContractError(f"its shards have released step {step}", where="store")
             slab = self._open[key] = _Slab(self._slabs[name].data, name, shards)
-        start, slab.used = slab.used, slab.used + nbytes + -nbytes % 8
+        stamp, start = slab.used, slab.used + STAMP_BYTES
+        slab.used = start + nbytes + -nbytes % 8
         bare = Ref(self._node, slab.name, start, nbytes, 0, b"", *kind)
-        return Room(slab.memory[start : start + nbytes], bare, self._secret)
+        return Room(slab.memory[start : start + nbytes], slab.memory[stamp:start], bare, self._secret)
 
     async def close(self) -> None:
         """Nothing more is written; what there is stays for as long as shards hold it."""

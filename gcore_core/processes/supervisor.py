@@ -12,6 +12,7 @@ import logging
 import signal
 import time
 from dataclasses import replace
+from typing import Any
 
 from gcore_core.errors import DeadlineExceeded, GcoreError, WorkerDied
 from gcore_core.factories import build
@@ -19,6 +20,7 @@ from gcore_core.plugins import observer_failure
 from gcore_core.processes import handshake
 from gcore_core.processes.agreements import AgreementService
 from gcore_core.processes.gathering import Gathering
+from gcore_core.processes.insist import brief_s
 from gcore_core.processes.jobs import Job, worker_specs
 from gcore_core.processes.keeper import Keeper
 from gcore_core.processes.launchers import AGENT, Launcher, Site
@@ -89,15 +91,11 @@ class Supervisor:
         try:
             async with launcher.site(self._job.names(), self._service(), self._job.directory / "logs") as site:
                 self._site = site
-                watched = [] if site.inline else self._job.names()  # inline, nothing can be killed
-                watching = [self._watch(site), *(self._look_after(site, name) for name in watched)]
-                watch = asyncio.gather(*watching)
-                try:
-                    resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
-                    specs = worker_specs(replace(self._job, resumed=resumed), site)
-                    self._display.phase(f"starting {len(specs)} processes")
-                    await site.agent.call("spawn", SpawnRequest(specs), Nothing)
-                    await self._over
+                looks = [self._look_after(site, name) for name in (AGENT, *self._job.names()) if site.end_agent]
+                watch: asyncio.Future[Any] = asyncio.gather(self._start(site), self._watch(site), *looks)
+                try:  # it ends when one of them fails
+                    await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
+                    await (self._over if self._over.done() else watch)
                 finally:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
@@ -113,6 +111,12 @@ class Supervisor:
             except GcoreError as unwritten:  # must not hide how the run ended
                 self._display.note(str(unwritten))
 
+    async def _start(self, site: Site) -> None:
+        resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
+        specs = worker_specs(replace(self._job, resumed=resumed), site)
+        self._display.phase(f"starting {len(specs)} processes")
+        await site.agent.call("spawn", SpawnRequest(specs), Nothing)
+
     def stop(self, within_s: float) -> bool:
         """Has the lead save the run's state and end; then, or when the seconds are over, all processes end. False when
         there is nothing to save yet."""
@@ -127,7 +131,7 @@ class Supervisor:
             async with asyncio.timeout(within_s):
                 await site.network.peer(LEAD).call("stop", Nothing(), Nothing)
                 await asyncio.shield(self._over)  # by the lead's end
-        self._end(None)
+        self._end()
 
     # -- what workers tell --------------------------------------------------------------------------------------------
 
@@ -155,7 +159,9 @@ class Supervisor:
             f"{request.waiter} waits for {request.name}: {request.what} (run.patience_s); it is killed, "
             f"and its stacks are in {log_file}"
         )
-        if self._site is not None:
+        if self._site is not None and self._site.end_agent is not None and request.name == AGENT:
+            await self._site.end_agent()
+        elif self._site is not None:
             await self._site.agent.call("kill", KillRequest(request.name), Nothing)
         return Nothing()
 
@@ -179,7 +185,7 @@ class Supervisor:
         report, usage = request.report, await self._site.agent.call("usage", Nothing(), UsageReply)
         for note in usage.notes:
             self._display.note(note)
-        if not self._site.inline:
+        if self._site.end_agent:
             usage.cpu_s["supervisor"] = time.process_time()
         self._cpu_s = sum(usage.cpu_s.values())
         report.metrics["cpu_seconds"] = self._cpu_s
@@ -201,17 +207,24 @@ class Supervisor:
     # -- what the agent tells -----------------------------------------------------------------------------------------
 
     async def _watch(self, site: Site) -> None:
+        """Raises the first cause when a process is lost that nobody replaces."""
         try:
             async for gone in site.agent.stream("exits", Nothing(), WorkerExit, deadline_s=float("inf")):
                 await self._exited(gone)
-        except GcoreError as error:
-            self._end(error)
+        except WorkerDied as error:
+            if error.where == AGENT:
+                error.why = "the workers of its node end with it, and so does the store"
+                error.todo = f"its log: {run_directory.log_path(self._job.directory, AGENT)}"
+            raise
 
     async def _look_after(self, site: Site, name: str) -> None:
         """Nobody else calls a controller, and a push, a save or a move is waited for longer than for a process that has
-        stopped altogether."""
+        stopped altogether. The agent is there from the beginning, and nothing else in its process can hold it up."""
         patience_s = self._job.plan.config["run"]["patience_s"]
-        await self._ready.wait()
+        if name == AGENT:
+            patience_s = brief_s(patience_s)
+        else:
+            await self._ready.wait()
         while True:
             try:
                 await site.network.peer(name).call("alive", Nothing(), Nothing, deadline_s=patience_s)
@@ -225,7 +238,7 @@ class Supervisor:
         if gone.code == 0 and gone.name in self._controllers:
             self._controllers.discard(gone.name)
             if not self._controllers or (self._stopping and gone.name == LEAD):
-                self._end(None)
+                self._end()
             return
         reason = f"ended with {_code(gone.code)}"
         role, _, rank = gone.name.rpartition(".")
@@ -235,32 +248,21 @@ class Supervisor:
             self._display.note(f"{gone.name} {reason}; it is started again")
             return
         await asyncio.sleep(0 if self._errors else SETTLE_S)
-        self._end(self._cause(gone, reason))
+        raise self._cause(gone, reason)
 
     def _cause(self, gone: WorkerExit, reason: str) -> GcoreError:
         """The first failure that is not itself a report of somebody's death."""
-        causes = [error for error in self._errors if not isinstance(error, WorkerDied)]
-        if causes:
+        if causes := [error for error in self._errors if not isinstance(error, WorkerDied)]:
             return causes[0]
         log_file = run_directory.log_path(self._job.directory, gone.name)
         last = [line for line in gone.tail.splitlines() if line.strip()][-1:]
-        return WorkerDied(
-            reason if not self._waiting else f"{reason} while the run was starting",
-            where=gone.name,
-            why="\n".join(last),
-            todo=f"its log: {log_file}",
-            process=gone.name,
-            pid=gone.pid,
-            code=gone.code,
-        )
+        what = f"{reason} while the run was starting" if self._waiting else reason
+        facts = {"process": gone.name, "pid": gone.pid, "code": gone.code}
+        return WorkerDied(what, where=gone.name, why="\n".join(last), todo=f"its log: {log_file}", **facts)
 
-    def _end(self, error: GcoreError | None) -> None:
-        if self._over.done():
-            return
-        if error is None:
+    def _end(self) -> None:
+        if not self._over.done():
             self._over.set_result(None)
-        else:
-            self._over.set_exception(error)
 
     def _observer_failed(self, plugin: str, hook: str, error: BaseException) -> None:
         log.error("plugin %s failed in %s", plugin, hook, exc_info=error)

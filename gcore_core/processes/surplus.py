@@ -49,7 +49,7 @@ async def restore(directory: Path, store: StoreWriter, step: int, shards: frozen
     columns, media = (Chunk(memoryview((directory / name).read_bytes())) for name in (COLUMNS, MEDIA))
     chunk = await store.put(step, shards, [columns[h.slot] for h in headers])
     blobs = [array for slot in range(len(media)) for array in media[slot].values()]
-    refs = [await store.put_blob(step, shards, array) for array in blobs]
+    refs = await store.put_blobs(step, shards, blobs)
     for slot, h in enumerate(headers):
         h.columns, h.slot, h.media = chunk, slot, {name: refs[ref.offset] for name, ref in h.media.items()}
     return headers

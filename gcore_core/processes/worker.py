@@ -7,11 +7,11 @@ the worker too.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ class Worker:
     ) -> None:
         self._spec, self._network, self._compute, self._give_up = spec, network, compute, give_up
         self._service = Service(spec.name)
-        self._service.add("alive", Nothing, self._alive)
         self._closing: list[Callable[[], Any]] = []
         self._versions = handshake.versions(spec.versions.plugins)
 
@@ -63,9 +62,6 @@ class Worker:
         finally:
             for close in self._closing:
                 close()
-
-    async def _alive(self, request: Nothing, call: Call) -> Nothing:
-        return request
 
     async def _hello(self) -> None:
         hello = Hello(self._spec.name, os.getpid(), self._versions)
@@ -136,24 +132,9 @@ class Worker:
         Relay(self._network, spec.settings["shards"]).register(service)
 
     def _context(self, parts: dict[str, Any], sampler: Sampler | None = None) -> WorkerContext:
-        told = self._spec.settings["context"]
-        return WorkerContext(
-            role=self._spec.role,
-            rank=self._spec.rank,
-            ranks=self._spec.ranks,
-            devices=tuple(told["devices"]),
-            seed=told["seed"],
-            deterministic=told["deterministic"],
-            steps=told["steps"],
-            updates_per_step=told["updates_per_step"],
-            model=told["model"],
-            rendezvous=told["rendezvous"],
-            parts=parts,
-            engine=told["engine"],
-            directory=told["directory"],
-            sampler=sampler,
-            progress=self._service.progress,
-        )
+        spec, told = self._spec, self._spec.settings["context"]
+        context = WorkerContext(role=spec.role, rank=spec.rank, ranks=spec.ranks, parts=parts, sampler=sampler)
+        return replace(context, progress=self._service.progress, **{**told, "devices": tuple(told["devices"])})
 
     def _datasets(self) -> dict[str, Dataset]:
         factories = self._spec.factories
@@ -193,7 +174,6 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
 def main() -> None:
     spec, lifeline = read_spec("a worker of a run; started by the node agent only", WorkerSpec)
-    faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
     code = 0
     try:

@@ -147,6 +147,7 @@ class SimulatedJob:
     judges: int = 0  # replicas of a role that one more reward asks
     level: str = "record"  # of that reward
     placement: FactorySpec | None = None  # moves devices between ``replicas`` cells, which both roles have
+    rests: bool = False  # generators sleep while the trainer works
 
 
 @dataclass
@@ -166,9 +167,7 @@ class Outcome:
 class _RecordingTrainer(fake.FakeTrainer):
     def __init__(self, outcome: Outcome, context: WorkerContext) -> None:
         super().__init__(fake.FakeTrainerConfig(), context)
-        self._outcome = outcome
-
-        self._steps = itertools.count()
+        self._outcome, self._steps = outcome, itertools.count()
 
     def prepare(self, records: Any, scalars: frozenset[str]) -> list[dict[str, float]]:
         """The ranks' parts of a step are put together."""
@@ -349,6 +348,7 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         "judges": {"judge": [f"judge.{i}" for i in range(job.judges)]} if job.judges else {},
         "takes_stale": job.takes_stale,
         "placement": _placement(job),
+        "resting": ["rollout", "judge"] if job.rests else [],
         "evaluate_prompts": job.evaluate_prompts,
     }
     factories = {

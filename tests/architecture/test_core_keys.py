@@ -20,6 +20,7 @@ KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | 
     "run.dir",
     "run.deterministic",
     "cluster.devices",
+    "placement.sleep_in_training",
     "controller.shards",
     "evaluation.every",
     "evaluation.prompts",

@@ -23,7 +23,7 @@ from gcore_core.errors import ContractError, DataError, WeightMismatch
 from gcore_core.processes.compute import DirectCompute
 from gcore_core.processes.messages import PullWeights, short_reason
 from gcore_core.processes.push import pull_weights
-from gcore_core.processes.service import Call, decoded, encode
+from gcore_core.processes.service import decoded, encode
 from gcore_core.protocols import WorkerContext
 from gcore_core.records import OK, REWARD_FAILED, TensorSpec, WeightPlan
 from gcore_core.run import checkpoints_manifest as manifests
@@ -134,8 +134,8 @@ def test_a_weight_push_arrives_whole_or_is_refused() -> None:
         buckets = st.lists(st.one_of(st.just(right), mutated(st.just(right)), bucket.map(encode)), max_size=4)
 
         async def pull(source: Source, receiver: Receiver) -> None:
-            request, call = PullWeights(1, 0, "policy.0"), Call(lambda: None)
-            await pull_weights(receiver, source, request, DirectCompute(), call, {})
+            request = PullWeights(1, 0, "policy.0")
+            await pull_weights(receiver, source, request, DirectCompute(), lambda: None, {})
 
         def check(example: tuple[bytes, list[bytes]]) -> None:
             receiver = Receiver()

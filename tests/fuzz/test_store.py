@@ -193,7 +193,7 @@ def test_a_store_that_is_asked_nonsense_still_stores() -> None:
                         await service.handle(method, body, Call(lambda: None), emit)
             shard = frozenset({10_000})
             writer = StoreWriter(Path(spec.directory), NODE, SECRET, network.view("w").peer(NODE), "w")
-            ref = await writer.put_blob(1, shard, np.arange(6, dtype=np.float32))
+            (ref,) = await writer.put_blobs(1, shard, [np.arange(6, dtype=np.float32)])
             assert StoreReader(Path(spec.directory), NODE, SECRET).open_array(ref).tolist() == [0, 1, 2, 3, 4, 5]
             slabs.close()
 
@@ -203,6 +203,7 @@ def test_a_store_that_is_asked_nonsense_still_stores() -> None:
 
 def test_shards_that_ask_nonsense_do_not_keep_the_others_from_agreeing() -> None:
     kinds = {"agree.sum": SumRequest, "agree.collect": CollectRequest, "agree.deal": DealRequest}
+    kinds["agree.ask"] = CollectRequest
     asked = st.sampled_from(sorted(kinds)).flatmap(
         lambda method: st.tuples(st.just(method), hostile(values(kinds[method]).map(encode)) | st.just(b""))
     )

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ PATIENCE_S = 120.0
 
 TROUBLE = '''
 """Fakes that misbehave, and a trainer that writes down what it was given."""
-import json, os, time
+import json, os, threading, time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,6 +62,32 @@ class Freezes(fake.FakeGenerator):
             Path("frozen").touch()
             os.kill(os.getpid(), 19)  # SIGSTOP
         super().begin_weights(plan)
+
+
+class Hangs(fake.FakeGenerator):
+    """Where a test has laid the file ``hang <what>``, the thread of the one that comes there first hangs for ever."""
+
+    def _hang(self, what):
+        try:
+            os.rename("hang " + what, "hung")
+        except FileNotFoundError:
+            return
+        Path("hung").touch()
+        threading.Event().wait()
+
+    def begin_weights(self, plan):
+        self._pushed = plan.version
+        super().begin_weights(plan)
+
+    def load_weights(self, tensors):
+        if self._pushed == 2:
+            self._hang("load")
+        super().load_weights(tensors)
+
+    def commit_weights(self, plan):
+        if self._pushed == 2:
+            self._hang("commit")
+        super().commit_weights(plan)
 
 
 class Halts(Recording):
@@ -172,7 +199,7 @@ def gcore_trainers():
 @hookimpl
 def gcore_generators():
     words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
-    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Freezes):
+    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Freezes, Hangs):
         yield p.GeneratorProvider(
             name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
             config=fake.FakeGeneratorConfig,
@@ -280,8 +307,12 @@ def running(directory: Path, config: Mapping[str, Any], *overrides: str) -> Iter
     try:
         yield Run(directory, private, process)
     finally:
-        left = Watched(descendants(process.pid))
+        pids = descendants(process.pid)
+        left = Watched(pids)
         process.kill()  # the agent ends the rest
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)  # one that a test has stopped cannot end
         process.wait()
         left.all_end_within(20)
         left.close()

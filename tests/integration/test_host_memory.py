@@ -8,8 +8,8 @@ import pytest
 
 from gcore_core import config
 from gcore_core.cli.host_memory import host_memory
+from gcore_core.cli.placing import place
 from gcore_core.errors import PlacementError
-from gcore_core.placement.placed import place
 
 RECIPE = Path(__file__).parents[2] / "recipes/judge.yaml"
 DEVICES = ["cluster.devices=2"]

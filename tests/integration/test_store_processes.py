@@ -208,7 +208,7 @@ async def test_what_a_killed_generator_finished_is_read_and_its_slab_goes_to_its
         for headers in (before, again):
             assert [columns["text"].tobytes() for columns, _ in await reader.records(headers)] == wanted
         await site.agent.call("release", ReleaseRequest("controller", {0: (0, 1)}), Nothing)
-        assert slabs(await drawn(site, 1)) == slabs(before)
+        assert slabs(before) < slabs(await drawn(site, 1)) | slabs(await drawn(site, 2))
 
 
 def slabs(headers: list[Header]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from gcore_core.errors import ContractError
 from gcore_core.processes.agreements import Agreements, AgreementService
 from gcore_core.processes.inline import InlineNetwork
 from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import CollectRequest, SumRequest
+from gcore_core.processes.messages import CollectRequest, DealRequest, SumRequest
 from gcore_core.processes.service import Peer, Service
 
 
@@ -58,10 +59,37 @@ async def test_too_much_to_collect_is_refused() -> None:
         await alone.collect("facts", bytes(17 << 20))
 
 
-async def test_a_deal_gives_every_shard_its_part() -> None:
+async def test_the_lead_answers_every_shard_by_what_all_have_said() -> None:
+    async def lead(told: list[bytes]) -> list[bytes]:
+        return [part + b" of " + b"".join(told) for part in told]
+
     shards = await all_shards(3)
-    parts = [b"a", b"b", b"c"]
-    assert await asyncio.gather(*(s.deal("plan", parts if s.lead else []) for s in shards)) == parts
+    found = await asyncio.gather(*(s.ask("plan", b"%d" % s.shard, lead) for s in reversed(shards)))
+    assert found == [b"2 of 012", b"1 of 012", b"0 of 012"]
+
+
+async def test_all_but_the_lead_ask_it_with_one_call() -> None:
+    peer, asked = await middle(2), list[tuple[int, str]]()
+
+    async def counted(peer: Peer, method: str, request: CollectRequest, reply: Any, deadline_s: float) -> Any:
+        asked.append((request.shard, method))
+        return await insist(peer, method, request, reply, deadline_s)
+
+    async def lead(told: list[bytes]) -> list[bytes]:
+        return told
+
+    shards = [Agreements(peer, shard, 2, counted) for shard in range(2)]
+    assert await asyncio.gather(*(s.ask("plan", b"%d" % s.shard, lead) for s in shards)) == [b"0", b"1"]
+    assert sorted(asked) == [(0, "agree.collect"), (0, "agree.deal"), (1, "agree.ask")]
+
+
+async def test_a_lead_that_does_not_answer_every_shard_is_refused() -> None:
+    async def lead(told: list[bytes]) -> list[bytes]:
+        return told * 2
+
+    (alone,) = await all_shards(1)
+    with pytest.raises(ContractError, match="0/plan: 2 parts for 1 shards"):
+        await alone.ask("plan", b"", lead)
 
 
 async def test_a_barrier_opens_when_the_last_has_come() -> None:
@@ -81,12 +109,14 @@ async def test_agreements_one_after_the_other_do_not_mix() -> None:
     assert found == [[2.0 * turn for turn in range(100)]] * 2
 
 
-@pytest.mark.parametrize("method", ["sum", "collect", "deal"])
+@pytest.mark.parametrize("method", ["sum", "collect", "deal", "ask"])
 async def test_a_shard_of_an_older_epoch_is_refused(method: str) -> None:
-    replaced = Agreements(await middle(1, epoch=3), shard=0, shards=1, insist=insist, epoch=2)
-    arguments = {"sum": np.zeros(1), "collect": b"x", "deal": [b"x"]}
+    peer = await middle(2, epoch=3)
+    values: dict[str, Any] = {"sum": [0.0], "deal": [b"x", b"x"]}
+    kinds = {"sum": SumRequest, "deal": DealRequest}
+    request = kinds.get(method, CollectRequest)("7/x", 0, 2, values.get(method, b"x"))
     with pytest.raises(ContractError, match="shard 0: epoch 2 is over, this is 3"):
-        await getattr(replaced, method)("x", arguments[method])
+        await peer.call(f"agree.{method}", request, Any)
 
 
 async def test_asking_twice_gives_the_same_and_counts_once() -> None:

@@ -305,6 +305,7 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
         ("run.steps=0", "run.steps: must be at least 1, not 0."),
         ("controller.shards=0", "controller.shards: must be at least 1, not 0."),
         ("roles.rollout.slots=0", "roles.rollout.slots: must be at least 1, not 0."),
+        ("placement.sleep_in_training=on", "placement.sleep_in_training: must be one of auto, always, never, not "),
         ("roles.rollout.least=0", "roles.rollout.least: must be at least 1, not 0."),
         ("evaluation.every=-1", "evaluation.every: must be at least 0, not -1."),
         ("rewards.length.timeout_s=0", "rewards.length.timeout_s: must be greater than 0, not 0.0."),

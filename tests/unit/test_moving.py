@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gcore_core.controllers.moving import Last, Mover, PlacementFacts
+from gcore_core.controllers.sleeping import Sleepers
 from gcore_core.factories import FactorySpec
 from gcore_core.placement import measured
 from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
@@ -36,7 +37,7 @@ def test_replicas_that_move_at_every_step_give_what_those_that_stay_give(
 ) -> None:
     """Whoever is asleep raises when it is asked, so routing is tested too."""
     placement = FactorySpec(f"gcore_core.testing.fake_judge:{policy}")
-    found = run(tmp_path, storm, shards=1 + storm % 4, placement=placement)
+    found = run(tmp_path, storm, shards=1 + storm % 4, placement=placement, rests=storm % 2 > 0)
     assert found.logits == still.logits
     assert found.batches == still.batches
     judged = [report.metrics["reward/asked"] for report in found.reports[1:]]
@@ -102,7 +103,8 @@ def test_a_resumed_run_shows_its_policy_what_the_one_before_had_measured() -> No
 
     def mover(saved: dict[str, Any]) -> Mover:
         told = SimpleNamespace(placement=facts, state={"placement": saved})
-        return Mover(SimpleNamespace(facts=told, placement=object()), {})  # type: ignore[arg-type]
+        context: Any = SimpleNamespace(facts=told, placement=object())
+        return Mover(context, {}, Sleepers({}, (), ()))
 
     before = mover({"policy": {"weight": 0.5}})
     before._outcomes = [measured.Outcome(step=1, candidate="a", predicted_s=np.float64(2.5), measured_s=3.0, work=7.0)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from gcore_core.errors import ConfigError, ContractError, GcoreError, WeightMism
 from gcore_core.processes.compute import Compute, DirectCompute
 from gcore_core.processes.inline import InlineNetwork, InlineView
 from gcore_core.processes.messages import BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
-from gcore_core.processes.push import PushSource, pull_weights, verified
+from gcore_core.processes.push import PUSH_DEADLINE_S, PushSource, pull_weights, verified
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.shells.trainer import TrainerShell
 from gcore_core.processes.store import StoreReader
@@ -195,7 +197,7 @@ class Site:
     ) -> Any:
         request = PullWeights(version, number, "policy.0", attempt)
         source = self.view.peer("policy.0")
-        return await pull_weights(receiver, source, request, compute or DirectCompute(), Call(lambda: None), {})
+        return await pull_weights(receiver, source, request, compute or DirectCompute(), lambda: None, {})
 
     def tamper(self, method: str, kind: type, change: Any) -> None:
         honest = getattr(self.shell, method)
@@ -431,6 +433,57 @@ async def test_an_export_that_fails_is_told_and_the_next_push_works(site: Site) 
     assert_holds(receiver, 1)
 
 
+class Slow:
+    """Takes ``slow_s`` for each piece of the work of one name; ``shown_within``: signs of progress during each."""
+
+    def __init__(self, name: str, slow_s: float, shown: Counter[int]) -> None:
+        self._name, self._slow_s, self._shown = name, slow_s, shown
+        self.shown_within: list[int] = []
+
+    async def __call__(self, work: Callable[..., Any], *args: Any) -> Any:
+        if work.__name__ == self._name:
+            before = self._shown[1]
+            await asyncio.sleep(self._slow_s)
+            self.shown_within.append(self._shown[1] - before)
+        return work(*args)
+
+
+@pytest.mark.parametrize("slow", ["load", "_next"])
+def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_path: Path) -> None:
+    """A receiver, by its own silence; or the trainer, by that of the requests for buckets, which expire then alone."""
+    slow_s, shown = 2 * PUSH_DEADLINE_S, Counter[int]()
+    compute = Slow(slow, slow_s, shown)
+
+    async def push() -> Counter[tuple[int, int]]:
+        site, asked = Site(tmp_path, compute), Counter[tuple[int, int]]()
+
+        async def bucket(request: BucketRequest, call: Call) -> Bucket:
+            asked[request.receiver, request.index] += 1
+            return await site.shell.bucket(request, call)
+
+        site.service.add("bucket", BucketRequest, bucket)
+        await site.open(1, receivers=2, bucket_bytes=40)
+        receivers, computes = [Receiver(), Receiver()], [DirectCompute(), compute]
+        source = site.view.peer("policy.0")
+        pulls = [
+            pull_weights(receiver, source, PullWeights(1, i, "policy.0"), computes[i], partial(shown.update, [i]), {})
+            for i, receiver in enumerate(receivers)
+        ]
+        await asyncio.gather(*pulls)
+        for receiver in receivers:
+            assert_holds(receiver, 1)
+        return asked
+
+    asked = run_virtual(push())
+    assert shown[0] >= slow_s, "one that waits shows it every second"
+    if slow == "load":
+        assert max(compute.shown_within) <= 2, "who loads shows progress when a bucket is loaded"
+        assert max(asked.values()) == 1, "a request expired, and the trainer was taken for slow"
+    else:
+        assert min(compute.shown_within) >= slow_s - 2
+        assert max(asked.values()) > 1, "no request expired"
+
+
 def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
     """Receivers as slow as you like, some of which stop in the middle; every tensor is hashed before it is loaded."""
 
@@ -483,7 +536,7 @@ async def test_a_device_gives_its_memory_back_when_all_have_read_all(tmp_path: P
     assert (bucket.transport, "closed" in writer.done, pulling.done()) == ("host", False, False)
     await site.open(1, receivers=2, bucket_bytes=40, attempt=1)
     assert writer.done[-1] == "closed"  # the slow one stopped in the middle
-    with pytest.raises(GcoreError, match="another push began"):
+    with pytest.raises(GcoreError, match="another push began|no push of version 1, attempt 0, is open"):
         await pulling
     await asyncio.gather(*(site.pull(receiver, 1, i, attempt=1) for i, receiver in enumerate((quick, slow))))
     done = MEMORIES[bucket.handle].done
@@ -531,7 +584,7 @@ async def test_a_push_that_is_begun_anew_takes_shared_memory_unless_another_way_
             elif method == "pull" and len(told) == 1:
                 raise WeightMismatch("a bucket's memory cannot be opened")
 
-    context = SimpleNamespace(trainers=[Peer()], supervisor=Peer())
+    context = SimpleNamespace(trainers=[Peer()], supervisor=Peer(), facts=SimpleNamespace(patience_s=600.0))
     placing = SimpleNamespace(replicas=[Peer()])
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]
     await publishing._push(1, 0)

@@ -210,6 +210,17 @@ def reader(tmp_path: Path) -> StoreReader:
     return StoreReader(tmp_path / "store", "agent.0", SECRET)
 
 
+async def put_blob(writer: StoreWriter, step: int, shards: frozenset[int], array: np.ndarray) -> Ref:
+    (ref,) = await writer.put_blobs(step, shards, [array])
+    return ref
+
+
+@pytest.fixture(params=["memory", "disk"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store lies: what is opened in memory is not read."""
+    monkeypatch.setattr(store, "SHARED_MEMORY", tmp_path if request.param == "memory" else tmp_path / "nowhere")
+
+
 ALL = frozenset({0})
 RECORDS: list[Columns] = [{"ids": np.arange(5, dtype=np.int32), "logp": np.ones(5, np.float32)}]
 
@@ -227,7 +238,7 @@ async def test_a_reference_opens_in_another_process(writer: StoreWriter, reader:
     [
         {"mac": b"\0" * 16},
         {"mac": b""},
-        {"offset": 8},
+        {"offset": 16},
         {"nbytes": 8},
         {"slab": "2"},
         {"slab": "../1"},
@@ -262,10 +273,12 @@ def signed(ref: Ref, **changes: Any) -> Ref:
         ({"offset": 1 << 40}, "outside its slab"),
         ({"offset": -8}, "outside its slab"),
         ({"nbytes": 1 << 40}, "outside its slab"),
-        ({"offset": 8}, "the content is not what the reference says"),
+        ({"offset": 16}, "the content is not what the reference says"),
+        ({"offset": 0}, "the content is not what the reference says"),
         ({"node": "node1"}, "the reference is of node 'node1', this is 'agent.0'"),
     ],
 )
+@pytest.mark.usefixtures("place")
 async def test_even_a_signed_reference_is_checked(
     changes: dict[str, Any], message: str, writer: StoreWriter, reader: StoreReader
 ) -> None:
@@ -274,13 +287,40 @@ async def test_even_a_signed_reference_is_checked(
         reader.open(ref)
 
 
-async def test_changed_content_is_refused(writer: StoreWriter, reader: StoreReader, tmp_path: Path) -> None:
-    ref = await writer.put(0, ALL, RECORDS)
-    with open(tmp_path / "store" / ref.slab, "r+b") as file:
-        file.seek(ref.offset + ref.nbytes - 1)
-        file.write(b"\xff")
+async def test_content_that_changed_on_disk_is_refused(
+    tmp_path: Path, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only the slab was spilled there."""
+    for memory in ("nowhere", "store"):
+        monkeypatch.setattr(store, "SHARED_MEMORY", tmp_path / memory)
+        node = await open_node(tmp_path, budget_bytes=0, patience_s=0)
+        ref = await node.writer().put(0, ALL, RECORDS)
+        with open(tmp_path / "spill" / ref.slab, "r+b") as file:
+            file.seek(ref.offset + ref.nbytes - 1)
+            file.write(b"\xff")
+        with pytest.raises(DataError, match="the content is not what the reference says"):
+            StoreReader(node.directory, "agent.0", SECRET).open(ref)
+        node.service.close()
+
+
+async def test_what_lies_in_memory_is_opened_without_reading_it(
+    writer: StoreWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader._slabs, "_in_memory", True)
+    ref, image = await writer.put(0, ALL, RECORDS), await put_blob(writer, 0, ALL, IMAGE)
+    monkeypatch.setattr(store, "xxhash", None)
+    assert_same(reader.open(ref)[0], RECORDS[0])
+    assert_same({"x": reader.open_array(image)}, {"x": IMAGE})
+
+
+@pytest.mark.usefixtures("place")
+async def test_what_was_not_committed_cannot_be_opened(writer: StoreWriter, reader: StoreReader) -> None:
+    room = await writer.reserve(0, ALL, 64, ("|u1", (64,)))
+    digest = xxhash.xxh3_64_intdigest(bytes(64))
+    forged = signed(room._bare, digest=digest + 1)
     with pytest.raises(DataError, match="the content is not what the reference says"):
-        reader.open(ref)
+        reader.open_array(forged)
+    assert not reader.open_array(room.commit(digest)).any()
 
 
 def test_a_mac_covers_every_field_and_where_one_ends(worst_ref: Callable[[], Ref]) -> None:
@@ -304,7 +344,7 @@ def test_a_mac_covers_every_field_and_where_one_ends(worst_ref: Callable[[], Ref
 async def test_a_signed_blob_of_another_shape_is_refused(
     change: dict[str, Any], writer: StoreWriter, reader: StoreReader
 ) -> None:
-    ref = signed(await writer.put_blob(0, ALL, np.zeros((2, 8), np.float32)), **change)
+    ref = signed(await put_blob(writer, 0, ALL, np.zeros((2, 8), np.float32)), **change)
     with pytest.raises(DataError, match="64 bytes are no"):
         reader.open_array(ref)
 
@@ -320,13 +360,14 @@ async def test_slabs_are_written_again_when_their_steps_are_over(reader: StoreRe
     for step in range(20):
         writer.release({0: (0, step)})
         await node.settled()
-        refs = [await writer.put(step, ALL, [RECORD]) for _ in range(10)]
+        refs = [await writer.put(step, ALL, [RECORD]) for _ in range(8)]
         for ref in refs:
             assert_same(reader.open(ref)[0], RECORD)
         counts.add(frozenset(node.slabs()))
-    assert counts == {frozenset("12")}  # five chunks each, ten chunks a step
+    assert counts == {frozenset("12")}  # four chunks each, eight chunks a step
 
 
+@pytest.mark.usefixtures("place")
 async def test_a_chunk_stays_until_all_shards_that_have_records_in_it_have_released_its_step(
     node: Node, writer: StoreWriter, reader: StoreReader
 ) -> None:
@@ -377,7 +418,16 @@ async def test_what_a_dead_writer_made_stays_and_then_its_slab_goes_to_another(
     assert_same(reader.open(ref)[0], RECORD)
     successor.release({0: (0, 1)})
     await node.settled()
-    assert (await successor.put(1, ALL, [RECORD])).slab == ref.slab
+    assert ref.slab in {(await successor.put(step, ALL, [RECORD])).slab for step in (1, 2)}
+
+
+async def test_a_writer_is_given_back_what_it_has_mapped(node: Node) -> None:
+    writers = [node.writer(f"rollout.{i}-1") for i in range(3)]
+    before = [(await writer.put(0, ALL, [RECORD])).slab for writer in writers]
+    for writer in writers:
+        writer.release({0: (0, 1)})
+    await node.settled()
+    assert [(await writer.put(1, ALL, [RECORD])).slab for writer in reversed(writers)] == before[::-1]
 
 
 async def test_a_living_writer_keeps_a_slab_until_it_knows_itself_that_it_is_over(node: Node) -> None:
@@ -449,7 +499,7 @@ IMAGE = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 
 async def test_an_image_of_many_records_is_stored_once(node: Node, reader: StoreReader) -> None:
     first, second = node.writer("rollout.0-1"), node.writer("rollout.1-1")
-    refs = {await writer.put_blob(0, ALL, IMAGE.copy()) for writer in [first] * 16 + [second]}
+    refs = {await put_blob(writer, 0, ALL, IMAGE.copy()) for writer in [first] * 16 + [second]}
     assert len(refs) == 1
     assert_same({"x": reader.open_array(refs.pop())}, {"x": IMAGE})
 
@@ -457,17 +507,17 @@ async def test_an_image_of_many_records_is_stored_once(node: Node, reader: Store
 async def test_a_blob_that_the_node_has_takes_no_room_of_its_own(node: Node, reader: StoreReader) -> None:
     """It is written before the agent is asked; the next blob lies where it lay."""
     first, second = node.writer("rollout.0-1"), node.writer("rollout.1-1")
-    shared, own = await first.put_blob(0, ALL, IMAGE), IMAGE + 1
-    assert await second.put_blob(0, ALL, IMAGE.copy()) == shared
-    ref = await second.put_blob(0, ALL, own)
-    assert (ref.slab != shared.slab, ref.offset) == (True, 0)
+    shared, own = await put_blob(first, 0, ALL, IMAGE), IMAGE + 1
+    assert await put_blob(second, 0, ALL, IMAGE.copy()) == shared
+    ref = await put_blob(second, 0, ALL, own)
+    assert (ref.slab != shared.slab, ref.offset) == (True, shared.offset)
     assert_same({"x": reader.open_array(ref)}, {"x": own})
     assert_same({"x": reader.open_array(shared)}, {"x": IMAGE})
 
 
-async def test_a_blob_is_hashed_once_and_costs_one_call(writer: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed, digest = list[int](), store.xxhash.xxh3_64_intdigest
-    monkeypatch.setattr(store.xxhash, "xxh3_64_intdigest", lambda content: hashed.append(1) or digest(content))
+async def test_blobs_are_hashed_once_and_cost_one_call(writer: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, copied = list[int](), store.copy_hashed
+    monkeypatch.setattr(store, "copy_hashed", lambda parts, target: hashed.append(1) or copied(parts, target))
     asked, insist = list[str](), store.insist
 
     async def counted(peer: Peer, method: str, *rest: Any) -> Any:
@@ -475,8 +525,9 @@ async def test_a_blob_is_hashed_once_and_costs_one_call(writer: StoreWriter, mon
         return await insist(peer, method, *rest)
 
     monkeypatch.setattr(store, "insist", counted)
-    for _ in range(2):  # the second time it is known
-        await writer.put_blob(0, ALL, IMAGE)
+    for _ in range(2):  # the second time they are known
+        first, second, again = await writer.put_blobs(0, ALL, [IMAGE, IMAGE + 1, IMAGE.copy()])
+        assert first == again != second
     assert (len(hashed), asked) == (2, ["slab", "blob"])
 
 
@@ -484,7 +535,7 @@ async def test_the_same_bytes_in_another_shape_or_dtype_are_another_blob(
     writer: StoreWriter, reader: StoreReader
 ) -> None:
     arrays = [IMAGE, IMAGE.reshape(16, 3), IMAGE.view(np.int8), IMAGE.astype(np.float32), IMAGE[:, ::2], IMAGE[:0]]
-    refs = [await writer.put_blob(0, ALL, array) for array in arrays]
+    refs = [await put_blob(writer, 0, ALL, array) for array in arrays]
     assert len(set(refs)) == len(arrays)
     for ref, array in zip(refs, arrays, strict=True):
         assert_same({"x": reader.open_array(ref)}, {"x": array})
@@ -497,28 +548,28 @@ async def test_content_made_to_collide_is_not_taken_for_another(
     monkeypatch.setattr(store, "copy_hashed", lambda parts, target: target.__setitem__(slice(None), *parts) or 7)
     for value in (1, 2, 1, 2):
         image = np.full(64, value, np.uint8)
-        assert_same({"x": reader.open_array(await writer.put_blob(0, ALL, image))}, {"x": image})
+        assert_same({"x": reader.open_array(await put_blob(writer, 0, ALL, image))}, {"x": image})
 
 
 async def test_a_blob_stays_while_a_later_step_uses_it(node: Node, reader: StoreReader) -> None:
     writer, other = node.writer(), node.writer("rollout.1-1")
-    ref = await writer.put_blob(0, ALL, IMAGE)
-    assert await other.put_blob(1, ALL, IMAGE) == ref
+    ref = await put_blob(writer, 0, ALL, IMAGE)
+    assert await put_blob(other, 1, ALL, IMAGE) == ref
     for each in (writer, other):
         each.release({0: (0, 1)})
     await node.settled()
-    assert await writer.put_blob(2, ALL, IMAGE + 1) != ref
+    assert await put_blob(writer, 2, ALL, IMAGE + 1) != ref
     assert_same({"x": reader.open_array(ref)}, {"x": IMAGE})
-    assert await other.put_blob(1, ALL, IMAGE) == ref
+    assert await put_blob(other, 1, ALL, IMAGE) == ref
     for each in (writer, other):
         each.release({0: (0, 2)})
     await node.settled()
-    assert (await other.put_blob(2, ALL, IMAGE + 2)).slab == ref.slab
+    assert (await put_blob(node.writer("rollout.2-1"), 2, ALL, IMAGE + 2)).slab == ref.slab
 
 
 async def test_only_numbers_can_be_a_blob(writer: StoreWriter) -> None:
     with pytest.raises(ContractError, match="a blob has dtype |O; it must be of numbers or bools"):
-        await writer.put_blob(0, ALL, np.array([object()]))
+        await put_blob(writer, 0, ALL, np.array([object()]))
 
 
 # -- a full store -----------------------------------------------------------------------------------------------------
@@ -629,7 +680,7 @@ LARGE: Columns = {"x": np.arange(700_000, dtype=np.float64)}  # more than five p
 
 async def test_a_pull_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
     nodes = await two_nodes(tmp_path)
-    ref, image = await nodes.writer.put(0, ALL, [LARGE]), await nodes.writer.put_blob(0, ALL, IMAGE)
+    ref, image = await nodes.writer.put(0, ALL, [LARGE]), await put_blob(nodes.writer, 0, ALL, IMAGE)
     ((columns, media),) = await nodes.reader.records([item(ref, image=image)])
     assert_same(columns, LARGE)
     assert_same(media, {"image": IMAGE})

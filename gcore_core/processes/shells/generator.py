@@ -95,6 +95,7 @@ class GeneratorShell:
         self._restoring = asyncio.Lock()
 
     def register(self, service: Service) -> None:
+        self._progress = service.progress
         service.add("generate", GenerateRequest, self.generate)
         service.add("pull", PullWeights, self.pull)
         service.add("ask", AskRequest, self.ask)
@@ -214,11 +215,12 @@ class GeneratorShell:
         if step < self._over:
             return  # nobody waits for them any more
         ref = await self._store.put(step, asked, [record.columns for record in records])
+        arrays = [array for record in records for array in record.media.values()]
+        blobs = iter(await self._store.put_blobs(step, asked, arrays))
         for slot, record in enumerate(records):
             header = headers[_key(record)]
             header.columns, header.slot = ref, slot
-            for name, array in record.media.items():
-                header.media = {**header.media, name: await self._store.put_blob(step, asked, array)}
+            header.media = {name: next(blobs) for name in record.media}
 
     def _release(self, before: int) -> None:
         """Forgets earlier steps. Every replica hears of it by the push, also those that some shards never speak to."""
@@ -260,9 +262,11 @@ class GeneratorShell:
             self._asking.close(asked)
 
     async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
-        """Gives the engine's memory back; what runs goes on after the wake."""
+        """Gives the engine's memory back. What still runs, another replica has drawn already: it ends before."""
+        if self._driver is not None:
+            await asyncio.wait([self._driver])
         self._release(request.release_before)
-        async with self._engine:
+        async with self._restoring, self._engine:
             await self._compute(cast(Sleeps, self._backend).sleep)
         return Nothing()
 
@@ -279,7 +283,7 @@ class GeneratorShell:
             async with self._engine:
                 receiver = cast(ReceivesWeights, self._backend)
                 source = self._network.peer(request.source)
-                return await pull_weights(receiver, source, request, self._compute, call, self._mapped)
+                return await pull_weights(receiver, source, request, self._compute, self._progress, self._mapped)
 
         # Once, and to its end: a pull that was begun anew would find the first buckets overwritten.
         confirmed: PushConfirmed = await self._pulls.join((request.version, request.attempt), 0, request, act)

@@ -133,7 +133,7 @@ class TrainerShell:
         return self._source(request).plan
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
-        return await self._source(request).bucket(request)
+        return await self._source(request).bucket(request, call)
 
     async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
         await self._compute(self._backend.save_pretrained, Path(request.directory))

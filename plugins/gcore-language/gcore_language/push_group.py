@@ -19,7 +19,9 @@ from torch import Tensor
 
 from gcore_core.errors import ContractError
 
-WAIT_S = 60.0  # for the others, to meet and in each broadcast: what they do between two takes less
+#: For the others, to meet and in each broadcast. What they do between two takes less; and who waits here must not be
+#: taken for the one that hangs, which is found after twice that (``run.patience_s``).
+WAIT_S = 30.0
 _POLL_S = 2e-4
 
 

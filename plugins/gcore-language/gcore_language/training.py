@@ -269,6 +269,8 @@ class LanguageTrainer:
         self.version = step + 1
         ranks = self._engine.ranks
         metrics = progress.metrics(ranks.add_up(progress.sums), ranks.max([progress.gap])[0])
+        if self._engine.device.type == "cuda":
+            torch.cuda.empty_cache()  # generators that slept meanwhile take their memory again
         # sharded ranks wait for each other inside an accelerator's kernels; the shell's clock knows processors only
         return metrics if self._engine.device.type == "cpu" else {**metrics, "busy_s": 0.0}
 

@@ -128,6 +128,35 @@ def decide(window: Window, pool: Pool, split: Split, weights: Mapping[str, float
     )
 
 
+class Rescue:
+    """What the policies of this plugin do for a judge of which nobody answers: see ``Rescues``."""
+
+    def rescue(self, partition: Partition, window: Window) -> Decision | None:
+        """The policy's cells, but for those it must keep, as far as the judge has an engine there that answers; where
+        that leaves none, the policy and the judge take turns on what there is."""
+        pool, judge = find_pool(window), window.starving
+        if pool is None or judge not in pool.judges:
+            return None
+        lost = {role: set(window.lost.get(role, ())) for role in (pool.policy, judge)}
+
+        def answers(role: str, cell: Cell) -> bool:
+            return cell in pool.engines()[role] and not lost[role] & {device.index for device in cell.devices}
+
+        held = partition.cells[pool.policy]
+        able = [cell for cell in held if answers(judge, cell)]
+        spare = sum(answers(pool.policy, cell) for cell in held) - pool.least[pool.policy]
+        given = tuple(able[-spare:]) if spare > 0 else ()
+        cells, reason = dict(partition.cells), f"no replica of {judge} answers"
+        if given:
+            kept = tuple(cell for cell in held if cell not in given)
+            cells |= {pool.policy: kept, judge: given}
+            return Decision(partition=Partition(cells), reason=f"{reason}: {len(given)} cells of {pool.policy} judge")
+        if not able:
+            return None
+        cells |= {pool.policy: tuple(able), judge: tuple(able)}
+        return Decision(partition=Partition(cells), mode="colocated", reason=f"{reason}: it takes turns")
+
+
 def split_of(partition: Partition, pool: Pool) -> Split | None:
     """The split that a partition is; None where it is another pool's."""
     taken = {role: partition.cells.get(role, ()) for role in (pool.policy, *pool.judges)}

@@ -41,6 +41,31 @@ class Costs:
     fallbacks: int
 
 
+def spent(outcome: journal.Measured) -> dict[int, dict[str, float]]:
+    """First device of each cell -> cause -> seconds of the step, from the push to the end of training."""
+    stages = {"training": outcome.training_s, "pushing": outcome.pushing_s, "changing roles": outcome.switch_s}
+    return {
+        device: {f"{role} runs": seconds for role, seconds in ran.items()}
+        | {_waits(ran): outcome.waited[device]}
+        | stages
+        for device, ran in outcome.ran.items()
+    }
+
+
+def idle(outcome: journal.Measured) -> dict[str, float]:
+    """Cause -> share of the devices' time in the rollout."""
+    found: dict[str, float] = defaultdict(float)
+    for device, ran in outcome.ran.items():
+        found[_waits(ran)] += outcome.waited[device] / len(outcome.ran) / max(outcome.measured_s, 1e-9)
+    if outcome.turns_s:
+        found["changing roles"] = outcome.turns_s / max(outcome.measured_s, 1e-9)
+    return dict(found)
+
+
+def _waits(ran: Mapping[str, float]) -> str:
+    return "all wait" if len(ran) > 1 else f"{next(iter(ran))} waits"
+
+
 def costs_of(decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, journal.Measured]) -> Costs:
     """Adds up a run's journal. Raises DataError when no step of it ended."""
     if not outcomes:
@@ -50,30 +75,30 @@ def costs_of(decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, jo
             why="a step's costs are known when the next one is placed",
             todo="wait for the second step",
         )
-    spent: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    idle: dict[str, float] = defaultdict(float)
+    by_device: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    by_cause: dict[str, float] = defaultdict(float)
     for outcome in outcomes.values():
-        for device, causes in outcome.devices.items():
+        for device, causes in spent(outcome).items():
             for cause, seconds in causes.items():
-                spent[device][cause] += seconds
-        for cause, share in outcome.idle.items():
-            idle[cause] += share * outcome.measured_s
+                by_device[device][cause] += seconds
+        for cause, share in idle(outcome).items():
+            by_cause[cause] += share * outcome.measured_s
     rollout_s = max(sum(outcome.measured_s for outcome in outcomes.values()), 1e-9)
     total: dict[str, float] = defaultdict(float)
-    for causes in spent.values():
+    for causes in by_device.values():
         for cause, seconds in causes.items():
             total[cause] += seconds
     off = [
         abs(decisions[step].predicted_s[decisions[step].chosen] / max(outcome.measured_s, 1e-9) - 1)
         for step, outcome in outcomes.items()
-        if step in decisions and decisions[step].chosen in decisions[step].predicted_s
+        if step in decisions and decisions[step].chosen in decisions[step].predicted_s and not decisions[step].rescues
     ]
-    step_s = max((sum(causes.values()) for causes in spent.values()), default=rollout_s)
+    step_s = max((sum(causes.values()) for causes in by_device.values()), default=rollout_s)
     return Costs(
         steps=len(outcomes),
         shares=_shares(total),
-        devices={device: _shares(causes) for device, causes in sorted(spent.items())},
-        idle={cause: seconds / rollout_s for cause, seconds in idle.items()},
+        devices={device: _shares(causes) for device, causes in sorted(by_device.items())},
+        idle={cause: seconds / rollout_s for cause, seconds in by_cause.items()},
         moved=sum(outcome.moved for outcome in outcomes.values()),
         switch_s=sum(outcome.switch_s for outcome in outcomes.values()),
         monitoring=sum(outcome.monitoring_s for outcome in outcomes.values()) / max(step_s, 1e-9),
@@ -120,8 +145,8 @@ def _markdown(costs: Costs) -> Iterator[str]:
     yield ""
     if len(costs.devices) > _LISTED:
         yield f"- {len(costs.devices) - _LISTED} more devices: `g-core placement costs RUN --json` tells all"
-    idle = ", ".join(f"{share:.1%} {cause}" for cause, share in costs.idle.items() if share > 0) or "nothing"
-    yield f"- idle in the rollout: {idle}"
+    waited = ", ".join(f"{share:.1%} {cause}" for cause, share in costs.idle.items() if share > 0) or "nothing"
+    yield f"- idle in the rollout: {waited}"
     yield f"- {costs.moved} cells changed roles in {costs.steps} steps, which took {costs.switch_s:.1f} s"
     yield f"- measuring and deciding took {costs.monitoring:.2%} of the time"
     if costs.off_median is not None and costs.off_p95 is not None:

@@ -13,6 +13,7 @@ import msgspec
 
 from gcore_core.errors import DataError
 from gcore_core.placement import journal
+from gcore_placement.costs import idle
 
 
 def run(words: list[str]) -> int:
@@ -67,6 +68,12 @@ def _told(decided: journal.Decided, measured: journal.Measured | None) -> Iterat
         for name, seconds in decided.predicted_s.items():
             mark = "  <- chosen" if name == decided.chosen else ""
             yield f"  {name:<18} {seconds:>9.1f}  {seconds / least - 1:+6.1%} of the latest step's least{mark}"
+    for rescue in decided.rescues:
+        yield f"rescue of {rescue.rescued} ({rescue.mode})"
+        yield f"  because  {rescue.reason}"
+        for role, cells in rescue.cells.items():
+            yield f"  {role:<8} {len(cells)} cells: devices {_ranges([index for cell in cells for index in cell])}"
+        yield from (f"  {name:<18} {_plain(value)}" for name, value in rescue.seen.items())
     if measured is None:
         yield "measured: nothing, the step did not end"
         return
@@ -74,7 +81,7 @@ def _told(decided: journal.Decided, measured: journal.Measured | None) -> Iterat
     predicted = decided.predicted_s.get(decided.chosen)
     if predicted is not None:
         yield f"  the prediction was off by {predicted / measured.measured_s - 1:+.1%}"
-    yield from (f"  idle {share:>6.1%}  {cause}" for cause, share in measured.idle.items() if share > 0)
+    yield from (f"  idle {share:>6.1%}  {cause}" for cause, share in idle(measured).items() if share > 0)
 
 
 def _plain(value: Any) -> str:

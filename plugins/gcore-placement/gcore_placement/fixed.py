@@ -7,7 +7,7 @@ from dataclasses import replace
 from gcore_core.errors import PlacementError
 from gcore_core.placement.devices import Decision, Mode, Partition, Window
 from gcore_core.placement.policy import Even
-from gcore_placement.cells import Split, decide, find_pool
+from gcore_placement.cells import Rescue, Split, decide, find_pool
 from gcore_placement.config import SplitConfig
 
 
@@ -44,7 +44,7 @@ class Coresident(_Together):
     reason = "both models are awake in every cell"
 
 
-class FixedSplit:
+class FixedSplit(Rescue):
     def __init__(self, config: SplitConfig) -> None:
         self._config = config
 

@@ -18,14 +18,14 @@ import numpy as np
 from gcore_core.placement.devices import Decision, Partition, Window
 from gcore_core.placement.measured import Profile
 from gcore_core.placement.policy import Even
-from gcore_placement.cells import Pool, Split, decide, find_pool
+from gcore_placement.cells import Pool, Rescue, Split, decide, find_pool
 from gcore_placement.config import ReplayConfig
 
 _NEAR = 1.12  # candidates that cost less than this over the least are replayed with every draw
 _TYPICAL_PROMPT, _TYPICAL_INSTRUCTIONS = 512.0, 1024.0
 
 
-class Replay:
+class Replay(Rescue):
     def __init__(self, config: ReplayConfig) -> None:
         self._config = config
 

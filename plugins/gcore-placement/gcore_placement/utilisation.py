@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from gcore_core.placement.devices import Decision, Partition, Window
 from gcore_core.placement.policy import Even
-from gcore_placement.cells import decide, find_pool, split_of
+from gcore_placement.cells import Rescue, decide, find_pool, split_of
 from gcore_placement.config import UtilisationConfig
 
 
-class Utilisation:
+class Utilisation(Rescue):
     def __init__(self, config: UtilisationConfig) -> None:
         self._config = config
 

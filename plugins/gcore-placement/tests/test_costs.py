@@ -35,11 +35,9 @@ def run(tmp_path: Path) -> Path:
                 measured_s=10.0,
                 moved=step - 1,
                 switch_s=0.5 * (step - 1),
-                idle={"judge waits": 0.25},
-                devices={
-                    0: {"rollout runs": 10.0, "rollout waits": 0.0, "training": 10.0},
-                    1: {"judge runs": 5.0, "judge waits": 5.0, "training": 10.0},
-                },
+                training_s=10.0 - 0.5 * (step - 1),
+                ran={0: {"rollout": 10.0}, 1: {"judge": 5.0}},
+                waited={0: 0.0, 1: 5.0},
                 monitoring_s=0.01,
             ),
         )
@@ -51,17 +49,31 @@ def test_shares_of_a_device_and_of_all_add_up_to_one(run: Path) -> None:
     for shares in (told.shares, *told.devices.values()):
         assert sum(shares.values()) == pytest.approx(1)
     assert told.shares == pytest.approx(
-        {"training": 0.5, "rollout runs": 0.25, "judge runs": 0.125, "judge waits": 0.125, "rollout waits": 0.0}
+        {
+            "training": 0.4875,
+            "changing roles": 0.0125,
+            "pushing": 0.0,
+            "rollout runs": 0.25,
+            "judge runs": 0.125,
+            "judge waits": 0.125,
+            "rollout waits": 0.0,
+        }
     )
     assert told.devices[1]["judge waits"] == pytest.approx(0.25)
 
 
 def test_idle_moves_monitoring_and_errors_of_predictions_are_told(run: Path) -> None:
     told = costs.costs_of(*journal.read(run))
-    assert told.idle == pytest.approx({"judge waits": 0.25})
+    assert told.idle == pytest.approx({"judge waits": 0.25, "rollout waits": 0.0})
     assert (told.steps, told.moved, told.switch_s, told.fallbacks) == (2, 1, 0.5, 1)
     assert told.monitoring == pytest.approx(0.02 / 40)
     assert told.off_median == pytest.approx(0.1) and told.off_p95 == pytest.approx(0.19)
+
+
+def test_the_prediction_of_a_step_with_a_rescue_is_not_held_against_its_policy(run: Path) -> None:
+    rescue = journal.Decided(step=1, mode="split", cells={}, reason="no replica of judge answers", rescued="judge")
+    journal.append(run, rescue)
+    assert costs.costs_of(*journal.read(run)).off_median == pytest.approx(0.0)
 
 
 def test_the_command_prints_a_table_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

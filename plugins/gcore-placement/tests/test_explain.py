@@ -32,7 +32,10 @@ def decision() -> Decision:
 def run(tmp_path: Path) -> Path:
     journal.append(tmp_path, journal.decided(11, decision(), took_s=0.01))
     journal.append(
-        tmp_path, journal.Measured(step=11, measured_s=9.0, moved=2, idle={"judge: waits for answers": 0.25})
+        tmp_path,
+        journal.Measured(
+            step=11, measured_s=9.0, moved=2, ran={0: {"rollout": 9.0}, 3: {"judge": 4.5}}, waited={0: 0.0, 3: 4.5}
+        ),
     )
     journal.append(tmp_path, journal.decided(12, decision()))
     return tmp_path
@@ -43,7 +46,21 @@ def test_it_tells_what_was_seen_expected_chosen_and_measured(run: Path, capsys: 
     shown = capsys.readouterr().out
     for words in ("least regret", "judge_tokens", "120.5", "devices 0-2", "<- chosen", "+25.0%", "9.0 s", "-11.1%"):
         assert words in shown, words
-    assert "25.0%  judge: waits for answers" in shown
+    assert "25.0%  judge waits" in shown
+
+
+def test_it_tells_a_rescue_with_its_reason_beside_the_decision_that_it_replaced(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = {"rollout": (), "judge": (Cell((Device(index=2, kind="cpu"),)),)}
+    made = Decision(partition=Partition(cells), reason="no replica of judge answers", seen={"lost": {"judge": [3]}})
+    journal.append(run, journal.decided(12, made, rescued="judge"))
+    assert cli.main(["placement", "explain", str(run), "--step", "12"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("least regret", "devices 0-2", "rescue of judge", "no replica of judge", "'judge': [3]", "devices 2"):
+        assert words in shown, words
+    decisions, _ = journal.read(run)
+    assert decisions[12].chosen == "split 1" and decisions[11].rescues == []
 
 
 def test_without_a_step_it_lists_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,11 +90,6 @@ def test_a_run_without_a_journal_is_refused_and_half_a_line_at_the_end_is_not(ru
         file.write(b"\n")
     with pytest.raises(DataError, match="placement.jsonl:4: a line cannot be read"):
         journal.read(run)
-
-
-def test_a_resumed_run_sees_the_outcomes_of_the_journal(run: Path) -> None:
-    (outcome,) = journal.outcomes_of(*journal.read(run))
-    assert (outcome.step, outcome.candidate, outcome.predicted_s, outcome.measured_s) == (11, "split 1", 8.0, 9.0)
 
 
 def test_what_replay_says_survives_the_journal(tmp_path: Path) -> None:

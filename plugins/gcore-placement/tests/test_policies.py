@@ -77,12 +77,18 @@ def test_replay_is_a_function_of_what_it_is_given_also_over_json() -> None:
 
 
 def test_replay_forgets_old_steps_by_and_by() -> None:
-    decision, policy = None, Replay(ReplayConfig(modes=["split"]))
-    for step in range(24):
-        shown = window(16, 20 if step < 4 else 400, seed=step, step=step + 1)
-        state = decision.state if decision else {}
-        decision = policy.revise(decision and decision.partition, replace(shown, state=state))
-    assert judges(decision) == judges(policy.revise(None, window(16, 400)))
+    policy = Replay(ReplayConfig(modes=["split"]))
+
+    def after(steps: range) -> int:
+        decision = None
+        for step in steps:
+            shown = window(16, 20 if step < 4 else 400, seed=step, step=step + 1)
+            state = decision.state if decision else {}
+            decision = policy.revise(decision and decision.partition, replace(shown, state=state))
+        assert decision is not None
+        return judges(decision)
+
+    assert after(range(4)) < after(range(6)) <= after(range(24)) == after(range(4, 24))
 
 
 def test_before_anything_is_measured_the_expected_work_decides() -> None:

@@ -117,6 +117,8 @@ class TrainerConfig:
     """Of plain REINFORCE on a table of letters; 0 learns nothing."""
     micro_batch: int = 0
     """Records whose gradient is computed at once; 0 is all."""
+    reads: bool = False
+    """Go over every byte of what records show, as a model that sees it does."""
     time_scale: float = 1.0
     """All times are multiplied by it; 0 spends none."""
 
@@ -146,6 +148,8 @@ class JudgeConfig:
     """Chance of a reward of 1."""
     decided: float = 0.0
     """Share of prompts whose answers are all good or all bad: groups that do not teach."""
+    reads: bool = False
+    """Go over every byte of what records show, as a model that sees it does, and check that it is what was stored."""
     seed: int = 0
     time_scale: float = 1.0
     """All times are multiplied by it; 0 spends none."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import xxhash
 
+from gcore_core.errors import DataError
 from gcore_core.protocols import Score, ScoredRecord, WorkerContext
 from gcore_sim.clock import spend
 from gcore_sim.config import JudgeConfig
@@ -22,6 +23,10 @@ class SimJudge:
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         seconds = sum(self.seconds(record) for record in records)
         spend(seconds * self._config.time_scale, self._progress)
+        for record in records if self._config.reads else ():
+            for name, array in record.media.items():
+                if xxhash.xxh3_64_intdigest(array.data) != record.refs[name].digest:
+                    raise DataError(f"{name!r} is not what was stored", where=f"ordinal {record.ordinal}")
         return [Score(value=self._value(record)) for record in records]
 
     def seconds(self, record: ScoredRecord) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from gcore_core.errors import NonFiniteLoss
 from gcore_core.protocols import TrainRecord, WorkerContext
@@ -34,6 +35,8 @@ class SimTrainer:
 
     def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
         columns = [record.columns for record in records]
+        for array in (array for record in records if self._config.reads for array in record.media.values()):
+            xxhash.xxh3_64_intdigest(array.data)
         lengths = [held["prompt_ids"].size + held["action_ids"].size for held in columns]
         self._seconds = np.array([self._config.record_seconds(length) for length in lengths], np.float64)
         self._minibatch = np.array([record.minibatch for record in records], np.int64)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gcore_placement import costs
 from gcore_placement.explain import run as explain
 from gcore_sim.command import run
 from gcore_sim.config import Drift, PromptsConfig
@@ -52,12 +53,11 @@ def test_a_run_journals_where_its_devices_spent_the_step(
     lines = [json.loads(line)["metrics"] for line in Path("run", "metrics.jsonl").read_text().splitlines()]
     steps = [metrics for metrics in lines if "seconds/step" in metrics]
     for outcome, metrics in zip(outcomes.values(), steps, strict=True):
-        assert len(outcome.devices) == 4, "every device has its row"
-        for spent in outcome.devices.values():
-            inside = sum(s for cause, s in spent.items() if cause.endswith(("runs", "waits", "wait")))
-            turns_s = outcome.idle.get("changing roles", 0.0) * outcome.measured_s
-            assert inside + turns_s == pytest.approx(outcome.measured_s, rel=1e-3)
-        assert metrics["placement/idle_share"] == pytest.approx(sum(outcome.idle.values()))
+        assert len(outcome.ran) == 4, "every device has its row"
+        for causes in costs.spent(outcome).values():
+            inside = sum(s for cause, s in causes.items() if cause.endswith(("runs", "waits", "wait")))
+            assert inside + outcome.turns_s == pytest.approx(outcome.measured_s, rel=1e-3)
+        assert metrics["placement/idle_share"] == pytest.approx(sum(costs.idle(outcome).values()))
     if use.endswith("colocated"):
         assert all(outcome.switch_s >= 2.0 for outcome in outcomes.values())
     capsys.readouterr()

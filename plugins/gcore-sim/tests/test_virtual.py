@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import xxhash
 from gcore_sim.command import run
 from gcore_sim.config import GeneratorConfig, JudgeConfig, Payload, TrainerConfig
 from gcore_sim.generator import SimGenerator
@@ -16,9 +19,9 @@ from gcore_sim.judge import SimJudge
 
 from gcore_core import config
 from gcore_core.controllers.scoring import WAIT_S
-from gcore_core.errors import ConfigError, TrainingError
+from gcore_core.errors import ConfigError, DataError, TrainingError
 from gcore_core.protocols import SampleRequest, ScoredRecord, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.records import Prompt, Ref
 
 PROMPT, ANSWER, GROUPS, SAMPLES = 500, 2000, 4, 2
 GIVEN = {"data": {"config": {"prompt_tokens": [PROMPT], "answer_tokens": [ANSWER]}}}
@@ -106,10 +109,30 @@ def test_many_ranks_replicas_and_shards_repeat_to_the_last_bit(measured: Callabl
     assert len(found[0][1]) == 2 * 32 * SAMPLES
 
 
-def test_payload_goes_through_the_store(measured: Callable[..., dict[str, float]]) -> None:
-    payload = {"rollout": {"config": {"payload": {"nbytes": 50_000}}}}
-    measured(roles=payload, **GIVEN)
+@pytest.mark.parametrize("reads", [False, True])
+def test_payload_goes_through_the_store(reads: bool, measured: Callable[..., dict[str, float]]) -> None:
+    roles = {"rollout": {"config": {"payload": {"nbytes": 50_000}}}, "policy": {"config": {"reads": reads}}}
+    measured(roles=roles, **GIVEN)
+
     assert [record["media_bytes"] for record in records()] == [50_000] * GROUPS * SAMPLES
+
+
+def test_a_judge_that_reads_notices_what_was_not_stored() -> None:
+    shown = np.arange(4, dtype=np.uint8)
+    record = ScoredRecord(
+        ordinal=7,
+        sample=0,
+        prompt=Prompt(row=0, text="x"),
+        text="",
+        status="finished",
+        columns={"prompt_ids": shown, "action_ids": shown},
+        media={"payload": shown},
+        refs={"payload": Ref("", "", 0, 4, xxhash.xxh3_64_intdigest(shown.data), b"")},
+    )
+    judge = SimJudge(JudgeConfig(time_scale=0, reads=True), WorkerContext(role="scorer"))
+    assert len(judge.score([record])) == 1
+    with pytest.raises(DataError, match="ordinal 7: 'payload' is not what was stored"):
+        judge.score([replace(record, media={"payload": shown[::-1].copy()})])
 
 
 @pytest.mark.parametrize("shared", [True, False])

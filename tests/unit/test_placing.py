@@ -1,0 +1,43 @@
+"""Which generators sleep while the trainer works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gcore_core import config
+from gcore_core.cli import placing
+from gcore_core.placement.devices import Device
+from gcore_core.testing import fake
+
+JOB = {
+    "run": {"name": "fake"},
+    "local": [fake.__file__],
+    "data": {"use": "fake"},
+    "advantage": {"use": "fake"},
+    "objective": {"use": "fake"},
+    "roles": {"policy": {"use": "fake"}, "rollout": {"use": "fake"}},
+    "rewards": {"letters": {"use": "fake"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "devices", "resting"),
+    [
+        ("auto", "cuda", 1, ["rollout"]),
+        ("auto", "cuda", 2, []),  # one for each
+        ("auto", "cpu", 1, []),
+        ("always", "cpu", 2, ["rollout"]),
+        ("never", "cuda", 1, []),
+    ],
+)
+def test_by_themselves_those_sleep_that_share_an_accelerator_with_the_trainer(
+    wanted: str, kind: str, devices: int, resting: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tuple(Device(index=index, kind=kind) for index in range(devices))
+    monkeypatch.setattr(placing, "find_devices", lambda wanted: found)
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB))
+    plan = config.load(tmp_path / "job.yaml", [f"placement.sleep_in_training={wanted}"])
+    assert placing.place(plan).resting == resting
