@@ -128,11 +128,6 @@ def gcore_weights_published(run: RunFacts, version: int) -> None:
 
 
 @hookspec
-def gcore_placement_changed(run: RunFacts, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Devices moved between roles. ``before`` and ``after`` map roles to device indexes."""
-
-
-@hookspec
 def gcore_worker_failed(run: RunFacts, failure: WorkerFailure) -> None:
     """A worker ended or was lost. Called when it is noticed, before any restart."""
 

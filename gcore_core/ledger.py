@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from gcore_core.errors import ContractError
 from gcore_core.order import row_of
 from gcore_core.records import FAILED, Header, Lease, RecordScore
@@ -68,11 +70,13 @@ class Ledger:
                 leases.append(Lease(ordinal, group.row, group.turn, missing, group.attempt))
         return leases
 
-    def lost(self, ordinals: set[int]) -> list[Lease]:
+    def lost(self, leases: list[Lease]) -> list[Lease]:
         """The replica that drew these is gone: what it had not finished is to be drawn again, with the same seeds."""
-        for ordinal in ordinals & self._open.keys():
+        drawn = {lease.ordinal: lease.samples for lease in leases}
+        for ordinal in drawn.keys() & self._open.keys():
             self._open[ordinal].attempt += 1
-        return self.unfinished(ordinals)
+        missing = ((x, tuple(s for s in x.samples if s in drawn[x.ordinal])) for x in self.unfinished(set(drawn)))
+        return [replace(lease, samples=samples) for lease, samples in missing if samples]
 
     def finished(self, header: Header) -> bool:
         """Takes a finished record; False when it is not awaited (a duplicate, or a late one of a settled group)."""

@@ -187,9 +187,6 @@ class Observers:
     def weights_published(self, run: RunFacts, version: int) -> None:
         self._tell("gcore_weights_published", {"run": run, "version": version})
 
-    def placement_changed(self, run: RunFacts, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        self._tell("gcore_placement_changed", {"run": run, "before": before, "after": after})
-
     def worker_failed(self, run: RunFacts, failure: WorkerFailure) -> None:
         self._tell("gcore_worker_failed", {"run": run, "failure": failure})
 

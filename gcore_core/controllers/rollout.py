@@ -8,6 +8,8 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placing import Placing
@@ -24,7 +26,6 @@ from gcore_core.processes.service import Peer
 from gcore_core.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
 
 TICK_S = 1.0  # how often shards look together whether more groups must be issued
-SURPLUS = "surplus"
 LANES = 16  # parts of a round that a replica works on at a time, over all shards: so many that its batch stays full
 
 
@@ -106,7 +107,7 @@ class Rollout:
                 kept.append(verdict.group)
             elif taken:
                 counts[f"dropped/{verdict.reason}"] += 1
-            told = verdict.verdict if taken else SURPLUS
+            told = verdict.verdict if taken else "surplus"
             records += self._context.trace.settled(verdict.group, told, verdict.reason)
         self._placing.end(records)
         self._context.trace.flush()
@@ -131,7 +132,7 @@ class Rollout:
                 try:
                     await self._replica(ledger, replica, request, scoring)
                 except (WorkerDied, DeadlineExceeded):
-                    if left := ledger.lost({lease.ordinal for lease in request.leases}):
+                    if left := ledger.lost(request.leases):
                         waiting.append(left)
                     lost += 1
                     if lost == TRIES:
@@ -142,7 +143,7 @@ class Rollout:
             own = [[x for x in leases if x.ordinal % len(replicas) == i] for i in range(len(replicas))]
             work = [work_off(replica, deque([part])) for replica, part in zip(replicas, own, strict=True)]
         else:
-            lanes = [replica for _ in range(lanes_of(facts.shards)) for replica in replicas]
+            lanes = replicas * lanes_of(facts.shards)
             shared = shares(leases, len(lanes))
             # so that shards of few groups do not meet at one replica
             first = facts.shard * len(replicas) // facts.shards
@@ -210,15 +211,23 @@ def lanes_of(shards: int) -> int:
 
 def shares(leases: list[Lease], lanes: int) -> deque[list[Lease]]:
     """The leases in parts to be taken one after the other: three quarters of what is left in equal parts for the lanes,
-    and so on (factoring: Hummel, Schonberg and Flynn 1992). So replicas are full at first and end together."""
+    and so on (factoring: Hummel, Schonberg and Flynn 1992). So replicas are full at first and end together.
+
+    Records are dealt in turn, beginning at the next part each time: answers to one prompt are alike, so who has several
+    long ones ends last. There are no more parts, each of which is a request, than groups.
+    """
     found: deque[list[Lease]] = deque()
-    left = list(leases)
+    left = [(lease, sample) for lease in leases for sample in lease.samples]
+    least = max((len(lease.samples) for lease in leases), default=1)
     while left:
-        size = max(1, 3 * len(left) // (4 * lanes))
-        for _ in range(lanes):
-            if left:
-                found.append(left[:size])
-                del left[:size]
+        size = max(least, 3 * len(left) // (4 * lanes))
+        count = min(lanes, -(-len(left) // size))
+        parts: list[dict[Lease, tuple[int, ...]]] = [{} for _ in range(count)]
+        for at, (lease, sample) in enumerate(left[: count * size]):
+            part = parts[(at + at // count) % count]
+            part[lease] = (*part.get(lease, ()), sample)
+        found += [[replace(lease, samples=samples) for lease, samples in part.items()] for part in parts]
+        del left[: count * size]
     return found
 
 

@@ -32,7 +32,6 @@ OTHER_HOOKS = {
     "gcore_run_start": ["run"],
     "gcore_step_end": ["run", "report"],
     "gcore_weights_published": ["run", "version"],
-    "gcore_placement_changed": ["run", "before", "after"],
     "gcore_worker_failed": ["run", "failure"],
     "gcore_run_end": ["run", "error"],
 }

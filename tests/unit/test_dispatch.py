@@ -1,4 +1,4 @@
-"""How a round's groups are dealt out to replicas."""
+"""How a round's records are dealt out to replicas."""
 
 from __future__ import annotations
 
@@ -9,18 +9,33 @@ from gcore_core.controllers.rollout import LANES, lanes_of, shares
 from gcore_core.records import Lease
 
 
-def leases(count: int) -> list[Lease]:
-    return [Lease(ordinal, ordinal, 0, (0,)) for ordinal in range(count)]
+def leases(count: int, samples: int = 1) -> list[Lease]:
+    return [Lease(ordinal, ordinal, 0, tuple(range(samples))) for ordinal in range(count)]
+
+
+def records(part: list[Lease]) -> list[tuple[int, int]]:
+    return [(lease.ordinal, sample) for lease in part for sample in lease.samples]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 64, 1000])
 @pytest.mark.parametrize("lanes", [2, 4, 128])
-def test_every_lease_is_dealt_once_in_parts_that_never_grow(count: int, lanes: int) -> None:
-    parts = shares(leases(count), lanes)
-    assert [lease for part in parts for lease in part] == leases(count)
-    sizes = [len(part) for part in parts]
-    assert sizes == sorted(sizes, reverse=True)
+@pytest.mark.parametrize("samples", [1, 16])
+def test_every_record_is_dealt_once_in_parts_that_never_grow(count: int, lanes: int, samples: int) -> None:
+    parts = shares(leases(count, samples), lanes)
+    assert sorted(record for part in parts for record in records(part)) == records(leases(count, samples))
+    assert all(len({lease.ordinal for lease in part}) == len(part) for part in parts)
+    sizes = [len(records(part)) for part in parts]
+    assert all(later <= size + 1 for size, later in zip(sizes, sizes[1:], strict=False))
     assert 0 not in sizes
+    assert len(parts) <= count
+
+
+@pytest.mark.parametrize("lanes", [4, 64])
+def test_a_prompt_is_spread_over_the_parts_that_are_taken_together(lanes: int) -> None:
+    """So that no replica has a long one to itself."""
+    together = shares(leases(512, 16), lanes)
+    most = max(len(lease.samples) for part in list(together)[:lanes] for lease in part)
+    assert most == max(1, 16 // lanes)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -110,23 +110,25 @@ def test_a_step_cannot_end_with_open_groups() -> None:
 
 @given(
     finished=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 2))),
-    lost=st.sets(st.integers(-1, 6)),
+    lost=st.dictionaries(st.integers(-1, 6), st.sets(st.integers(0, 2), min_size=1)),
     times=st.integers(1, 3),
 )
-def test_what_was_lost_is_drawn_again_as_it_was(finished: set[tuple[int, int]], lost: set[int], times: int) -> None:
+def test_what_was_lost_is_drawn_again_as_it_was(
+    finished: set[tuple[int, int]], lost: dict[int, set[int]], times: int
+) -> None:
     ledger = make(samples=3)
     first = {lease.ordinal: lease for lease in ledger.lease(4)}
     for ordinal, sample in finished:
         ledger.finished(record(ordinal, sample))
     for attempt in range(1, times + 1):
-        again = ledger.lost(lost)
+        again = ledger.lost([Lease(ordinal, 0, 0, tuple(sorted(samples))) for ordinal, samples in lost.items()])
         wanted = []
-        for ordinal in sorted(lost & first.keys()):
-            missing = tuple(s for s in range(3) if (ordinal, s) not in finished)
+        for ordinal in sorted(lost.keys() & first.keys()):
+            missing = tuple(s for s in sorted(lost[ordinal]) if (ordinal, s) not in finished)
             if missing:  # same row and turn, so the same seeds
                 wanted.append(Lease(ordinal, first[ordinal].row, first[ordinal].turn, missing, attempt))
         assert again == wanted
-    untouched = set(first) - lost
+    untouched = first.keys() - lost.keys()
     assert all(lease.attempt == 0 for lease in ledger.unfinished(untouched))
 
 
