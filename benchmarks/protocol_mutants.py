@@ -33,8 +33,8 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "a lost sample is forgotten": (
         Ledger,
         "lost",
-        "return self.unfinished(ordinals)",
-        "return self.unfinished(ordinals)[1:]",
+        "for lease, samples in missing if samples]",
+        "for lease, samples in missing if samples][1:]",
     ),
     "what is lost is counted as drawn": (
         Ledger,
