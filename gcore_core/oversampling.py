@@ -7,7 +7,8 @@ finished is compared with its own quarter. What that says of the rate as a whole
 Enough are issued that the groups still missing come with a margin of standard deviations: ``margin`` of the chance
 that each group has, ``doubt`` of the rate itself, which early groups will tell in time. A refill costs the less the
 earlier it is: at first one is made as soon as ``eager`` standard deviations of chance are not covered, later only when
-the step is more and more likely to fall short, since it would wait for whole new answers either way.
+the step is more and more likely to fall short, since it would wait for whole new answers either way. The doubt of the
+rate speaks against a refill, then for a large one: what the first few groups say is soon known better.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def groups_missing(needed: int, kept: int, finished: int, in_flight: int, rule: 
     quarters, mean = len(rates), float(np.sum(rates)) / len(rates)
     flight, low, high = in_flight, in_flight, in_flight + 20 * needed
     share = finished / max(finished + in_flight, 1)
-    chances, doubts, asked = rule[3] - 2 * (1 + rule[3]) * share, 0.0, False
+    chances, doubts, asked = rule[3] - 2 * (1 + rule[3]) * share, -rule[2], False
     while True:  # is it enough to have ``flight`` in flight? As many as there are; then by bisection, with the margin
         done, early = quarters * finished / max(finished + flight, 1), 0.0  # in quarters
         for i in range(quarters):

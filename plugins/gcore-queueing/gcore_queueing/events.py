@@ -7,9 +7,9 @@ judge, a group's last verdict may make new groups, and waiting requests go to th
 
 A replica that serves both roles gives each of them a round in turn: both read their weights.
 
-The policy's groups are dealt as controllers deal them: in parts (``gcore_core.controllers.rollout.shares``), of which
-each replica works on ``lanes`` at a time and takes the next when one is over. With ``lanes`` 0 every record goes by
-itself.
+The policy's records are dealt out by shards: each to the replica that owes this shard the fewest, as long as that is
+less than the shard's room there. What a replica was dealt waits at that replica. Without room (0) records wait in one
+queue for all, as requests to the judge do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def _set(tree, leaf, value):
     tree[at] = value
     at //= 2
     while at:
-        tree[at] = min(tree[2 * at], tree[2 * at + 1])
+        least = min(tree[2 * at], tree[2 * at + 1])
+        if tree[at] == least:
+            break
+        tree[at] = least
         at //= 2
 
 
@@ -82,7 +85,7 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
     """See ``gcore_queueing.step.play``, which has the same arguments with names and checks.
 
     actions, prompts: float64[2, N, G] of the policy and the judge. keep: bool[N]. serves: int8[replicas], a bit for
-    each role. profiles: float64[2, 6]. in_turn: all replicas serve one role, then the other. dealing: (lanes, shards).
+    each role. profiles: float64[2, 6]. in_turn: all replicas serve one role, then the other. dealing: (room, shards).
 
     Returns (seconds, issued, kept, spent[SPENT], order[N] of groups by when they finished, times[3, 2, N, G] of
     arrival, start and end, replica[2, N, G]).
@@ -103,52 +106,41 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
     times, replica = np.zeros((3, 2, total)), np.full((2, total), -1, np.int64)
     active, busy, filled, width_of = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2)
     left, order, spent = np.full(groups, samples), np.empty(groups, np.int64), np.zeros(SPENT)
-    touched, is_touched = np.empty(replicas, np.int64), np.zeros(replicas, np.bool_)
-    # parts of draws; what a replica was dealt waits there in the order of ``following``
-    part_of, part_left, part_end = np.empty(groups, np.int64), np.zeros(groups, np.int64), np.zeros(groups, np.int64)
-    draw_of, upcoming_part, last_part = (
-        np.empty(groups, np.int64),
-        np.empty(groups, np.int64),
-        np.empty(groups, np.int64),
-    )
-    first_of, last_of = np.full(replicas, -1, np.int64), np.full(replicas, -1, np.int64)
-    following, sampling = np.full(total, -1, np.int64), np.empty(replicas, np.int64)
-    parts, draws, lanes, shards = 0, 0, dealing[0], dealing[1]
+    touched, is_touched, count = np.empty(replicas, np.int64), np.zeros(replicas, np.bool_), 0
+    # queues in the order of ``following``: what a replica was dealt, and, behind these, what a shard has still to deal
+    room, shards = dealing
+    first_of, last_of = np.full(replicas + shards, -1, np.int64), np.full(replicas + shards, -1, np.int64)
+    following, shard_of = np.empty(total, np.int64), np.empty(groups, np.int64)
+    owed, rooms = np.full((shards, 2 * width), np.inf), np.zeros(shards)
     now, phase = 0.0, POLICY
     kept, finished, issued, in_flight = 0, 0, 0, 0
     for i in range(replicas):
-        if serves[i] & 1:
-            sampling[int(width_of[POLICY])] = i
         for role in range(2):
             if serves[i] >> role & 1:
                 width_of[role] += 1
                 _set(loads[role], i, 0.0)
+    abreast = int(width_of[POLICY])
+    for shard in range(shards):
+        for i in range(abreast):  # policy's replicas come first; of those that owe the same, from the shard's own on
+            _set(owed[shard], i, (i - shard * abreast // shards) % abreast / (2 * abreast))
 
     issue = min(_missing(needed, 0, 0, 0, rule), groups)
-    current = -1
     while True:
-        count, abreast = 0, int(width_of[POLICY])
         for request in range(issued * samples, (issued + issue) * samples):
             times[0, POLICY, request] = now
-            if lanes == 0:
+            if room == 0:
                 waiting[POLICY, tail[POLICY]] = request
                 tail[POLICY] += 1
-        if lanes:
+        if room and issue:
             begin = issued
             for shard in range(shards):
-                count_of = issue // shards + (shard < issue % shards)
-                if count_of == 0:
-                    continue
-                start = parts
-                parts = _shares(begin, count_of, lanes * abreast, parts, part_of, part_left, part_end)
-                draw_of[start:parts] = draws
-                upcoming_part[draws], last_part[draws] = min(start + lanes * abreast, parts), parts
-                for part in range(start, upcoming_part[draws]):
-                    i = sampling[(shard * abreast // shards + part - start) % abreast]
-                    _deal(i, part, part_left, part_end, samples, first_of, last_of, following)
-                    if not is_touched[i]:
-                        touched[count], is_touched[i], count = i, True, count + 1
-                begin, draws = begin + count_of, draws + 1
+                end = begin + issue // shards + (shard < issue % shards)
+                shard_of[begin:end] = shard
+                for request in range(begin * samples, end * samples):
+                    _append(replicas + shard, request, first_of, last_of, following)
+                rooms[shard] = max(rooms[shard], room, (end - begin) * samples // (2 * abreast))
+                count = _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, is_touched, count)
+                begin = end
         issued, in_flight, active[POLICY] = issued + issue, in_flight + issue, active[POLICY] + issue * samples
 
         if in_turn and active[phase] == 0 and active[1 - phase] > 0:  # nothing runs: all change roles
@@ -157,8 +149,6 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
             spent[SWAPPING] += switch_s * replicas
 
         # -- waiting requests go to the replica that runs the fewest, until that one has no room
-        if current >= 0 and not is_touched[current]:
-            touched[count], is_touched[current], count = current, True, count + 1
         if not in_turn or phase == POLICY:
             for n in range(count):
                 i = touched[n]
@@ -220,23 +210,23 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
                 x = max(0.0, ends[i, 0] - rounds[i])
                 due = now + debt[i] + first * x + growth * x * x
             _set(upcoming, i, due)
+        count = 0
 
         # -- the next end of a sequence
         if in_flight == 0 or upcoming[1] == np.inf:
             break
-        current = _least(upcoming)
-        until = upcoming[1]
+        i, until = _least(upcoming), upcoming[1]
         passed = until - now
         for role in range(2):
             spent[BUSY + role] += passed * busy[role]
             spent[FILLED + role] += passed * filled[role] / profiles[role, MOST]
         if not in_turn:
-            idle = width_of - busy
-            spent[TAIL if active[POLICY] else NO_VERDICT] += passed * idle[POLICY]
-            spent[NO_RECORD if active[POLICY] else JUDGE_TAIL] += passed * idle[JUDGE]
+            spent[TAIL if active[POLICY] else NO_VERDICT] += passed * (width_of[POLICY] - busy[POLICY])
+            spent[NO_RECORD if active[POLICY] else JUDGE_TAIL] += passed * (width_of[JUDGE] - busy[JUDGE])
         else:
             spent[TAIL if phase == POLICY else JUDGE_TAIL] += passed * (width_of[phase] - busy[phase])
-        now, issue, i = until, 0, current
+        now, issue = until, 0
+        touched[count], is_touched[i], count = i, True, count + 1
         _advance(i, now, rounds, at, debt, running, offset, profiles)
         rounds[i] = max(rounds[i], ends[i, 0])
         while running[i, 0] + running[i, 1] and ends[i, 0] <= rounds[i] + 1e-9:
@@ -247,13 +237,10 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
             offset[i, role] -= prompts[role, request] - (end - actions[role, request])
             times[2, role, request] = now
             active[role] -= 1
-            if role == POLICY and lanes:
-                part = part_of[request // samples]
-                part_left[part] -= 1
-                draw = draw_of[part]
-                if part_left[part] == 0 and upcoming_part[draw] < last_part[draw]:
-                    _deal(i, upcoming_part[draw], part_left, part_end, samples, first_of, last_of, following)
-                    upcoming_part[draw] += 1
+            if role == POLICY and room:
+                shard = shard_of[request // samples]
+                _set(owed[shard], i, owed[shard, width + i] - 1)
+                count = _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, is_touched, count)
             filled[role] -= 1
             busy[role] -= running[i, role] == 0
             if role == POLICY and actions[JUDGE, request] > 0:
@@ -280,31 +267,29 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
 
 
 @njit
-def _shares(begin, count, lanes, parts, part_of, part_left, part_end):
-    """Cuts ``count`` groups into parts, as ``gcore_core.controllers.rollout.shares`` does; returns how many there are
-    then. part_left: groups of a part, until it is dealt."""
-    while count:
-        size = max(1, 3 * count // (4 * lanes))
-        for _ in range(lanes):
-            taken = min(size, count)
-            if taken:
-                part_of[begin : begin + taken] = parts
-                part_left[parts], part_end[parts] = taken, begin + taken
-                begin, count, parts = begin + taken, count - taken, parts + 1
-    return parts
+def _append(queue, request, first_of, last_of, following):
+    if first_of[queue] < 0:
+        first_of[queue] = request
+    else:
+        following[last_of[queue]] = request
+    following[request], last_of[queue] = -1, request
 
 
 @njit
-def _deal(i, part, part_left, part_end, samples, first_of, last_of, following):
-    """Gives a replica a part. part_left: from here on its records that are not finished."""
-    count = part_left[part] * samples
-    for request in range(part_end[part] * samples - count, part_end[part] * samples):
-        if first_of[i] < 0:
-            first_of[i] = request
-        else:
-            following[last_of[i]] = request
-        last_of[i] = request
-    part_left[part] = count
+def _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, is_touched, count):
+    """Gives replicas of what the shard has while there is room; returns how many replicas are touched then."""
+    half = owed.shape[1] // 2
+    while first_of[replicas + shard] >= 0:
+        i = _least(owed[shard])
+        if owed[shard, half + i] >= rooms[shard]:
+            break
+        request = first_of[replicas + shard]
+        first_of[replicas + shard] = following[request]
+        _append(i, request, first_of, last_of, following)
+        _set(owed[shard], i, owed[shard, half + i] + 1)
+        if not is_touched[i]:
+            touched[count], is_touched[i], count = i, True, count + 1
+    return count
 
 
 @njit

@@ -8,12 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from gcore_core.controllers.rollout import LANES
 from gcore_core.oversampling import KeepRate
 from gcore_core.placement.measured import Profile, Requests
 from gcore_queueing import events
 
 Mode = Literal["split", "colocated", "coresident"]
+
+#: records that all shards together have at a replica at a time; more when that is less than half of its even share
+ROOM = 256
 
 #: why a replica ran nothing -> row of ``events.play``'s ``spent``
 CAUSES = {
@@ -125,12 +127,13 @@ def play(
     needed: int,
     rate: KeepRate,
     switch_s: float = 0,
-    dealing: tuple[int, int] = (LANES, 1),
+    dealing: tuple[int, int] = (ROOM, 1),
 ) -> Played:
     """Samples until ``needed`` groups are kept and every issued one has its verdict, or there are no more groups.
 
     profiles: of the policy's and the judge's replicas. switch_s: what it takes all replicas to change roles. dealing:
-    parts of the groups that a replica works on at a time, 0: records one by one; and shards, each dealing its own.
+    records that a shard has at a replica at a time, 0: no such limit, and what waits waits in one queue for all; and
+    shards, each dealing its own groups to the replicas that owe it the fewest.
     """
     table = np.array(
         [[p.base_s, p.running_s, p.cached_s, p.prefill_s, p.max_running, p.cache_tokens] for p in profiles]
@@ -154,6 +157,11 @@ def play(
         groups=groups,
         capacity=(held[0], held[1]),
     )
+
+
+def room_of(shards: int) -> int:
+    """Of one shard, at a replica."""
+    return max(1, ROOM // shards)
 
 
 def coresident(profiles: tuple[Profile, Profile], per_cell: Sequence[int] = (1, 1)) -> tuple[Profile, Profile]:

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from gcore_queueing.step import Engines, Groups, lower_bound, play
+from gcore_queueing.step import ROOM, Engines, Groups, lower_bound, play, room_of
 
-from gcore_core.controllers.rollout import lanes_of, shares
 from gcore_core.oversampling import KeepRate
 from gcore_core.placement.measured import Profile
-from gcore_core.records import Lease
 
 ENGINES = [
     Engines("split", 3, 2),
@@ -164,27 +162,32 @@ def test_requests_run_after_they_arrive_and_verdicts_after_their_answers() -> No
     np.testing.assert_array_equal(verdicts.arrival_s, answers.end_s[verdicts.parent])
 
 
-@pytest.mark.parametrize(("shards", "replicas"), [(1, 3), (2, 5)])
-def test_groups_are_dealt_as_a_controller_deals_them(shards: int, replicas: int) -> None:
-    """Each shard's first parts go to the replicas in turn from its own one on, and all of a group to one replica."""
+@pytest.mark.parametrize(("shards", "replicas", "room"), [(1, 3, 256), (2, 5, 128), (1, 3, 25), (3, 4, 5), (1, 3, 1)])
+def test_every_record_goes_to_the_replica_that_owes_its_shard_the_fewest(shards: int, replicas: int, room: int) -> None:
+    """Told from what came out: of each shard, in order, when a record was dealt and what was owed then."""
     groups = some_groups(40, 3, 1)
-    rate = KeepRate(rates=(1.0,) * 4, known=True)
     whole = replace(groups, kept=np.ones(40, bool))
-    roomy = replace(SLOW, max_running=99, cache_tokens=10**9)
-    played = play(whole, Engines("split", replicas, 2), (roomy, FAST), 40, rate, dealing=(lanes_of(shards), shards))
-    where = played.requests(0, 0).replica.reshape(40, 3)
-    assert (where == where[:, :1]).all()
+    roomy = replace(SLOW, max_running=199, cache_tokens=10**9)  # so that what is dealt begins at once
+    rate = KeepRate(rates=(1.0,) * 4, known=True)
+    played = play(whole, Engines("split", replicas, 2), (roomy, FAST), 40, rate, dealing=(room, shards))
+    answers = played.requests(0, 0)
     assert played.issued == 40
-    lanes = lanes_of(shards) * replicas
-    begun = played.requests(0, 0).start_s.reshape(40, 3)[:, 0] == 0
-    for shard in range(shards):
-        own = np.arange(40 * shard // shards, 40 * (shard + 1) // shards)
-        parts = list(shares([Lease(int(i), 0, 0, ()) for i in own], lanes))[:lanes]
-        for at, part in enumerate(parts):
-            for lease in part:
-                assert begun[lease.ordinal]
-                assert where[lease.ordinal, 0] == (shard * replicas // shards + at) % replicas
-        assert begun[own].sum() == sum(map(len, parts))
+    for shard, own in enumerate(np.array_split(np.arange(40), shards)):
+        mine = np.flatnonzero(np.isin(answers.group, own))
+        most = max(room, len(mine) // (2 * replicas))
+        assert (np.diff(answers.start_s[mine]) >= 0).all(), "in the order of their ordinals"
+        for at, record in enumerate(mine):
+            dealt, now_s = mine[:at], answers.start_s[record]
+            owed = np.bincount(answers.replica[dealt[answers.end_s[dealt] > now_s]], minlength=replicas)
+            turn = (np.arange(replicas) - shard * replicas // shards) % replicas
+            fewest = min(range(replicas), key=lambda i: (owed[i], turn[i]))
+            assert answers.replica[record] == fewest and owed[fewest] < most
+            assert now_s == 0 or owed[fewest] == most - 1, "it waited only while all were full"
+
+
+def test_a_replica_has_as_many_records_whatever_the_number_of_shards() -> None:
+    assert [room_of(shards) * shards for shards in (1, 2, 8, 64)] == [ROOM] * 4
+    assert room_of(2 * ROOM) == 1
 
 
 def test_it_ends_when_there_are_no_more_groups() -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play
+from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play, room_of
 
-from gcore_core.controllers.rollout import lanes_of
 from gcore_core.oversampling import KeepRate, by_quarter
 from gcore_core.placement.devices import Cell, Decision, Device, Need, Partition, PlacementPolicy, Window
 from gcore_core.placement.measured import Outcome, Profile
@@ -221,7 +220,7 @@ class _Plays:
             cluster, profiles = self._cluster, self._cluster.profiles
             if engines.mode == "coresident":
                 profiles = coresident(profiles)
-            dealing = lanes_of(cluster.shards), cluster.shards
+            dealing = room_of(cluster.shards), cluster.shards
             played = play(self._groups, engines, profiles, cluster.needed, self._rate, cluster.switch_s, dealing)
             self._known[engines] = played
         return self._known[engines]
