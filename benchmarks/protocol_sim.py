@@ -61,7 +61,7 @@ class Found:
 
 
 def job_of(seed: int) -> SimulatedJob:
-    """Of every eight two are evaluated, and have so small groups that many teach nothing: more are issued than taken."""
+    """Of every eight two are evaluated and have groups so small that many teach nothing: more are issued than taken."""
     drops = _drops(seed)
     return replace(JOB, takes_stale=bool(seed % 2), samples=2 if drops else 4, evaluate_prompts=int(drops))
 
