@@ -15,7 +15,7 @@ import msgspec
 
 from gcore_core.errors import ContractError, DeadlineExceeded, WorkerDied
 from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import Nothing, SumRequest
+from gcore_core.processes.messages import SumRequest
 from gcore_core.processes.service import Call, Service
 
 #: what can become of a message
@@ -59,10 +59,6 @@ class MortalService(Service):
     def __init__(self, life: Life) -> None:
         super().__init__(life.name)
         self.life = life
-        self.add("alive", Nothing, self._alive)
-
-    async def _alive(self, request: Nothing, call: Call) -> Nothing:
-        return Nothing()
 
     async def handle(self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Any) -> bytes:
         _life.set(self.life)
