@@ -14,7 +14,7 @@ from gcore_core.filters import Varied
 from gcore_core.order import row_of, sample_seed
 from gcore_core.protocols import GroupScalars, SampleRequest, ScoredRecord, WorkerContext
 from gcore_core.testing import fake
-from gcore_core.testing.simulation import Deadlock, Outcome, SimulatedJob, Storm, run_virtual, simulate
+from gcore_core.testing.simulation import MOST_TURNS, Deadlock, Outcome, SimulatedJob, Storm, run_virtual, simulate
 
 SEEDS = 200
 SMALL = SimulatedJob(shards=1, replicas=1, steps=2, prompts=4, samples=2, evaluate_prompts=2)
@@ -97,6 +97,22 @@ def test_a_deadlock_is_reported() -> None:
 
     with pytest.raises(Deadlock, match="at 3.000 s of virtual time"):
         run_virtual(waits_for_nobody())
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.1])
+def test_one_that_goes_on_without_end_is_reported_and_ended(pause_s: float) -> None:
+    ended = []
+
+    async def never_ends() -> None:
+        try:
+            while True:
+                await asyncio.sleep(pause_s)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(Deadlock, match=f"turn {MOST_TURNS} of the loop"):
+        run_virtual(never_ends())
+    assert ended
 
 
 def passing(samples: int, seed: int, rows: int) -> list[int]:
