@@ -38,7 +38,6 @@ JOB = SimulatedJob(
     judges=1,
     prompts=4,
     max_new_tokens=4,
-    filter="gcore_core.filters:Varied",
 )
 BLOCK = 25
 
@@ -62,9 +61,12 @@ class Found:
 
 
 def job_of(seed: int) -> SimulatedJob:
-    """Of every eight two are evaluated and have groups so small that many teach nothing: more are issued than taken."""
-    drops = _drops(seed)
-    return replace(JOB, takes_stale=bool(seed % 2), samples=2 if drops else 3, evaluate_prompts=int(drops))
+    """Of every eight two are evaluated and leave out groups that teach nothing, of which small ones are many: more are
+    issued than taken."""
+    if _drops(seed):
+        varied = "gcore_core.filters:Varied"
+        return replace(JOB, takes_stale=bool(seed % 2), samples=2, evaluate_prompts=1, filter=varied)
+    return replace(JOB, takes_stale=bool(seed % 2), samples=3, evaluate_prompts=0)
 
 
 def _drops(seed: int) -> bool:
