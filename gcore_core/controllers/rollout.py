@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -144,16 +144,18 @@ class Rollout:
             work = [work_off(replica, deque([part])) for replica, part in zip(replicas, own, strict=True)]
         else:
             lanes = replicas * lanes_of(facts.shards)
-            shared = shares(leases, len(lanes))
-            # so that shards of few groups do not meet at one replica
-            first = facts.shard * len(replicas) // facts.shards
+            shared = shares(leases, len(replicas), facts.shards)
+            first = facts.shard * len(shared) % len(replicas)  # each shard goes on where the one before it ends
             work = [work_off(replica, shared) for replica in (lanes[first:] + lanes[:first])[: len(shared)]]
+        tasks = list(map(asyncio.ensure_future, work))
         try:
-            await _all(work)
+            await asyncio.gather(*tasks)  # the first failure ends all
             await self._placing.judging()
             await scoring.finish()
         finally:
             scoring.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest, scoring: Scoring) -> None:
         """Draws one part. Raises WorkerDied or DeadlineExceeded when the replica is lost on the way."""
@@ -209,19 +211,24 @@ def lanes_of(shards: int) -> int:
     return max(1, LANES // shards)
 
 
-def shares(leases: list[Lease], lanes: int) -> deque[list[Lease]]:
+def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]]:
     """The leases in parts to be taken one after the other: three quarters of what is left in equal parts for the lanes,
     and so on (factoring: Hummel, Schonberg and Flynn 1992). So replicas are full at first and end together.
 
     Records are dealt in turn, beginning at the next part each time: answers to one prompt are alike, so who has several
-    long ones ends last. There are no more parts, each of which is a request, than groups.
+    long ones ends last. There are no more parts, each of which is a request, than groups, unless replicas would have
+    nothing to do; and if there can be as many for every replica, from all shards together, there are.
     """
     found: deque[list[Lease]] = deque()
     left = [(lease, sample) for lease in leases for sample in lease.samples]
-    least = max((len(lease.samples) for lease in leases), default=1)
+    lanes, even = replicas * lanes_of(shards), replicas // math.gcd(replicas, shards)
+    least = max(1, min(max((len(lease.samples) for lease in leases), default=1), shards * len(left) // replicas))
     while left:
         size = max(least, 3 * len(left) // (4 * lanes))
         count = min(lanes, -(-len(left) // size))
+        if count < lanes:
+            count = count // even * even or count
+            size = -(-len(left) // count)
         parts: list[dict[Lease, tuple[int, ...]]] = [{} for _ in range(count)]
         for at, (lease, sample) in enumerate(left[: count * size]):
             part = parts[(at + at // count) % count]
@@ -229,13 +236,3 @@ def shares(leases: list[Lease], lanes: int) -> deque[list[Lease]]:
         found += [[replace(lease, samples=samples) for lease, samples in part.items()] for part in parts]
         del left[: count * size]
     return found
-
-
-async def _all(work: Iterable[Awaitable[None]]) -> None:
-    """Waits for all; the first failure cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(item) for item in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
