@@ -50,7 +50,7 @@ from gcore_core.placement import journal
 from gcore_core.placement.measured import Profile
 
 DEVICES, GROUPS, SAMPLES, SHARDS, SEED = 16, 32, 8, 2, 7
-SWAP_S = 2.7
+SWAP_S = 2.1
 PROFILE = Profile(base_s=0.012, running_s=1.5e-3, cached_s=1e-6, prefill_s=2e-4, max_running=256, cache_tokens=750_000)
 INSTRUCTIONS = 100
 ROWS = 16_384

@@ -40,7 +40,7 @@ from gcore_core.testing.faults import Faults, LastingService, Life, MortalServic
 
 T = TypeVar("T")
 SECRET = b"secret of a simulated run"
-MOST_TURNS = 300_000  # of an event loop: twenty times as many as a run needs
+MOST_TURNS = 300_000  # of the event loop of a test: twenty times as many as a run needs
 
 
 class Deadlock(Exception):
@@ -50,23 +50,23 @@ class Deadlock(Exception):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer instead of waiting for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_turns: int = 1 << 62) -> None:
         self.now_s = 0.0
-        super().__init__(_JumpingSelector(self))
+        super().__init__(_JumpingSelector(self, most_turns))
 
     def time(self) -> float:
         return self.now_s
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: VirtualLoop, most_turns: int) -> None:
         super().__init__()
-        self._loop, self._turns = loop, 0
+        self._loop, self._most_turns, self._turns = loop, most_turns, 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0) if timeout != 0 else []  # a call to the system, which costs as much as a message
         self._turns += 1
-        if (not ready and timeout is None) or self._turns % MOST_TURNS == 0:
+        if (not ready and timeout is None) or self._turns % self._most_turns == 0:
             raise Deadlock(f"at {self._loop.now_s:.3f} s of virtual time, turn {self._turns} of the loop")
         if not ready and timeout:
             self._loop.now_s += timeout
@@ -75,7 +75,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine on a virtual-time loop of its own."""
-    loop = VirtualLoop()
+    loop = VirtualLoop(MOST_TURNS)
     try:
         return loop.run_until_complete(main)
     finally:
