@@ -5,8 +5,9 @@
 Both roles have an engine on each of the 16 devices (``gcore-sim``: continuous batching that only spends time). Every
 record is judged by one question. In the course of the run answers grow fourfold, verdicts shrink to a third, and the
 chance that a group teaches falls from 0.7 to 0.4; a step takes the 32 lowest groups that do, so every policy consumes
-the same groups. Changing roles takes ``SWAP_S`` seconds, 3% of a step of ``replay``. The tokens are tenths: an engine
-takes ten times as long for one, so that a long run is cheap.
+the same groups. Changing roles takes ``SWAP_S`` seconds, 3% of a step of ``replay``. So that a long run is cheap, an
+engine is the one of placement_sim.py on a smaller scale: a record stands for four of the 64 that a replica has there,
+and a token for ten. It costs in a round what those cost together.
 
 All policies run on virtual time: one process, real messages, nobody waits for the emulated seconds. ``replay`` and
 ``colocated`` run for ``--real`` more steps in processes of their own (``sim/crowd``, sockets, 1% of the time), to see
@@ -50,8 +51,16 @@ from gcore_core.placement import journal
 from gcore_core.placement.measured import Profile
 
 DEVICES, GROUPS, SAMPLES, SHARDS, SEED = 16, 32, 8, 2, 7
-SWAP_S = 2.1
-PROFILE = Profile(base_s=0.012, running_s=1.5e-3, cached_s=1e-6, prefill_s=2e-4, max_running=256, cache_tokens=750_000)
+SWAP_S = 1.8
+RECORDS, TOKENS = 4, 10  # that one stands for
+PROFILE = Profile(
+    base_s=Profile.base_s,
+    running_s=Profile.running_s * RECORDS,
+    cached_s=Profile.cached_s * RECORDS * TOKENS,
+    prefill_s=Profile.prefill_s * RECORDS,
+    max_running=Profile.max_running // RECORDS,
+    cache_tokens=Profile.cache_tokens // (RECORDS * TOKENS),
+)
 INSTRUCTIONS = 100
 ROWS = 16_384
 REAL_SCALE = 0.01
