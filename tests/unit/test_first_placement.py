@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core import config
-from gcore_core.cli import placing
+from gcore_core.cli import first_placement
 from gcore_core.placement.devices import Device
 from gcore_core.testing import fake
 
@@ -37,7 +37,7 @@ def test_by_themselves_those_sleep_that_share_an_accelerator_with_the_trainer(
     wanted: str, kind: str, devices: int, resting: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = tuple(Device(index=index, kind=kind) for index in range(devices))
-    monkeypatch.setattr(placing, "find_devices", lambda wanted: found)
+    monkeypatch.setattr(first_placement, "find_devices", lambda wanted: found)
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
     plan = config.load(tmp_path / "job.yaml", [f"placement.sleep_in_training={wanted}"])
-    assert placing.place(plan).resting == resting
+    assert first_placement.place(plan).resting == resting
