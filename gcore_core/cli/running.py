@@ -15,8 +15,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gcore_core import checks, config
-from gcore_core.cli.host_memory import host_memory
 from gcore_core.cli.first_placement import place
+from gcore_core.cli.host_memory import host_memory
 from gcore_core.cli.signals import Signals
 from gcore_core.errors import WorkerError
 from gcore_core.factories import build

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gcore_core import config
-from gcore_core.cli.host_memory import host_memory
 from gcore_core.cli.first_placement import place
+from gcore_core.cli.host_memory import host_memory
 from gcore_core.errors import PlacementError
 
 RECIPE = Path(__file__).parents[2] / "recipes/judge.yaml"
