@@ -1,8 +1,9 @@
-"""Whole runs as a person starts them, in a process of their own, and what their metrics say."""
+"""Whole runs as a person starts them, in a process of their own, and what their metrics say; and ranks, one each."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,29 @@ class RunResult:
     gaps: list[float]
     shares: list[float]
     versions: list[int]
+
+
+def run_together(programs: Sequence[Sequence[str]], timeout_s: float = 300, **environment: str) -> None:
+    """Programs that wait for each other, such as the ranks of a trainer: ``python WORDS`` of each, all with this
+    process's import path and one thread. Raises RuntimeError with the end of what those wrote that failed."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
+    python, into, too = [sys.executable, "-W", "ignore"], subprocess.PIPE, subprocess.STDOUT
+    processes = [
+        subprocess.Popen([*python, *words], env=given, stdout=into, stderr=too, text=True) for words in programs
+    ]
+    try:
+        outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    failed = [
+        f"rank {rank} ended with {process.returncode}:\n{output[-3000:]}"
+        for rank, (process, output) in enumerate(zip(processes, outputs, strict=True))
+        if process.returncode
+    ]
+    if failed:
+        raise RuntimeError("\n".join(failed))
 
 
 def run_recipe(recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float) -> RunResult:

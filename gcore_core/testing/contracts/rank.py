@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,8 @@ from gcore_core.factories import FactorySpec, build, config_object, reference_to
 from gcore_core.protocols import Trainer, WorkerContext
 from gcore_core.providers import Provider
 from gcore_core.testing.contracts.trainer import PolicyGradient, make_records, train
+from gcore_core.testing.runs import run_together
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors, write_safetensors
-
-LIMIT_S = 300
 
 
 class RankSpec(msgspec.Struct, kw_only=True):
@@ -44,7 +42,7 @@ def trained_by(
     directory.mkdir()
     config_class = "" if provider.config is None else reference_to(provider.config)
     factory = FactorySpec(provider.factory, config_class, dict(settings))
-    processes = []
+    programs = []
     size = replica_slots(config_object(factory))
     for rank in range(ranks * size):
         spec = RankSpec(
@@ -57,23 +55,8 @@ def trained_by(
         )
         file = directory / f"rank{rank}.json"
         file.write_bytes(msgspec.json.encode(spec))
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "gcore_core.testing.contracts.rank", str(file)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
-        )
-    try:
-        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        if process.returncode:
-            raise RuntimeError(f"a rank of {ranks} ended with {process.returncode}:\n{output[-2000:]}")
+        programs.append(["-m", "gcore_core.testing.contracts.rank", str(file)])
+    run_together(programs)
     return read_safetensors(directory / "weights.safetensors")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from gcore_core.testing.runs import run_together
 
 pytestmark = pytest.mark.engine
 
@@ -41,25 +41,9 @@ def run_ranks(cases: list[dict[str, Any]], ranks: int, room: Path) -> None:
         (stubs / name).chmod(0o755)
     spec = room / "cases.json"
     spec.write_text(json.dumps(cases))
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}",
-        "COMPILERS": str(stubs),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, str(TESTS / "two_ranks.py")]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), str(spec)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        errors = [process.communicate(timeout=LIMIT_S)[1][-3000:] for process in processes]
-        assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
-    finally:
-        for process in processes:
-            process.kill()
+    programs = [[str(TESTS / "two_ranks.py"), str(rank), str(ranks), str(spec)] for rank in range(ranks)]
+    path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
+    run_together(programs, LIMIT_S, PATH=path, COMPILERS=str(stubs))
 
 
 @pytest.fixture(scope="module")

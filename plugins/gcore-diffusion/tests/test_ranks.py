@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+
+from gcore_core.testing.runs import run_together
 
 
 def test_two_ranks_train_as_one(kit: Any, tiny_dir: Path, tmp_path: Path) -> None:
@@ -24,21 +23,9 @@ def test_two_ranks_train_as_one(kit: Any, tiny_dir: Path, tmp_path: Path) -> Non
         for name, array in {**record.columns, **record.media}.items()
     }
     save_file(held, tmp_path / "records.safetensors")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    program = str(Path(__file__).with_name("two_ranks.py"))
     for ranks in (1, 2):
-        command = [sys.executable, str(Path(__file__).with_name("two_ranks.py"))]
-        processes = [
-            subprocess.Popen(
-                [*command, str(rank), str(ranks), str(tiny_dir), str(tmp_path)], env=environment, stderr=subprocess.PIPE
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            errors = [process.communicate(timeout=200)[1].decode()[-3000:] for process in processes]
-            assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
-        finally:
-            for process in processes:
-                process.kill()
+        run_together([[program, str(rank), str(ranks), str(tiny_dir), str(tmp_path)] for rank in range(ranks)])
     one, two = (json.loads((tmp_path / f"metrics-{ranks}.json").read_text()) for ranks in (1, 2))
     for alone, together in zip(one, two, strict=True):
         told = {name: value for name, value in alone.items() if name not in ("diversity", "replay_gap")}

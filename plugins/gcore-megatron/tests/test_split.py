@@ -6,15 +6,14 @@ Tolerance 1e-5: float32 sums in another order.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from gcore_core.testing.runs import run_together
 
 pytestmark = pytest.mark.engine
 
@@ -54,21 +53,7 @@ def run(work: Path, ranks: int, spec: dict[str, Any]) -> None:
     work.mkdir()
     file = work / "spec.json"
     file.write_text(json.dumps({**spec, "ranks": ranks, "work": str(work)}))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(TESTS / "one_rank.py"), str(file), str(rank)],
-            env=environment,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        errors = [process.communicate(timeout=LIMIT_S)[1].decode()[-3000:] for process in processes]
-        assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
-    finally:
-        for process in processes:
-            process.kill()
+    run_together([[str(TESTS / "one_rank.py"), str(file), str(rank)] for rank in range(ranks)], LIMIT_S)
 
 
 @pytest.fixture(scope="module")

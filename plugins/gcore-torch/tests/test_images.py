@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +22,7 @@ from transformers import AutoModelForImageTextToText
 from gcore_core.errors import ConfigError, ContractError, DataError
 from gcore_core.protocols import Finished, SampleRequest, TrainRecord
 from gcore_core.records import Prompt, WeightPlan
+from gcore_core.testing.runs import run_together
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -242,23 +240,13 @@ def test_saved_weights_are_a_model_directory_that_generates(
 
 
 def test_two_sharded_ranks_of_which_one_has_no_image_are_one(image_models: dict[str, Path], tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     told = []
     for ranks in (1, 2):
         work = tmp_path / str(ranks)
         work.mkdir()
-        command = [sys.executable, str(Path(__file__).with_name("two_image_ranks.py"))]
+        program = str(Path(__file__).with_name("two_image_ranks.py"))
         given = [str(ranks), str(image_models["qwen2_vl"]), str(work)]
-        processes = [
-            subprocess.Popen([*command, str(rank), *given], env=environment, stderr=subprocess.PIPE)
-            for rank in range(ranks)
-        ]
-        try:
-            errors = [process.communicate(timeout=120)[1].decode()[-3000:] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+        run_together([[program, str(rank), *given] for rank in range(ranks)])
         told.append(json.loads((work / "numbers.json").read_text()))
     one, two = told
     assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-4, abs=1e-6)

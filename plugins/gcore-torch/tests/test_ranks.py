@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from gcore_core.testing.runs import run_together
 
 TESTS = Path(__file__).parent
 
@@ -23,21 +22,9 @@ def run_alone(model: Path, work: Path, resume: Path, monkeypatch: pytest.MonkeyP
     module.run(0, 1, model, work, resume)
 
 
-def run_together(model: Path, work: Path, resume: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(TESTS / "two_ranks.py")]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(model), str(work), str(resume)], env=environment, stderr=subprocess.PIPE
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=200)[1].decode()[-3000:] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
-    finally:
-        for process in processes:
-            process.kill()
+def run_two(model: Path, work: Path, resume: Path) -> None:
+    given = ["2", str(model), str(work), str(resume)]
+    run_together([[str(TESTS / "two_ranks.py"), str(rank), *given] for rank in range(2)])
 
 
 def test_two_sharded_ranks_are_one(
@@ -47,7 +34,7 @@ def test_two_sharded_ranks_are_one(
     one, two = tmp_path / "one", tmp_path / "two"
     (two / "meet").mkdir(parents=True)
     run_alone(model_dirs["qwen2"], one, one / "state", monkeypatch)
-    run_together(model_dirs["qwen2"], two, one / "state")
+    run_two(model_dirs["qwen2"], two, one / "state")
     left, right = (json.loads((work / "numbers.json").read_text()) for work in (one, two))
     assert len(left["metrics"]) == 5
     for alone, together in zip(left["metrics"], right["metrics"], strict=True):
