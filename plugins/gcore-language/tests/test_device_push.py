@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +22,10 @@ from gcore_language.testing import has_cuda, used_on_device
 
 from gcore_core.errors import ConfigError, ContractError, WeightMismatch, WorkerDied
 from gcore_core.factories import FactorySpec
-from gcore_core.processes import handshake
-from gcore_core.processes.messages import (
-    Hello,
-    Nothing,
-    OpenPush,
-    PullWeights,
-    PushConfirmed,
-    TrainReply,
-    TrainRequest,
-    WorkerSpec,
-)
-from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, Service, encode
-from gcore_core.processes.spawning import spawn_process
+from gcore_core.processes.messages import OpenPush, PullWeights, PushConfirmed
+from gcore_core.processes.service import encode
 from gcore_core.records import TensorSpec
+from gcore_core.testing.push_site import PushSite, open_push_site
 from gcore_core.weight_transfer import Bucket
 
 CPU = torch.device("cpu")
@@ -161,71 +147,15 @@ class Plain(Generator):
 '''
 
 
-@dataclass
-class Site:
-    """Workers by name, and this process as their supervisor."""
+class Site(PushSite):
+    """Whose pushes stay on a device."""
 
-    directory: Path
-    addresses: dict[str, str]
-    network: RpcNetwork
-    secret: bytes
-    pids: dict[str, asyncio.Queue[int]] = field(default_factory=dict)
-    started: list[tuple[asyncio.subprocess.Process, int]] = field(default_factory=list)
-    step: int = 0
-
-    async def hello(self, request: Hello, call: Call) -> Nothing:
-        self.pids[request.name].put_nowait(request.pid)
-        return Nothing()
-
-    async def start(self, name: str, backend: str) -> int:
-        """Starts a worker and returns its pid when it serves."""
-        role, _, rank = name.partition(".")
-        context = {"devices": [], "seed": 0, "deterministic": False, "steps": 1, "updates_per_step": 1, "model": {}}
-        spec = WorkerSpec(
-            kind="trainer" if role == "policy" else "generator",
-            role=role,
-            rank=int(rank),
-            ranks=1,
-            peers=self.addresses,
-            factories={"backend": FactorySpec(f"tables:{backend}")},
-            secret=self.secret,
-            settings={
-                "shards": 1,
-                "rank": 0,
-                "seed": 0,
-                "deterministic": True,
-                "store": str(self.directory),
-                "node": "node0",
-                "agent": "supervisor",
-                "context": {**context, "rendezvous": "", "engine": {}, "directory": str(self.directory)},
-            },
-            versions=handshake.versions([]),
-        )
-        self.pids[name] = asyncio.Queue()
-        paths = os.pathsep.join([*filter(None, sys.path), str(self.directory)])
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "gcore_core.processes.worker"]
-        self.started.append(await spawn_process(command, spec, self.directory / f"{name}.log", environment))
-        return await self.pids[name].get()
-
-    async def train(self) -> int:
-        request = TrainRequest(self.step, [], 1, 1)
-        (told,) = await self.network.peer("policy.0").call("train", [request], list[TrainReply])
-        self.step += 1
-        return told.version
-
-    async def open(self, version: int, transport: str, receivers: int = 2, attempt: int = 0) -> None:
-        request = OpenPush(version, 3 << 20, receivers, attempt, transport)
-        await self.network.peer("policy.0").call("open_push", request, Nothing)
-
-    def pull(self, number: int, version: int, attempt: int = 0) -> asyncio.Task[PushConfirmed]:
-        request = PullWeights(version, number, "policy.0", attempt)
-        peer: Any = self.network.peer(f"rollout.{number}")
-        return asyncio.ensure_future(peer.call("pull", request, PushConfirmed))
+    async def begin(self, version: int, transport: str, receivers: int = 2, attempt: int = 0) -> None:
+        await self.open(OpenPush(version, 3 << 20, receivers, attempt, transport))
 
     async def push(self, version: int, transport: str, attempt: int = 0) -> list[bool]:
         """To both; whether each holds what was sent."""
-        await self.open(version, transport, attempt=attempt)
+        await self.begin(version, transport, attempt=attempt)
         confirmed = await asyncio.gather(*(self.pull(number, version, attempt) for number in range(2)))
         assert {push.version for push in confirmed} == {version}
         return [push.verified for push in confirmed]
@@ -237,22 +167,8 @@ class Site:
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as place:  # socket paths must be short
-        directory, secret = Path(place), secrets.token_bytes(32)
-        (directory / "tables.py").write_text(BACKENDS)
-        names = ("supervisor", "policy.0", "rollout.0", "rollout.1")
-        addresses = {name: f"unix:{directory}/{name}" for name in names}
-        site = Site(directory, addresses, RpcNetwork(addresses, secret), secret)
-        service = Service("supervisor")
-        service.add("hello", Hello, site.hello)
-        await site.network.serve("supervisor", service)
-        try:
-            yield site
-        finally:
-            await site.network.close()
-            for process, lifeline in site.started:
-                os.close(lifeline)  # which ends it
-                await process.wait()
+    async with open_push_site(BACKENDS, Site) as site:
+        yield site
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -264,7 +180,9 @@ async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(t
         asyncio.get_running_loop().add_reader(told, halted.set)
         os.rename(site.directory / "halted", site.directory / "later")
         _, _, dying = await asyncio.gather(
-            site.start("policy.0", "Trainer"), site.start("rollout.0", "Generator"), site.start("rollout.1", "Halting")
+            site.start("policy.0", FactorySpec("backends:Trainer")),
+            site.start("rollout.0", FactorySpec("backends:Generator")),
+            site.start("rollout.1", FactorySpec("backends:Halting")),
         )
         # two pushes, one after the other
         for _ in range(2):
@@ -274,7 +192,7 @@ async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(t
         version = await site.train()
         with pytest.raises((WeightMismatch, ContractError)) as caught:
             await site.push(version, transport)
-        await site.open(version, transport, attempt=1)
+        await site.begin(version, transport, attempt=1)
         failed = await asyncio.gather(*(site.pull(number, version) for number in range(2)), return_exceptions=True)
         told_of = [str(error) for error in (caught.value, *failed)]
         assert any("tensor 'head' is not what its sender hashed" in text for text in told_of), told_of
@@ -282,7 +200,7 @@ async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(t
         # one that is killed in the middle, and its replacement
         version = await site.train()
         os.rename(site.directory / "later", site.directory / "halted")
-        await site.open(version, transport)
+        await site.begin(version, transport)
         pulls = [site.pull(number, version) for number in range(2)]
         await halted.wait()
         asyncio.get_running_loop().remove_reader(told)
@@ -291,8 +209,8 @@ async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(t
         os.kill(dying, signal.SIGKILL)
         with pytest.raises(WorkerDied):
             await pulls[1]
-        await site.start("rollout.1", "Generator")
-        await site.open(version, transport, attempt=1)
+        await site.start("rollout.1", FactorySpec("backends:Generator"))
+        await site.begin(version, transport, attempt=1)
         with pytest.raises(ContractError):
             await pulls[0]
         assert await site.push(version, transport, attempt=1) == [True, True]
@@ -302,7 +220,9 @@ async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(t
 async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_for(site: Site) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(
-            site.start("policy.0", "Trainer"), site.start("rollout.0", "Generator"), site.start("rollout.1", "Plain")
+            site.start("policy.0", FactorySpec("backends:Trainer")),
+            site.start("rollout.0", FactorySpec("backends:Generator")),
+            site.start("rollout.1", FactorySpec("backends:Plain")),
         )
         version = await site.train()
         with pytest.raises(ConfigError, match="push_transport: weights cannot be pushed by 'ipc'") as caught:
@@ -311,7 +231,7 @@ async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_
         assert [line.partition(" speaks ")[0] for line in lines[1:4]] == ["  The trainer", *["  A generator"] * 2]
         assert lines[1].count("ipc push-1 ") == lines[2].count("ipc push-1 ") == 1
         assert lines[3:] == ["  A generator speaks shm.", "  Use auto, or one of shm."]
-        await site.open(version, "auto", 1, attempt=1)
+        await site.begin(version, "auto", 1, attempt=1)
         request = PullWeights(version, 0, "policy.0", 1)
         await site.network.peer("rollout.1").call("pull", request, PushConfirmed)
 

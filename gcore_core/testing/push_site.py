@@ -1,0 +1,119 @@
+"""A trainer and two generators in processes of their own, between which weights are pushed over unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gcore_core.factories import FactorySpec
+from gcore_core.processes import handshake
+from gcore_core.processes.messages import (
+    Hello,
+    Nothing,
+    OpenPush,
+    PullWeights,
+    PushConfirmed,
+    TrainReply,
+    TrainRequest,
+    WorkerSpec,
+)
+from gcore_core.processes.rpc import RpcNetwork
+from gcore_core.processes.service import Call, Service
+from gcore_core.processes.spawning import spawn_process
+
+S = TypeVar("S", bound="PushSite")
+
+
+@dataclass
+class PushSite:
+    """Workers ``policy.0``, ``rollout.0`` and ``rollout.1``; this process is their supervisor. ``step``: the next."""
+
+    directory: Path
+    addresses: dict[str, str]
+    network: RpcNetwork
+    secret: bytes
+    step: int = 0
+    _pids: dict[str, asyncio.Queue[int]] = field(default_factory=dict)
+    _started: list[tuple[asyncio.subprocess.Process, int]] = field(default_factory=list)
+
+    async def hello(self, request: Hello, call: Call) -> Nothing:
+        self._pids[request.name].put_nowait(request.pid)
+        return Nothing()
+
+    async def start(self, name: str, backend: FactorySpec) -> int:
+        """Starts a worker and returns its pid when it serves."""
+        role, _, rank = name.partition(".")
+        context = {"devices": [], "seed": 0, "deterministic": False, "steps": 1, "updates_per_step": 1, "model": {}}
+        spec = WorkerSpec(
+            kind="trainer" if role == "policy" else "generator",
+            role=role,
+            rank=int(rank),
+            ranks=1,
+            peers=self.addresses,
+            factories={"backend": backend},
+            secret=self.secret,
+            settings={
+                "shards": 1,
+                "rank": 0,
+                "seed": 0,
+                "deterministic": True,
+                "store": str(self.directory),
+                "node": "node0",
+                "agent": "supervisor",
+                "context": {**context, "rendezvous": "", "engine": {}, "directory": str(self.directory)},
+            },
+            versions=handshake.versions([]),
+        )
+        self._pids[name] = asyncio.Queue()
+        paths = os.pathsep.join([*filter(None, sys.path), str(self.directory)])
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "gcore_core.processes.worker"]
+        self._started.append(await spawn_process(command, spec, self.directory / f"{name}.log", environment))
+        return await self._pids[name].get()
+
+    async def train(self) -> int:
+        """One update without records; the version that it makes."""
+        request = TrainRequest(self.step, [], 1, 1)
+        (told,) = await self.network.peer("policy.0").call("train", [request], list[TrainReply])
+        self.step += 1
+        return told.version
+
+    async def open(self, request: OpenPush) -> None:
+        await self.network.peer("policy.0").call("open_push", request, Nothing)
+
+    def pull(self, number: int, version: int, attempt: int = 0) -> asyncio.Task[PushConfirmed]:
+        request = PullWeights(version, number, "policy.0", attempt)
+        peer: Any = self.network.peer(f"rollout.{number}")
+        return asyncio.ensure_future(peer.call("pull", request, PushConfirmed))
+
+    async def close(self) -> None:
+        await self.network.close()
+        for process, lifeline in self._started:
+            os.close(lifeline)  # which ends it
+            await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def open_push_site(backends: str, kind: type[S]) -> AsyncIterator[S]:
+    """backends: source of a module ``backends`` that the workers can import. kind: of the site."""
+    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as place:  # socket paths must be short
+        directory, secret = Path(place), secrets.token_bytes(32)
+        (directory / "backends.py").write_text(backends)
+        names = ("supervisor", "policy.0", "rollout.0", "rollout.1")
+        addresses = {name: f"unix:{directory}/{name}" for name in names}
+        site = kind(directory, addresses, RpcNetwork(addresses, secret), secret)
+        service = Service("supervisor")
+        service.add("hello", Hello, site.hello)
+        await site.network.serve("supervisor", service)
+        try:
+            yield site
+        finally:
+            await site.close()
