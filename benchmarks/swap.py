@@ -6,7 +6,7 @@ Two gcore-torch generators of one size lie in this process, on the CPU. A sleep 
 as it was, every tensor hashed before and after. A role swap: one sleeps, the other wakes. With ``keep`` the weights
 stay in host memory, which on a CPU is where they are: what is left to pay is the hashing, and the bar is held to it.
 With ``discard`` they are dropped, and the wake is followed by a push of the same bytes from memory, into fresh pages;
-that is told beside. The plain copy: one ``numpy.copyto`` of as many bytes between warm buffers. Every round does all of
+that is told beside. The plain copy: ``numpy.copyto`` of as many bytes between warm buffers. Every round does all of
 it; medians. Each round compares the tokens of the model that woke up with those it sampled before.
 
 Memory: the peak of the process while a swap runs, less what it holds before, over the bytes of one model.
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -73,17 +73,16 @@ def make_model(directory: Path, millions: int) -> None:
 
 
 class Model:
-    """A generator, the bytes of its weights beside it, and what it samples."""
+    """A generator, what it samples, and, where it forgets its weights, their bytes beside it."""
 
-    def __init__(self, directory: Path, mode: str) -> None:
+    def __init__(self, directory: Path, mode: str, tensors: Sequence[tuple[TensorSpec, np.ndarray]]) -> None:
         from gcore_torch.config import TorchGeneratorConfig
         from gcore_torch.generator import TorchGenerator
 
         settings = TorchGeneratorConfig(max_new_tokens=4, sleep=mode)  # type: ignore[arg-type]
         context = WorkerContext(role="rollout", model={"path": str(directory)})
         self.generator: Any = TorchGenerator(settings, context)
-        self.mode, self.tensors = mode, list(_tensors(directory)) if mode == "discard" else []
-        self.nbytes = sum(spec.nbytes for spec, _ in _tensors(directory))
+        self.mode, self.tensors = mode, tensors
         self.said = self.sample()
 
     def sample(self) -> list[int]:
@@ -143,22 +142,30 @@ class Found:
 
 
 def measure(directory: Path, mode: str, rounds: int) -> Found:
-    first, second = Model(directory, mode), Model(directory, mode)
-    found = Found(first.nbytes)
-    source, target = np.ones(first.nbytes, np.uint8), np.zeros(first.nbytes, np.uint8)
+    tensors = list(_tensors(directory))
+    nbytes = sum(spec.nbytes for spec, _ in tensors)
+    tensors = tensors if mode == "discard" else []
+    first, second = Model(directory, mode, tensors), Model(directory, mode, tensors)
+    found, buffer = Found(nbytes), np.ones((2, nbytes // 2), np.uint8)
     second.generator.sleep()
     for _ in range(rounds + 1):  # the first one warms up
-        found.copy_s.append(_timed(partial(np.copyto, target, source)))
+        found.copy_s.append(_timed(partial(_copy, buffer)))
         found.again_s.append(_timed(partial(_swap, first, first)))
         with Memory() as memory:
             found.swap_s.append(_timed(partial(_swap, first, second)))
-        found.extra.append(memory.extra / first.nbytes)
+        found.extra.append(memory.extra / nbytes)
         if second.sample() != second.said:
             raise SystemExit(f"{mode}: the model that woke up samples something else")
         first, second = second, first
     for name in ("copy_s", "again_s", "swap_s", "extra"):
         del getattr(found, name)[0]
     return found
+
+
+def _copy(buffer: np.ndarray) -> None:
+    """One half into the other, and back: as many bytes as a model has."""
+    np.copyto(buffer[1], buffer[0])
+    np.copyto(buffer[0], buffer[1])
 
 
 def _swap(one: Model, other: Model) -> None:
