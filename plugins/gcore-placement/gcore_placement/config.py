@@ -58,7 +58,7 @@ class ReplayConfig:
     """What may be chosen: split, colocated (once it was measured what changing roles costs), coresident."""
     discount: float = 0.85
     """How much less a step counts than the one after it."""
-    caution: float = 0.15
+    caution: float = 0.12
     """How far from the best split of the latest steps that of the next one may lie: a standard deviation, in log-odds
     of the judges' share."""
     draws: int = 3

@@ -2,15 +2,13 @@
 
 A step that is over has told the length of every answer and every verdict. It is replayed with them on a model of the
 cluster, once for each candidate split and for several draws of groups from it, so that a choice does not hang on the
-luck of one answer. A step's costs over their least are its regrets. Their squares, so that no step is far off, are
-added up over steps, each counting ``discount`` times what the next one counts. At a step boundary a new split is free,
-so the policy jumps to the least. Lengths of finished requests are whole here: nothing is estimated from requests that
-ran, which are the short ones.
+luck of one answer. A step's costs over their least are its regrets; regrets of steps are added up, each counting
+``discount`` times what the next one counts. At a step boundary a new split is free, so the policy jumps to the least.
+Lengths of finished requests are whole here: nothing is estimated from requests that ran, which are the short ones.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,7 +111,7 @@ class Replay(Rescue):
             )
         else:
             split = _least(state.regrets, pool, self._config.caution)
-            regret = math.sqrt(_at(state.regrets, split) / max(state.weight, 1e-12)) - 1
+            regret = _at(state.regrets, split) / max(state.weight, 1e-12) - 1
             reason = f"least regret over the last steps, {max(regret, 0.0):.1%} above each step's best on average"
         if costs:
             predicted.setdefault(split.name, _at(costs, split))
@@ -124,8 +122,8 @@ class Replay(Rescue):
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """What is carried from step to step. regrets: candidate -> discounted sum of squares of its cost over the least,
-    whose terms have the sum ``weight``. ran: candidate -> how often it ran, and its mean seconds per action."""
+    """What is carried from step to step. regrets: candidate -> discounted sum of its cost over the least, whose terms
+    have the sum ``weight``. ran: candidate -> how often it ran, and its mean seconds per action."""
 
     regrets: Mapping[Split, float]
     weight: float = 0.0
@@ -157,7 +155,7 @@ class _State:
         from its neighbours."""
         least = min(costs.values())
         before = {split: _at(self.regrets, split) if self.regrets else 0.0 for split in costs}
-        regrets = {split: discount * before[split] + (cost / least) ** 2 for split, cost in costs.items()}
+        regrets = {split: discount * before[split] + cost / least for split, cost in costs.items()}
         return replace(self, regrets=regrets, weight=discount * self.weight + 1)
 
 
