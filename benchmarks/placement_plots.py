@@ -57,6 +57,8 @@ def main() -> None:
         axes[1].plot(prices, [values[name] for values in paid], marker="o", label=name)
     axes[0].set(title="drift, by the number of devices", xlabel="devices", xscale="log", ylabel="over the oracle, %")
     axes[1].set(title="drift, 128 devices, by what changing roles takes", xlabel="seconds")
+    axes[0].set_xticks(sizes, labels=list(map(str, sizes)))
+    axes[0].minorticks_off()
     axes[0].legend(fontsize=8)
     figure.savefig(directory / "placement_scale.png", dpi=110)
     for sweep, points, values in (("devices", sizes, grown), ("seconds", prices, paid)):
