@@ -10,8 +10,8 @@ engine is the one of placement_sim.py on a smaller scale: a record stands for fo
 and a token for ten. It costs in a round what those cost together.
 
 All policies run on virtual time: one process, real messages, nobody waits for the emulated seconds. ``replay`` and
-``colocated`` run for ``--real`` more steps in processes of their own (``sim/crowd``, sockets, a twentieth of the time), to see
-that it makes no difference. Fixed splits: the simulator tries all 15 and the best three are run.
+``colocated`` run for ``--real`` more steps in processes of their own (``sim/crowd``, sockets, a twentieth of the time),
+to see that it makes no difference. Fixed splits: the simulator tries all 15 and the best three are run.
 
 ``replay_throughput_over_colocated``: trained records per second of whole steps, generation to push.
 ``replay_time_over_best_fixed``: seconds of whole steps over those of the fixed split that turned out best.
