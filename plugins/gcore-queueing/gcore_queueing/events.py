@@ -146,7 +146,7 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
         if in_turn and active[phase] == 0 and active[1 - phase] > 0:  # nothing runs: all change roles
             phase = 1 - phase
             now += switch_s
-            spent[SWAPPING] += switch_s * replicas
+            spent[SWAPPING] += switch_s * width_of[phase]
 
         # -- waiting requests go to the replica that runs the fewest, until that one has no room
         if not in_turn or phase == POLICY:

@@ -153,6 +153,12 @@ def test_busy_and_idle_shares_add_up(engines: Engines) -> None:
     assert busy + sum(played.idle.values()) == pytest.approx(1)
 
 
+def test_busy_and_idle_shares_add_up_where_all_replicas_change_roles() -> None:
+    played = play(some_groups(40, 3, 1), Engines("colocated", 5, 5), (SLOW, FAST), 12, KeepRate(), switch_s=2.5)
+    assert played.idle["changing roles"] > 0
+    assert played.busy(0) + played.busy(1) + sum(played.idle.values()) == pytest.approx(1)
+
+
 def test_requests_run_after_they_arrive_and_verdicts_after_their_answers() -> None:
     played = play(some_groups(40, 3, 1), ENGINES[0], (SLOW, FAST), 12, KeepRate())
     answers, verdicts = played.requests(0, 4), played.requests(1, 4)
