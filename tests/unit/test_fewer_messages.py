@@ -43,12 +43,13 @@ def listened(store: Path, **sizes: Any) -> Listening:
     return weather
 
 
-def test_a_shard_speaks_to_no_replica_for_which_it_has_no_group(tmp_path: Path) -> None:
-    """Two groups each, of one step: every shard has two replicas of twelve, and no two shards the same."""
-    told = listened(tmp_path / "store", shards=4, replicas=12, prompts=8, steps=1)
+@pytest.mark.parametrize("prompts", [4, 8, 16])
+def test_shards_of_few_groups_speak_to_other_replicas_each(prompts: int, tmp_path: Path) -> None:
+    """Each to three of twelve, so that all have something to do and none hears more shards than it must."""
+    told = listened(tmp_path / "store", shards=4, replicas=12, prompts=prompts, steps=1)
     asked = [told.asked(f"controller.{shard}", "generate") for shard in range(4)]
-    assert [len(replicas) for replicas in asked] == [2] * 4
-    assert len(set.union(*asked)) == 8
+    assert [len(replicas) for replicas in asked] == [3] * 4
+    assert len(set.union(*asked)) == 12
 
 
 def test_the_columns_of_all_shards_are_released_by_replicas_that_few_of_them_speak_to(
