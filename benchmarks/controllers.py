@@ -21,7 +21,7 @@ step needs more memory than is left.
 
 controller_us_per_record_c<N>: user and system microseconds of all N controllers, over records: 8,192 a step, 256
 emulated devices (64 ranks, 192 replicas) in a few processes. header_ms_p99_c<N>: 99th percentile of the time from a
-lease leaving a controller to its records' headers arriving there; generation takes none. controller_messages_c<N>: gRPC
+lease leaving a controller to its records' headers arriving there; generation takes none. controller_messages_c<N>:
 messages of all controllers in a step.
 
 skewed_shard_time_over_even: seconds of a step, on virtual time, with one shard of 8 whose prompts are four times as
@@ -67,7 +67,7 @@ RECORDS = 256  # of a step, whatever its size is
 STEPS = 4
 GROUP, PROMPTS = 16, 512
 SKEWED, FACTOR = 8, 4
-DISTRIBUTIONS = ["gcore-core", "gcore-sim", "grpcio", "msgspec", "numpy", "xxhash"]
+DISTRIBUTIONS = ["gcore-core", "gcore-sim", "msgspec", "numpy", "xxhash"]
 Metrics = list[dict[str, float]]  # of each step, from the state before the first one on
 
 

@@ -43,7 +43,7 @@ NBYTES = 64_000_000
 CALLS = 2000
 SHARDS = frozenset({0})
 OWNER = "producer"
-DISTRIBUTIONS = ["gcore-core", "grpcio", "msgspec", "numpy", "xxhash"]
+DISTRIBUTIONS = ["gcore-core", "msgspec", "numpy", "xxhash"]
 
 
 class Producer:

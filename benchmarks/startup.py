@@ -75,7 +75,7 @@ def main() -> int:
         Claim("help_ms", help_s * 1000, "ms"),
         Claim("plugins_list_ms", plugins_s * 1000, "ms"),
     ]
-    return publish("startup", claims, args, ["gcore-core", "grpcio", "msgspec", "numpy", "omegaconf", "pluggy"])
+    return publish("startup", claims, args, ["gcore-core", "msgspec", "numpy", "omegaconf", "pluggy"])
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ from gcore_core.records import FAILED, Header, Lease, TensorSpec, WeightPlan
 
 BUCKET_BYTES = SyncConfig.push_bucket_bytes
 SIZES = {"1gb": 1_000_000_000, "500mb": 500_000_000, "100mb": 100_000_000}
-DISTRIBUTIONS = ["gcore-core", "grpcio", "msgspec", "numpy", "xxhash"]
+DISTRIBUTIONS = ["gcore-core", "msgspec", "numpy", "xxhash"]
 BAR = 0.4
 NOTHING_HELD = xxhash.xxh3_64_hexdigest(b"")
 

@@ -17,11 +17,12 @@ from omegaconf import OmegaConf
 from gcore_core import checks, config
 from gcore_core.cli.first_placement import place
 from gcore_core.cli.host_memory import host_memory
+from gcore_core.cli.sameness import check_same
 from gcore_core.cli.signals import Signals
 from gcore_core.errors import WorkerError
 from gcore_core.factories import build
 from gcore_core.processes.jobs import Job
-from gcore_core.processes.keeper import check_same, newest
+from gcore_core.processes.keeper import newest
 from gcore_core.processes.supervisor import Supervisor
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary

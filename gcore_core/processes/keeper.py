@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gcore_core.config import Plan
-from gcore_core.errors import CheckpointError, ConfigError
+from gcore_core.errors import CheckpointError
 from gcore_core.processes import surplus
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.launchers import AGENT, Site
@@ -20,11 +20,8 @@ from gcore_core.processes.service import Call, Service
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.records import Header
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
-from gcore_core.sources import flat
 
 STATE, CONFIG, TRAINER, SURPLUS = "state.json", "config.json", "policy", "surplus"
-#: What a resumed run must not change: it would be another run.
-_FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
 
 
 class Keeper:
@@ -122,28 +119,3 @@ def newest(directory: Path, step: int | None = None) -> Resumed:
     opened: Opened = Checkpoints(directory).open(step)
     state = msgspec.json.decode((opened.path / STATE).read_bytes(), type=dict[str, Any])
     return Resumed(step=opened.manifest.step, path=str(opened.path), state=state, notes=opened.notes)
-
-
-def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
-    """Raises ConfigError where the run would go on as another one, saying what differs."""
-    saved = msgspec.json.decode((Path(resumed.path) / CONFIG).read_bytes(), type=dict[str, Any])
-    before, now = _fixed(saved), _fixed(plan.config)
-    wrong = [
-        f"{key}: {before.get(key)!r} was saved, {now.get(key)!r} is asked for"
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key)
-    ]
-    if resumed.state["ledger"]["rows"] != rows:
-        wrong.append(f"data: it had {resumed.state['ledger']['rows']} rows, it has {rows}")
-    if wrong:
-        raise ConfigError(
-            "the run cannot go on with another configuration.",
-            where=resumed.path,
-            why="\n".join(wrong[:3]),
-            todo="leave these as they were, or begin a new run from the exported weights",
-            differences=wrong,
-        )
-
-
-def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flat(config).items() if key.startswith(_FIXED)}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,9 +17,10 @@ from gcore_core import records, weight_transfer
 from gcore_core.errors import ContractError, WorkerDied
 from gcore_core.processes import agent, messages, rpc
 from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, RemoteFailure, Service, decoded, encode, from_wire, to_wire
+from gcore_core.processes.service import Call, RemoteFailure, Service, Traffic, decoded, encode, from_wire, to_wire
 from gcore_core.processes.slabs import StoreSpec
 from gcore_core.processes.spawning import read_spec
+from gcore_core.processes.wire import CALL, Connection, Frame, Greeting
 
 from .drawing import hostile, values
 from .guarding import fuzz, guarded
@@ -42,7 +41,8 @@ KINDS: dict[str, Any] = {
     **structs(weight_transfer),
     "StoreSpec": StoreSpec,
     "RemoteFailure": RemoteFailure,
-    "frames": list[rpc.Frame],
+    "Greeting": Greeting,
+    "frames": list[Frame],
     "sums": list[float],
     "references": list[records.Ref],
     "scores": list[records.RecordScore],
@@ -170,7 +170,7 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
     async def answer(request: records.Ref, call: Call) -> records.Ref:
         return request
 
-    sound = encode([rpc.Frame(1, rpc.CALL, "ref", msgspec.Raw(encode(records.Ref("n", "1", 0, 0, 0, b""))))])
+    sound = encode([Frame(1, CALL, "ref", msgspec.Raw(encode(records.Ref("n", "1", 0, 0, 0, b""))))])
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="gc-") as directory:
         addresses = {"worker.3": f"unix:{directory}/s"}
         server, client = RpcNetwork(addresses, SECRET), RpcNetwork(addresses, SECRET)
@@ -182,15 +182,14 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
                 raw = bytearray(sound)
                 for _ in range(draw.randint(1, 6)):
                     raw[draw.randrange(len(raw))] = draw.randrange(256)
-                told = (("g-core-secret", SECRET.hex()), ("g-core-version", rpc.__version__))
-                async with rpc.grpc.aio.insecure_channel(addresses["worker.3"]) as channel:
-                    stream = channel.stream_stream("/gcore/session")(metadata=told)
-                    with contextlib.suppress(rpc.grpc.aio.AioRpcError):
-                        await stream.write(bytes(raw))
-                        await stream.write(b"\xc1")  # which msgpack reserves
-                        async with asyncio.timeout(10):
-                            while await stream.read() is not rpc.grpc.aio.EOF:
-                                pass
+                connection = Connection(*await asyncio.open_unix_connection(f"{directory}/s"), Traffic())
+                connection.send(encode(Greeting(SECRET, rpc.__version__, "-")))
+                connection.send(bytes(raw))
+                connection.send(b"\xc1")  # which msgpack reserves
+                async with asyncio.timeout(10):
+                    while await connection.receive() is not None:
+                        pass
+                await connection.close()
                 asked = records.Ref("n", "2", 0, 0, 0, b"")
                 assert await client.peer("worker.3").call("ref", asked, records.Ref) == asked
         finally:
@@ -198,20 +197,19 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
 
 
 async def test_a_server_that_answers_garbage_is_an_error_of_its_callers() -> None:
-    async def garbage(requests: Any, context: Any) -> None:
-        await context.read()
-        await context.write(b"\xdd\xff\xff\xff\xff")
+    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer, Traffic())
+        await connection.receive()
+        connection.send(encode(""))
+        await connection.receive()
+        connection.send(b"\xdd\xff\xff\xff\xff")
 
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="gc-") as directory:
-        server = rpc.grpc.aio.server()
-        handler = rpc.grpc.stream_stream_rpc_method_handler(garbage)
-        server.add_generic_rpc_handlers((rpc.grpc.method_handlers_generic_handler("gcore", {"session": handler}),))
-        server.add_insecure_port(f"unix:{Path(directory)}/s")
-        await server.start()
+        server = await asyncio.start_unix_server(garbage, f"{directory}/s")
         client = RpcNetwork({"worker.3": f"unix:{directory}/s"}, SECRET)
         try:
             with pytest.raises(WorkerDied, match="malformed frames"):
                 await client.peer("worker.3").call("ref", 1, int, deadline_s=10)
         finally:
             await client.close()
-            await server.stop(0)
+            server.close()

@@ -13,7 +13,7 @@ import pytest
 from gcore_core import cli
 from gcore_core.testing.installed import InstalledPlugins
 
-HEAVY = {"grpc", "msgspec", "numpy", "omegaconf", "packaging", "pluggy", "rich", "torch"}
+HEAVY = {"msgspec", "numpy", "omegaconf", "packaging", "pluggy", "rich", "torch"}
 Job = Callable[..., Path]
 
 

@@ -8,8 +8,8 @@ import re
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +27,8 @@ from gcore_core.errors import (
 from gcore_core.processes import rpc
 from gcore_core.processes.insist import insist
 from gcore_core.processes.rpc import WINDOW_ITEMS, RpcNetwork, check_free
-from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service
+from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service, Traffic, encode
+from gcore_core.processes.wire import CALL, Connection, Frame
 
 SECRET = b"s" * 32
 
@@ -244,18 +245,10 @@ async def test_another_version_is_refused_and_both_are_named(
 ) -> None:
     async with served(addresses), reached(addresses) as peer:
         ours = rpc.__version__
-        monkeypatch.setattr(rpc, "__version__", "9.9.9")  # both ends share the module: the server is asked first below
-        monkeypatch.setattr(rpc._Session, "_admit", _admit_as(ours, rpc._Session._admit, monkeypatch))
+        greeting = partial(rpc.Greeting, version="9.9.9")  # both ends share the module
+        monkeypatch.setattr(rpc, "Greeting", lambda secret, version, python: greeting(secret=secret, python=python))
         with pytest.raises(ContractError, match=re.escape(f"gcore-core {ours} here") + r".*9\.9\.9 \(.*\) there"):
             await peer.call("echo", Ask(0), Ask)
-
-
-def _admit_as(version: str, admit: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    async def as_the_server(self: Any, context: Any) -> None:
-        monkeypatch.setattr(rpc, "__version__", version)
-        await admit(self, context)
-
-    return as_the_server
 
 
 async def test_a_server_that_goes_mid_call_is_a_died_worker(addresses: dict[str, str]) -> None:
@@ -352,12 +345,35 @@ def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
 
 
 async def test_the_socket_is_reachable_by_nobody_without_the_secret(addresses: dict[str, str]) -> None:
-    """A bare gRPC client without metadata gets nothing."""
-    async with served(addresses), rpc.grpc.aio.insecure_channel(addresses["worker.3"]) as channel:
-        stream = channel.stream_stream("/gcore/session")()
-        with pytest.raises(rpc.grpc.aio.AioRpcError) as caught:
-            await stream.read()
-    assert caught.value.code() is rpc.grpc.StatusCode.UNAUTHENTICATED
+    """Who calls without a greeting is shown the door, and its call never runs."""
+    async with served(addresses) as server:
+        reader, writer = await asyncio.open_unix_connection(addresses["worker.3"].removeprefix("unix:"))
+        connection = Connection(reader, writer, Traffic())
+        connection.put(Frame(1, CALL, "hang", msgspec.Raw(encode(Ask(0)))))
+        async with asyncio.timeout(10):
+            assert await connection.receive() is None
+        assert not server.started.is_set()
+        await connection.close()
+
+
+async def test_a_greeting_too_long_ends_the_connection_before_it_is_read(addresses: dict[str, str]) -> None:
+    async with served(addresses):
+        reader, writer = await asyncio.open_unix_connection(addresses["worker.3"].removeprefix("unix:"))
+        writer.write(b"\xff\xff\xff\x7f")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_who_connects_and_says_nothing_is_not_waited_for(
+    addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "GREETING_S", 0.1)
+    async with served(addresses):
+        reader, writer = await asyncio.open_unix_connection(addresses["worker.3"].removeprefix("unix:"))
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
 
 
 @pytest.mark.parametrize("kind", [DataError, ContractError, DeadlineExceeded, AddressError])

@@ -1,7 +1,7 @@
 """A trainer's state as Megatron-Core's distributed checkpoint (torch_dist, fully reshardable) and one JSON file.
 
-A thread writes while training goes on: Megatron-Core's own writer forks, and the fork of a worker, which has threads of
-gRPC, may hang. The JSON file is written last: a directory without it is no state. Megatron-Core's own files contain
+A thread writes while training goes on: Megatron-Core's own writer forks, and the fork of a worker, which has other
+threads, may hang. The JSON file is written last: a directory without it is no state. Megatron-Core's own files contain
 pickles; a state is opened only where whoever calls trusts its directory.
 """
 
