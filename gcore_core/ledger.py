@@ -70,6 +70,11 @@ class Ledger:
                 leases.append(Lease(ordinal, group.row, group.turn, missing, group.attempt))
         return leases
 
+    @property
+    def drawn(self) -> bool:
+        """Nothing that is open is still to be drawn."""
+        return all(len(group.records) == self._samples for group in self._open.values())
+
     def lost(self, leases: list[Lease]) -> list[Lease]:
         """The replica that drew these is gone: what it had not finished is to be drawn again, with the same seeds."""
         drawn = {lease.ordinal: lease.samples for lease in leases}

@@ -88,8 +88,7 @@ class Quota:
     async def settled(self, agree: Agreements, kept: int, unusable: int, complete: int, drawn: bool) -> bool:
         """Adds what became of this shard's groups since the last time to what became of the others'. Whether all shards
         have ``drawn`` all, and some is not judged."""
-        told = await agree.sum("settled", np.array([kept, unusable, complete, drawn]))
-        new = [round(float(value)) for value in told]
+        new = [round(float(n)) for n in await agree.sum("settled", np.array([kept, unusable, complete, drawn]))]
         self.totals.kept += new[0]
         self.totals.unusable += new[1]
         self.totals.complete += new[2]
@@ -109,8 +108,7 @@ class Quota:
 
         async def lead(lists: list[bytes]) -> list[bytes]:
             teach = sorted(ordinal for part in lists for ordinal in msgspec.msgpack.decode(part, type=list[int]))
-            enough = len(teach) >= self.needed
-            end = teach[self.needed - 1] + 1 if enough else ledger.next_ordinal
+            end = teach[self.needed - 1] + 1 if len(teach) >= self.needed else ledger.next_ordinal
             return [msgspec.msgpack.encode(end)] * agree.shards
 
         end = msgspec.msgpack.decode(await agree.ask("kept", msgspec.msgpack.encode(kept), lead), type=int)

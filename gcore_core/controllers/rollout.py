@@ -25,7 +25,8 @@ from gcore_core.processes.messages import TRAIN, GenerateRequest
 from gcore_core.processes.service import Peer
 from gcore_core.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
 
-TICK_S = 1.0  # how often shards look together whether more groups must be issued
+TICK_S = 1.0  # how often shards look together whether more groups must be issued, at most,
+TICK_SHARE = 0.05  # and in a long rollout once in this share of its time: a look costs as much as 30 records
 LANES = 16  # parts of a round that a replica works on at a time, over all shards: so many that its batch stays full
 
 
@@ -55,9 +56,8 @@ class Rollout:
 
         Returns this shard's groups by ordinal, and counts.
         """
-        found: list[_Verdict] = []
-        counts: Counter[str] = Counter()
-        draws: set[asyncio.Task[None]] = set()
+        found, draws, counts = list[_Verdict](), set[asyncio.Task[None]](), Counter[str]()
+        began_s = asyncio.get_running_loop().time()
         self._placing.begin()
         self.quota.begin()
         try:
@@ -66,23 +66,23 @@ class Rollout:
                 if count:
                     leases = ledger.lease(count)
                     draws.add(asyncio.ensure_future(self.draw(ledger, step, turn, TRAIN, leases)))
-                await self._tick(draws)
+                await self._tick(draws, began_s)
                 settled = self._settle(ledger)
                 found += settled
                 await self._agree_on(ledger, settled)
         finally:
             for task in draws:
                 task.cancel()
-        end = await self.quota.close(
-            self._context.agree, ledger, [v.ordinal for v in found if v.verdict == TRAINED], counts
-        )
+        teach = [verdict.ordinal for verdict in found if verdict.verdict == TRAINED]
+        end = await self.quota.close(self._context.agree, ledger, teach, counts)
         return self._taken(found, end, counts), counts
 
-    async def _tick(self, draws: set[asyncio.Task[None]]) -> None:
+    async def _tick(self, draws: set[asyncio.Task[None]], began_s: float) -> None:
         """Until everything that was issued is there, or it is time to look whether more must be."""
         if draws:
-            wait_s = None if self.quota.exact or self._placing.in_turns else TICK_S
-            done, _ = await asyncio.wait(draws, timeout=wait_s, return_when=asyncio.FIRST_EXCEPTION)
+            tick_s = max(TICK_S, TICK_SHARE * (asyncio.get_running_loop().time() - began_s))
+            idle = self.quota.exact or self._placing.in_turns
+            done, _ = await asyncio.wait(draws, timeout=None if idle else tick_s, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
                 draws.discard(task)
@@ -90,8 +90,7 @@ class Rollout:
     async def _agree_on(self, ledger: Ledger, settled: list[_Verdict]) -> None:
         unusable = [verdict.group for verdict in settled if verdict.verdict == QUARANTINED]
         kept = sum(verdict.verdict == TRAINED for verdict in settled)
-        drawn = not ledger.unfinished(range(ledger.next_ordinal))
-        judging = await self.quota.settled(self._context.agree, kept, len(unusable), len(settled), drawn)
+        judging = await self.quota.settled(self._context.agree, kept, len(unusable), len(settled), ledger.drawn)
         totals = self.quota.totals
         if unusable and totals.unusable > self._config.failure_limit * totals.complete:
             raise _too_many_failures(unusable, totals.unusable, totals.complete)

@@ -81,8 +81,7 @@ class Training:
     async def advantages(self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]) -> dict[Key, float]:
         """One number per record, from this shard's groups and statistics summed over all shards."""
         advantage = self._context.advantage
-        names = sorted(advantage.requires)
-        rewards = self._context.facts.rewards
+        names, rewards = sorted(advantage.requires), self._context.facts.rewards
         totals = statistics(groups, rewards)
         if totals.size:
             totals = (await self._context.agree.sum("rewards", totals)).reshape(totals.shape)

@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 WINDOW_ITEMS = 16  # of a stream on their way: its sender waits when its reader is slow
 GREETING_S = 30.0  # for who connects to say who it is
 _GREETING_BYTES = 4096
-_WAITING = 4096  # connections that wait to be accepted: all processes of a run may come at once
 _RETRY_S = 0.05  # a peer that starts is reached soon after
 _SOCKET_PATH_LIMIT = 107
 _FRAMES = msgspec.msgpack.Decoder(list[Frame])
@@ -73,7 +72,8 @@ class RpcNetwork:
         sessions = _Sessions(service, self._secret, self.traffic)
         try:
             listen = asyncio.start_unix_server if address.startswith("unix:") else asyncio.start_server
-            server = await listen(sessions.serve, **_parsed(address), backlog=_WAITING)
+            # all processes of a run may come at once
+            server = await listen(sessions.serve, **_parsed(address), backlog=4096)
         except OSError as error:
             raise (_in_use(address) if error.errno == errno.EADDRINUSE else error) from None
         self._servers.append((server, sessions))

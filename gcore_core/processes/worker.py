@@ -7,6 +7,7 @@ the worker too.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -80,6 +81,7 @@ class Worker:
         self._service.add("stop", Nothing, stop)
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
+        gc.freeze()  # what was loaded stays, and no collection has to go through it
         await build(self._spec.factories["controller"], context).run()
 
     def _build(self, service: Service) -> None:

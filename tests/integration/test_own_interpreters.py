@@ -156,7 +156,7 @@ def test_a_worker_has_the_light_core_only_until_it_imports_its_factory(place: Pl
     assert isinstance(before, list)
     foreign = {name.partition(".")[0] for name in before} - set(sys.stdlib_module_names)
     # What carries messages and columns, and nothing of what configures a job or of an engine.
-    carries = {"msgspec", "numpy", "xxhash"}
+    carries = {"msgspec", "numpy", "typing_extensions", "xxhash"}
     assert {name for name in foreign if name[0] != "_"} <= carries | {"gcore_core", "gcore_telling_engine"}
     assert not {"gcore_core.plugins", "gcore_core.config", "gcore_core.catalog", "gcore_core.hookspecs"} & set(before)
 

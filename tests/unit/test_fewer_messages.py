@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 import subprocess
 import sys
@@ -50,6 +51,31 @@ def test_shards_of_few_groups_speak_to_other_replicas_each(prompts: int, tmp_pat
     asked = [told.asked(f"controller.{shard}", "generate") for shard in range(4)]
     assert [len(replicas) for replicas in asked] == [3] * 4
     assert len(set.union(*asked)) == 12
+
+
+class Slow(Listening):
+    """Replicas that hear of what they are to draw after so many seconds."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__()
+        self._after_s = after_s
+
+    async def travel(self, source: str, target: str, method: str) -> int:
+        if method == "generate":
+            await asyncio.sleep(self._after_s)
+        return await super().travel(source, target, method)
+
+
+@pytest.mark.parametrize("after_s", [2, 20, 200])
+def test_shards_look_together_less_often_the_longer_a_rollout_takes(after_s: float, tmp_path: Path) -> None:
+    """Once a second at first, then once in a twentieth of the time so far: 20 looks, and 20 for each factor of e."""
+    told = Slow(after_s)
+    job = SimulatedJob(evaluate_prompts=0, shards=2, steps=1)
+    outcome = run_virtual(simulate(job, tmp_path / "store", told))
+    rollout_s = outcome.reports[-1].metrics["seconds/rollout"]
+    looks = min(rollout_s, 20) + 20 * max(0.0, math.log(rollout_s / 20))
+    assert rollout_s > after_s
+    assert looks / 2 < told.heard["controller.1", "supervisor", "agree.sum"] < looks + 8, "eight are not of the rollout"
 
 
 def test_the_columns_of_all_shards_are_released_by_replicas_that_few_of_them_speak_to(

@@ -147,6 +147,16 @@ def test_a_group_is_complete_when_every_record_has_every_reward() -> None:
     assert (second.reward_status, second.reason) == ({"exact": "ok", "style": "timeout"}, "too slow")
 
 
+def test_all_is_drawn_when_no_sample_is_missing_scored_or_not() -> None:
+    ledger = make()
+    assert ledger.drawn, "nothing is open"
+    ledger.lease(1)
+    ledger.finished(record(0, 1))
+    assert not ledger.drawn
+    ledger.finished(record(0, 0))
+    assert ledger.drawn and ledger.complete() == []
+
+
 def test_a_score_for_a_record_that_has_not_come_is_ignored() -> None:
     ledger = make()
     ledger.lease(1)
