@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.controllers.moving import PlacementFacts
 from gcore_core.controllers.tracing import Trace
 from gcore_core.controllers.weighing import Weighing
 from gcore_core.factories import FactorySpec, build
@@ -19,6 +18,21 @@ from gcore_core.processes.insist import insist
 from gcore_core.processes.service import Network, Peer, Traffic
 from gcore_core.protocols import Advantage, Balancer, Filter
 from gcore_core.records import Header
+
+
+class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the lead tells a placement policy. devices: index, kind, node. needs: the fields of a ``Need``. engines:
+    generator role -> device indexes of each of its replicas. sleeps: roles whose backend can. needed: groups that a
+    step must keep. directory: the run's, for the journal; empty: none is kept.
+    """
+
+    devices: list[tuple[int, str, str]]
+    slots: dict[str, int]
+    needs: dict[str, tuple[str, str, int, int]]
+    engines: dict[str, list[list[int]]]
+    sleeps: list[str]
+    needed: int = 0
+    directory: str = ""
 
 
 class JobFacts(msgspec.Struct, kw_only=True, frozen=True):

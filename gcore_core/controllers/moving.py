@@ -7,37 +7,20 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.measuring import idle_share, running_s
 from gcore_core.controllers.sleeping import Replica, Sleepers
 from gcore_core.placement import journal
 from gcore_core.placement.devices import Cell, Decision, Device, Need, Rescues, Window
 from gcore_core.placement.measured import Outcome, Profile, Requests
 
-if TYPE_CHECKING:
-    from gcore_core.controllers.context import ControllerContext
-
 POLICY = "rollout"
 LOOKS = 5  # at judges, one to three seconds apart
 _OUTCOMES = 64  # that a policy sees
-
-
-class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What the lead tells a placement policy. devices: index, kind, node. needs: the fields of a ``Need``. engines:
-    generator role -> device indexes of each of its replicas. sleeps: roles whose backend can. needed: groups that a
-    step must keep. directory: the run's, for the journal; empty: none is kept.
-    """
-
-    devices: list[tuple[int, str, str]]
-    slots: dict[str, int]
-    needs: dict[str, tuple[str, str, int, int]]
-    engines: dict[str, list[list[int]]]
-    sleeps: list[str]
-    needed: int = 0
-    directory: str = ""
 
 
 class Awake(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.controllers.moving import Last, Mover, PlacementFacts
+from gcore_core.controllers.context import PlacementFacts
+from gcore_core.controllers.moving import Last, Mover
 from gcore_core.controllers.sleeping import Sleepers
 from gcore_core.factories import FactorySpec
 from gcore_core.placement import measured
