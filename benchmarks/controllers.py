@@ -20,8 +20,7 @@ verl_numpy_... by its other one. Without a Python that has verl the claims about
 step needs more memory than is left.
 
 controller_us_per_record_c<N>: user and system microseconds of all N controllers, over records: 8,192 a step, 256
-emulated devices (64 ranks, 192 replicas) in a few processes. ..._1024_each: 65,536 records a step, so 1,024 for each of
-64 controllers, and one controller with all of them beside it. header_ms_p99_c<N>: 99th percentile of the time from a
+emulated devices (64 ranks, 192 replicas) in a few processes. header_ms_p99_c<N>: 99th percentile of the time from a
 lease leaving a controller to its records' headers arriving there; generation takes none. controller_messages_c<N>:
 messages of all controllers in a step.
 
@@ -67,7 +66,6 @@ READ = "1GB"  # the size for which it is measured with reward and trainer that r
 RECORDS = 256  # of a step, whatever its size is
 STEPS = 4
 GROUP, PROMPTS = 16, 512
-MANY, EACH = 64, 1024  # controllers, and records of each, where a step has many
 SKEWED, FACTOR = 8, 4
 DISTRIBUTIONS = ["gcore-core", "gcore-sim", "msgspec", "numpy", "xxhash"]
 Metrics = list[dict[str, float]]  # of each step, from the state before the first one on
@@ -341,8 +339,11 @@ def numbers(controllers: list[int], rounds: int) -> list[Claim]:
     for turn, shards in itertools.product(range(rounds), controllers):
         if turn and shards > 16:
             continue
-        metrics, trace = of_controllers(shards, records)
-        spent[shards] += us_per_record(metrics, records)
+        note(f"{shards} controllers")
+        with ran(job(shards, PROMPTS, GROUP, ranks=64, replicas=192)) as directory:
+            metrics = metrics_of(directory)
+            trace = [line for line in read_trace(directory) if isinstance(line, Record) and line.step]
+        spent[shards] += [(cpu_s(b) - cpu_s(a)) / records * 1e6 for a, b in itertools.pairwise(metrics[1:])]
         late[shards].append(float(np.percentile([r.finished_s - r.sent_s for r in trace], 99)))
         messages[shards].append(medians(metrics, "controller/messages"))
         seconds[shards].append(medians(metrics, "seconds/step"))
@@ -358,30 +359,6 @@ def numbers(controllers: list[int], rounds: int) -> list[Claim]:
         *_each("controller_messages", messages, "messages a step"),
         *_each("header_ms_p99", late, "ms", 1000),
         *_each("step_s", seconds, "s"),
-    ]
-
-
-def of_controllers(shards: int, records: int) -> tuple[Metrics, list[Record]]:
-    note(f"{shards} controllers, {records} records a step")
-    with ran(job(shards, records // GROUP, GROUP, ranks=64, replicas=192)) as directory:
-        return metrics_of(directory), [r for r in read_trace(directory) if isinstance(r, Record) and r.step]
-
-
-def us_per_record(metrics: Metrics, records: int) -> list[float]:
-    """Of each step but the first."""
-    return [(cpu_s(after) - cpu_s(before)) / records * 1e6 for before, after in itertools.pairwise(metrics[1:])]
-
-
-def many_records(rounds: int) -> list[Claim]:
-    """As many records for each of many controllers as a controller is meant to have; one with all of them beside it."""
-    spent = defaultdict[int, list[float]](list)
-    for _, shards in itertools.product(range(rounds), (1, MANY)):
-        spent[shards] += us_per_record(of_controllers(shards, MANY * EACH)[0], MANY * EACH)
-        note(f"{shards} controllers: {', '.join(f'{value:.0f}' for value in spent[shards])} us a record")
-    cost = {shards: statistics.median(values) for shards, values in spent.items()}
-    return [
-        *(Claim(f"controller_us_per_record_c{n}_{EACH}_each", cost[n], "microseconds", 150, "<=") for n in cost),
-        Claim(f"controller_us_per_record_c{MANY}_over_c1_{EACH}_each", cost[MANY] / cost[1], "ratio", 1.2, "<="),
     ]
 
 
@@ -435,7 +412,7 @@ def main() -> int:
     parser.add_argument("--controllers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--verl-python", type=Path, help="an interpreter that has verl")
-    parser.add_argument("--parts", nargs="+", default=["payloads", "sizes", "small", "numbers", "many", "skew"])
+    parser.add_argument("--parts", nargs="+", default=["payloads", "sizes", "small", "numbers", "skew"])
     add_options(parser)
     args = parser.parse_args()
     parts: dict[str, Callable[[], list[Claim]]] = {
@@ -443,7 +420,6 @@ def main() -> int:
         "sizes": lambda: sizes(args.verl_python, args.rounds),
         "small": small_things,
         "numbers": lambda: numbers(args.controllers, args.rounds),
-        "many": lambda: many_records(args.rounds),
         "skew": skew,
     }
     claims = [claim for name in args.parts for claim in parts[name]()]
