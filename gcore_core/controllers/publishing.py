@@ -60,10 +60,6 @@ class Publishing:
         """The final weights in Hugging Face layout. Every rank takes part, since it may need collectives."""
         agree, output = self._context.agree, self._context.facts.output
         if agree.lead and output:
-            await asyncio.gather(
-                *(
-                    insist(rank, "save_pretrained", SaveWeights(output), Nothing, PUSH_DEADLINE_S)
-                    for rank in self._context.trainers
-                )
-            )
+            ranks, request = self._context.trainers, SaveWeights(output)
+            await asyncio.gather(*(insist(r, "save_pretrained", request, Nothing, PUSH_DEADLINE_S) for r in ranks))
         await agree.barrier("saved")

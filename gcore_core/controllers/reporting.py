@@ -69,20 +69,18 @@ class Reporting:
         if not agree.lead:
             return
         shards = [msgspec.msgpack.decode(part, type=ShardReport) for part in parts]
-        merged = _means(shard.sums for shard in shards)
         counts: Counter[str] = Counter()
         for shard in shards:
             counts.update(shard.counts)
-        told = {**merged, **counts, **metrics}
+        told = {**_means(shard.sums for shard in shards), **counts, **metrics}
         if told.get("seconds/step"):
             told["actions_per_s"] = told["actions"] / told["seconds/step"]
-        samples = sorted((h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal)
         report = StepReport(
             step=version,
             version=version,
             metrics={name: float(value) for name, value in sorted(told.items())},
             evaluation=_means(shard.evaluation for shard in shards),
-            samples=samples,
+            samples=sorted((h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal),
         )
         await insist(self._context.supervisor, "step_end", StepEnd(report, dict(ledger)), Nothing, 120.0)
 

@@ -64,11 +64,13 @@ class Scoring:
         if headers is self._waiting:
             self._task = None
         await self._open.wait()
-        asks = [self._ask([header for header in headers if header.status != FAILED], self._names - self._of_groups)]
+        work = [([header for header in headers if header.status != FAILED], self._names - self._of_groups)]
         if self._of_groups:
             groups = [self._ledger.whole(ordinal) for ordinal in dict.fromkeys(header.ordinal for header in headers)]
-            asks.append(self._ask(self._usable(groups), self._of_groups))
-        await asyncio.gather(*asks)
+            work.append((self._usable(groups), self._of_groups))
+        scorers = self._context.scorers
+        asks = ((peer, part, rewards.intersection(hosted)) for part, rewards in work for peer, hosted in scorers)
+        await asyncio.gather(*(self._ask(peer, part, wanted) for peer, part, wanted in asks if part and wanted))
 
     def _usable(self, groups: list[list[Header]]) -> list[Header]:
         """The records of whole groups; where one has failed, the rewards of the others have too."""
@@ -83,16 +85,9 @@ class Scoring:
                 found += group
         return found
 
-    async def _ask(self, headers: list[Header], rewards: set[str]) -> None:
-        patience_s = self._context.facts.patience_s
-
-        async def ask(peer: Peer, wanted: list[str]) -> None:
-            request = ScoreRequest(self._purpose, headers, wanted, self._awake)
-            scores = await insist(peer, "score", request, list[RecordScore], patience_s)
-            for score in scores:
-                self._ledger.scored(score, self._names)
-            self._context.trace.scored(scores)
-
-        if headers:
-            hosts = ((peer, [name for name in hosted if name in rewards]) for peer, hosted in self._context.scorers)
-            await asyncio.gather(*(ask(peer, wanted) for peer, wanted in hosts if wanted))
+    async def _ask(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
+        request = ScoreRequest(self._purpose, headers, sorted(rewards), self._awake)
+        scores = await insist(peer, "score", request, list[RecordScore], self._context.facts.patience_s)
+        for score in scores:
+            self._ledger.scored(score, self._names)
+        self._context.trace.scored(scores)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -122,16 +123,9 @@ class Trace:
         if self._path is None:
             return
         now_s = asyncio.get_running_loop().time()
+        record = partial(Record, step=step, replica=replica, sent_s=sent_s, finished_s=now_s)
         for h in (header for header in headers if header.ordinal >= 0):
-            self._open[h.key] = Record(
-                step=step,
-                ordinal=h.ordinal,
-                sample=h.sample,
-                attempt=h.attempt,
-                replica=replica,
-                sent_s=sent_s,
-                finished_s=now_s,
-            )
+            self._open[h.key] = record(ordinal=h.ordinal, sample=h.sample, attempt=h.attempt)
 
     def scored(self, scores: Iterable[RecordScore]) -> None:
         """Some rewards of some records came."""

@@ -41,7 +41,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 WINDOW_ITEMS = 16  # of a stream on their way: its sender waits when its reader is slow
 GREETING_S = 30.0  # for who connects to say who it is
-_GREETING_BYTES = 4096
 _RETRY_S = 0.05  # a peer that starts is reached soon after
 _SOCKET_PATH_LIMIT = 107
 _FRAMES = msgspec.msgpack.Decoder(list[Frame])
@@ -53,104 +52,81 @@ class RpcNetwork:
     """Peers by name; ``addresses`` maps every name this process may talk to."""
 
     def __init__(self, addresses: dict[str, str], secret: bytes, timeout_s: float = 30.0) -> None:
-        self.addresses, self._secret, self._timeout_s = addresses, secret, timeout_s
+        self.addresses, self.secret, self.timeout_s = addresses, secret, timeout_s
         self.traffic = Traffic()
         self.expired: Callable[[str, str], None] = lambda peer, what: None  # told of every deadline that expires
+        self.memory = bytearray(wire.READ_BYTES)
         self._peers: dict[str, RpcPeer] = {}
-        self._servers: list[tuple[asyncio.Server, _Sessions]] = []
+        self._servers: list[tuple[asyncio.Server, set[_Session]]] = []
 
     def peer(self, name: str) -> Peer:
         if name not in self._peers:
             check_private(self.addresses[name])
-            self._peers[name] = RpcPeer(name, self.addresses[name], self._secret, self._timeout_s, self)
+            self._peers[name] = RpcPeer(name, self)
         return self._peers[name]
 
     async def serve(self, name: str, service: Service) -> None:
         """Raises AddressError when the address is taken, too long or not private."""
-        address = self.addresses[name]
+        address, sessions, loop = self.addresses[name], set[_Session](), asyncio.get_running_loop()
         check_free(address)
-        sessions = _Sessions(service, self._secret, self.traffic)
-        try:
-            listen = asyncio.start_unix_server if address.startswith("unix:") else asyncio.start_server
-            # all processes of a run may come at once
-            server = await listen(sessions.serve, **_parsed(address), backlog=4096)
-        except OSError as error:
-            raise (_in_use(address) if error.errno == errno.EADDRINUSE else error) from None
+        listen = loop.create_unix_server if address.startswith("unix:") else loop.create_server
+        # all processes of a run may come at once
+        server = await listen(lambda: _Session(service, self, sessions).stream, **_parsed(address), backlog=4096)
         self._servers.append((server, sessions))
 
     async def close(self) -> None:
         await asyncio.gather(*(peer.close() for peer in self._peers.values()), return_exceptions=True)
-        for server, _ in self._servers:
+        for server, sessions in self._servers:
             server.close()
-        await asyncio.gather(*(sessions.close() for _, sessions in self._servers), return_exceptions=True)
+            await asyncio.gather(*(session.stream.close() for session in sessions))
 
 
-class _Sessions:
-    """The server's ends of its streams."""
+class _Session:
+    """The server's end of a stream."""
 
-    def __init__(self, service: Service, secret: bytes, traffic: Traffic) -> None:
-        self._service, self._secret, self._traffic = service, secret, traffic
-        self._tasks = set[asyncio.Task[None]]()
+    def __init__(self, service: Service, network: RpcNetwork, all_of_them: set[_Session]) -> None:
+        self.stream = Connection(self._greeted, self._lost, network.memory, network.traffic)
+        self._service, self._secret, self._all = service, network.secret, all_of_them
+        self._running: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
+        self._late = asyncio.get_running_loop().call_later(GREETING_S, self.stream.end)
+        self._all.add(self)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task: asyncio.Task[None] = asyncio.current_task()  # type: ignore[assignment]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        connection = Connection(reader, writer, self._traffic)
-        try:
-            if await self._admitted(connection):
-                await self._session(connection)
-        except ContractError as error:
-            log.warning("a connection was ended: %s", error)
-        except asyncio.CancelledError:
-            pass  # the server is closed, and streams' own callback would call that an error
-        finally:
-            await connection.close()
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _admitted(self, connection: Connection) -> bool:
-        message = None
-        with contextlib.suppress(TimeoutError):
-            message = await _within(connection.receive(_GREETING_BYTES), GREETING_S)
-        if message is None:
-            return False
-        refusal = self._refusal(decoded(_GREETING, message, "greeting", self._service.name))
-        connection.send(encode(refusal))
-        return not refusal
-
-    def _refusal(self, told: Greeting) -> str:
+    def _greeted(self, message: bytes | bytearray) -> None:
+        told, refusal = decoded(_GREETING, message, "greeting", self._service.name), ""
         if not hmac.compare_digest(told.secret, self._secret):
-            return "wrong or missing run secret"
-        if told.version != __version__:
-            here = f"gcore-core {__version__} here ({sys.executable})"
-            return f"{here}, {told.version} ({told.python}) there"
-        return ""
+            refusal = "wrong or missing run secret"
+        elif told.version != __version__:
+            refusal = f"gcore-core {__version__} here ({sys.executable}), {told.version} ({told.python}) there"
+        self._late.cancel()
+        self.stream.send(encode(refusal))
+        if refusal:
+            self.stream.end()
+        else:
+            self.stream.admit(self._take)
 
-    async def _session(self, connection: Connection) -> None:
-        running: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
-        try:
-            while (message := await connection.receive()) is not None:
-                for frame in decoded(_FRAMES, message, "frames", self._service.name):
-                    if frame.kind == wire.CALL:
-                        window = asyncio.Semaphore(WINDOW_ITEMS)
-                        task = asyncio.ensure_future(self._run(frame, connection, window))
-                        running[frame.call] = task, window
-                        task.add_done_callback(partial(running.pop, frame.call))
-                    elif frame.kind == wire.CANCEL and frame.call in running:
-                        running[frame.call][0].cancel()
-                    elif frame.kind == wire.TAKEN and frame.call in running:
-                        for _ in range(WINDOW_ITEMS // 2):
-                            running[frame.call][1].release()
-        finally:
-            for task, _ in list(running.values()):
-                task.cancel()
+    def _take(self, message: bytes | bytearray) -> None:
+        for frame in decoded(_FRAMES, message, "frames", self._service.name):
+            if frame.kind == wire.CALL:
+                window = asyncio.Semaphore(WINDOW_ITEMS)
+                task = asyncio.ensure_future(self._run(frame, window))
+                self._running[frame.call] = task, window
+                task.add_done_callback(partial(self._running.pop, frame.call))
+            elif frame.kind == wire.CANCEL and frame.call in self._running:
+                self._running[frame.call][0].cancel()
+            elif frame.kind == wire.TAKEN and frame.call in self._running:
+                for _ in range(WINDOW_ITEMS // 2):
+                    self._running[frame.call][1].release()
 
-    async def _run(self, frame: Frame, connection: Connection, window: asyncio.Semaphore) -> None:
-        name, put = self._service.name, connection.put
+    def _lost(self, why: str) -> None:
+        if why:
+            log.warning("a connection was ended: %s", why)
+        self._late.cancel()
+        self._all.discard(self)
+        for task, _ in self._running.values():
+            task.cancel()
+
+    async def _run(self, frame: Frame, window: asyncio.Semaphore) -> None:
+        name, put = self._service.name, self.stream.put
         call = Call(lambda: put(Frame(frame.call, wire.PROGRESS)))
 
         async def emit(item: bytes) -> None:
@@ -169,13 +145,11 @@ class _Sessions:
 class RpcPeer:
     """The client's end. Connects on first use; a broken stream fails its calls and the next call connects anew."""
 
-    def __init__(self, name: str, address: str, secret: bytes, timeout_s: float, network: RpcNetwork) -> None:
-        self.name, self._network = name, network
-        self._address, self._secret, self._timeout_s = address, secret, timeout_s
+    def __init__(self, name: str, network: RpcNetwork) -> None:
+        self.name, self._network, self._address = name, network, network.addresses[name]
         self._calls: dict[int, asyncio.Queue[Frame | GcoreError]] = {}
         self._ids = itertools.count(1)
         self._connection: Connection | None = None
-        self._reader: asyncio.Task[None] | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
@@ -196,21 +170,16 @@ class RpcPeer:
 
     async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncGenerator[Frame, None]:
         body = _fitting(encode(request), f"a request of {method}", self.name)
-        connection = await self._connected()
+        connection = self._connection or await self._connected()
         number, inbox = next(self._ids), asyncio.Queue[Frame | GcoreError]()
         self._calls[number] = inbox
         connection.put(Frame(number, wire.CALL, method, body))
         done, taken = False, 0
         try:
             while not done:
-                try:
-                    frame = inbox.get_nowait() if not inbox.empty() else await _within(inbox.get(), deadline_s)
-                except TimeoutError:
-                    what = f"no sign of progress for {deadline_s:g} s in {method}"
-                    self._network.expired(self.name, what)
-                    raise DeadlineExceeded(what, where=self.name, todo="run.patience_s says how long") from None
+                frame = inbox.get_nowait() if not inbox.empty() else await self._next(inbox, method, deadline_s)
                 if isinstance(frame, GcoreError):
-                    done = True
+                    done = isinstance(frame, WorkerDied)
                     raise frame
                 if frame.kind == wire.ERROR:
                     done = True
@@ -224,68 +193,78 @@ class RpcPeer:
                         connection.put(Frame(number, wire.TAKEN))
         finally:
             del self._calls[number]
-            if not done and self._connection is connection:
+            if not done:
                 connection.put(Frame(number, wire.CANCEL))
 
+    async def _next(self, inbox: asyncio.Queue[Frame | GcoreError], method: str, deadline_s: float) -> Any:
+        def expire() -> None:
+            what = f"no sign of progress for {deadline_s:g} s in {method}"
+            self._network.expired(self.name, what)
+            inbox.put_nowait(DeadlineExceeded(what, where=self.name, todo="run.patience_s says how long"))
+
+        late = asyncio.get_running_loop().call_later(deadline_s, expire)
+        try:
+            return await inbox.get()
+        finally:
+            late.cancel()
+
     async def _connected(self) -> Connection:
-        if self._connection is None:
-            if self._connecting is None or self._connecting.done():
-                self._connecting = asyncio.ensure_future(self._connect())
-            await asyncio.shield(self._connecting)  # one attempt for all who wait
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.ensure_future(self._connect())
+        await asyncio.shield(self._connecting)  # one attempt for all who wait
         if self._connection is None:
             raise WorkerDied("the connection ended as soon as it was made", where=self.name, process=self.name)
         return self._connection
 
     async def _connect(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                while (connection := await self._greeted()) is None:
+            async with asyncio.timeout(self._network.timeout_s):
+                while not await self._greeted():
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
             raise WorkerDied(f"nobody answers at {self._address}", where=self.name, process=self.name) from None
-        self._connection = connection
-        self._reader = asyncio.ensure_future(self._read(connection))
 
-    async def _greeted(self) -> Connection | None:
-        """None while nobody answers. Raises ContractError when the connection is refused."""
+    async def _greeted(self) -> bool:
+        """Whether anybody answers. Raises ContractError when the connection is refused."""
+        loop, told = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        connect = loop.create_unix_connection if self._address.startswith("unix:") else loop.create_connection
+        made = partial(Connection, told.put_nowait, told.put_nowait, self._network.memory, self._network.traffic)
         try:
-            connect = asyncio.open_unix_connection if self._address.startswith("unix:") else asyncio.open_connection
-            connection = Connection(*await connect(**_parsed(self._address)), self._network.traffic)
+            _, connection = await connect(made, **_parsed(self._address))
         except OSError:
-            return None
-        message = None
+            return False
         try:
-            connection.send(encode(Greeting(self._secret, __version__, sys.executable)))
-            message = await connection.receive(_GREETING_BYTES)
-            refusal = "" if message is None else decoded(_ANSWER, message, "answer to a greeting", self.name)
-            if refusal:
-                message = None
+            connection.send(encode(Greeting(self._network.secret, __version__, sys.executable)))
+            message = await told.get()
+            if isinstance(message, str):  # the connection was lost
+                return False
+            if refusal := decoded(_ANSWER, message, "answer to a greeting", self.name):
                 raise ContractError("refused the connection", where=self.name, why=refusal, process=self.name)
+            if connection.ended:
+                return False
+            connection.admit(self._take)
+            connection.lost, self._connection = self._lost, connection
         finally:
-            if message is None:
-                await connection.close()
-        return None if message is None else connection
+            if self._connection is not connection:
+                connection.end()
+        return True
 
-    async def _read(self, connection: Connection) -> None:
-        why = "the connection ended"
-        try:
-            while (message := await connection.receive()) is not None:
-                for frame in decoded(_FRAMES, message, "frames", self.name):
-                    if frame.call in self._calls:
-                        self._calls[frame.call].put_nowait(frame)
-        except ContractError as error:
-            why = error.what
-        finally:
-            self._connection = None
-            for inbox in self._calls.values():
-                inbox.put_nowait(WorkerDied("the process is gone", where=self.name, why=why, process=self.name))
-            await connection.close()
+    def _take(self, message: bytes | bytearray) -> None:
+        for frame in decoded(_FRAMES, message, "frames", self.name):
+            if frame.call in self._calls:
+                self._calls[frame.call].put_nowait(frame)
+
+    def _lost(self, why: str) -> None:
+        self._connection = None
+        why = why or "the connection ended"
+        for inbox in self._calls.values():
+            inbox.put_nowait(WorkerDied("the process is gone", where=self.name, why=why, process=self.name))
 
     async def close(self) -> None:
-        tasks = [task for task in (self._connecting, self._reader) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            await self._connection.close()
 
 
 def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
@@ -294,17 +273,11 @@ def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
     return msgspec.Raw(body)
 
 
-async def _within(awaitable: Any, timeout_s: float) -> Any:
-    async with asyncio.timeout(timeout_s):
-        return await awaitable
-
-
 def _parsed(address: str) -> dict[str, Any]:
-    """As asyncio's streams take it."""
+    """As event loops take it."""
     scheme, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
-    place = {"path": rest} if scheme == "unix" else {"host": host.strip("[]"), "port": int(port)}
-    return {**place, "limit": wire.READ_BYTES}
+    return {"path": rest} if scheme == "unix" else {"host": host.strip("[]"), "port": int(port)}
 
 
 def check_private(address: str) -> None:
@@ -337,15 +310,11 @@ def check_free(address: str) -> None:
         try:
             probe.bind((host.strip("[]"), int(port)))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise _in_use(address) from error
-            raise
-
-
-def _in_use(address: str) -> AddressError:
-    return AddressError(
-        "the address is in use",
-        where=address,
-        why="another program, or a run that has not ended, listens there",
-        todo="set launcher.config.port to a free port, or leave it out to use unix sockets",
-    )
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise AddressError(
+                "the address is in use",
+                where=address,
+                why="another program, or a run that has not ended, listens there",
+                todo="set launcher.config.port to a free port, or leave it out to use unix sockets",
+            ) from error

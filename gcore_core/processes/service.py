@@ -16,6 +16,7 @@ import msgspec
 from gcore_core.errors import ContractError, GcoreError, WorkerError, error_types
 
 T = TypeVar("T")
+Body = bytes | bytearray | memoryview | msgspec.Raw
 MESSAGE_LIMIT_BYTES = 64 << 20
 PROGRESS_S = 1.0  # a request shows progress no more often; no deadline may be that short
 
@@ -24,7 +25,7 @@ _TEXT_LIMIT = 4000  # characters of one text of an error on the wire
 encode = msgspec.msgpack.Encoder().encode
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview | msgspec.Raw, what: str, where: str) -> T:
+def decoded(decoder: msgspec.msgpack.Decoder[T], body: Body, what: str, where: str) -> T:
     """Raises ContractError, with the path, for bytes that are not what the decoder reads."""
     try:
         return decoder.decode(body)
@@ -39,7 +40,7 @@ class Traffic:
     nbytes: int = 0
     messages: int = 0
 
-    def add(self, message: bytes) -> None:
+    def add(self, message: bytes | bytearray) -> None:
         self.nbytes += len(message)
         self.messages += 1
 
@@ -86,9 +87,7 @@ class Service:
             for call in tuple(self._running):
                 call.progress()
 
-    async def handle(
-        self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Callable[[bytes], Awaitable[None]]
-    ) -> bytes:
+    async def handle(self, method: str, body: Body, call: Call, emit: Callable[[bytes], Awaitable[None]]) -> bytes:
         """Runs one request. Items go to ``emit`` encoded; the encoded reply is returned (an empty one for a stream)."""
         if method == "alive":
             return encode([])  # Nothing

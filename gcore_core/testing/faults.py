@@ -11,12 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-import msgspec
-
 from gcore_core.errors import ContractError, DeadlineExceeded, WorkerDied
 from gcore_core.processes.inline import InlineNetwork
 from gcore_core.processes.messages import SumRequest
-from gcore_core.processes.service import Call, Service
+from gcore_core.processes.service import Body, Call, Service
 
 #: what can become of a message
 FAULTS = ("noticed", "silent", "twice", "late", "overtaken", "kill")
@@ -47,7 +45,7 @@ _life: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", defa
 class LastingService(Service):
     """A service of a process that is not killed: what it starts for a caller is its own, and outlives that caller."""
 
-    async def handle(self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Any) -> bytes:
+    async def handle(self, method: str, body: Body, call: Call, emit: Any) -> bytes:
         _life.set(None)
         return await super().handle(method, body, call, emit)
 
@@ -59,7 +57,7 @@ class MortalService(Service):
         super().__init__(life.name)
         self.life = life
 
-    async def handle(self, method: str, body: bytes | memoryview | msgspec.Raw, call: Call, emit: Any) -> bytes:
+    async def handle(self, method: str, body: Body, call: Call, emit: Any) -> bytes:
         _life.set(self.life)
         work = asyncio.ensure_future(super().handle(method, body, call, emit))
         try:

@@ -17,10 +17,10 @@ from gcore_core import records, weight_transfer
 from gcore_core.errors import ContractError, WorkerDied
 from gcore_core.processes import agent, messages, rpc
 from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, RemoteFailure, Service, Traffic, decoded, encode, from_wire, to_wire
+from gcore_core.processes.service import Call, RemoteFailure, Service, decoded, encode, from_wire, to_wire
 from gcore_core.processes.slabs import StoreSpec
 from gcore_core.processes.spawning import read_spec
-from gcore_core.processes.wire import CALL, Connection, Frame, Greeting
+from gcore_core.processes.wire import CALL, Frame, Greeting, framed
 
 from .drawing import hostile, values
 from .guarding import fuzz, guarded
@@ -182,14 +182,13 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
                 raw = bytearray(sound)
                 for _ in range(draw.randint(1, 6)):
                     raw[draw.randrange(len(raw))] = draw.randrange(256)
-                connection = Connection(*await asyncio.open_unix_connection(f"{directory}/s"), Traffic())
-                connection.send(encode(Greeting(SECRET, rpc.__version__, "-")))
-                connection.send(bytes(raw))
-                connection.send(b"\xc1")  # which msgpack reserves
+                reader, writer = await asyncio.open_unix_connection(f"{directory}/s")
+                greeting = encode(Greeting(SECRET, rpc.__version__, "-"))
+                for message in (greeting, bytes(raw), b"\xc1"):  # which msgpack reserves
+                    writer.write(framed(message))
                 async with asyncio.timeout(10):
-                    while await connection.receive() is not None:
-                        pass
-                await connection.close()
+                    await reader.read()
+                writer.close()
                 asked = records.Ref("n", "2", 0, 0, 0, b"")
                 assert await client.peer("worker.3").call("ref", asked, records.Ref) == asked
         finally:
@@ -198,11 +197,10 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
 
 async def test_a_server_that_answers_garbage_is_an_error_of_its_callers() -> None:
     async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer, Traffic())
-        await connection.receive()
-        connection.send(encode(""))
-        await connection.receive()
-        connection.send(b"\xdd\xff\xff\xff\xff")
+        await reader.read(4096)  # the greeting
+        writer.write(framed(encode("")))
+        await reader.read(4096)
+        writer.write(framed(b"\xdd\xff\xff\xff\xff"))
 
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="gc-") as directory:
         server = await asyncio.start_unix_server(garbage, f"{directory}/s")

@@ -27,8 +27,8 @@ from gcore_core.errors import (
 from gcore_core.processes import rpc
 from gcore_core.processes.insist import insist
 from gcore_core.processes.rpc import WINDOW_ITEMS, RpcNetwork, check_free
-from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service, Traffic, encode
-from gcore_core.processes.wire import CALL, Connection, Frame
+from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service, encode
+from gcore_core.processes.wire import CALL, Frame, framed
 
 SECRET = b"s" * 32
 
@@ -348,12 +348,11 @@ async def test_the_socket_is_reachable_by_nobody_without_the_secret(addresses: d
     """Who calls without a greeting is shown the door, and its call never runs."""
     async with served(addresses) as server:
         reader, writer = await asyncio.open_unix_connection(addresses["worker.3"].removeprefix("unix:"))
-        connection = Connection(reader, writer, Traffic())
-        connection.put(Frame(1, CALL, "hang", msgspec.Raw(encode(Ask(0)))))
+        writer.write(framed(encode([Frame(1, CALL, "hang", msgspec.Raw(encode(Ask(0))))])))
         async with asyncio.timeout(10):
-            assert await connection.receive() is None
+            assert await reader.read() == b""
         assert not server.started.is_set()
-        await connection.close()
+        writer.close()
 
 
 async def test_a_greeting_too_long_ends_the_connection_before_it_is_read(addresses: dict[str, str]) -> None:

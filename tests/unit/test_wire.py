@@ -1,0 +1,73 @@
+"""Messages come out of a stream as they went in, however its bytes are cut."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+import pytest
+
+from gcore_core.errors import ContractError
+from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Traffic
+from gcore_core.processes.wire import GREETING_BYTES, Connection, framed
+
+
+class Heard:
+    """A connection's end, without a socket; it is its own transport."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.messages: list[bytes] = []
+        self.traffic, self.aborted = Traffic(), False
+        self.connection = Connection(self._take, lambda why: None, bytearray(nbytes), self.traffic)
+        self.connection._transport = cast(Any, self)
+
+    def _take(self, message: bytes | bytearray) -> None:
+        self.messages.append(message if isinstance(message, bytes) else bytes(message))
+        if message == b"bad":
+            raise ContractError("malformed")
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def hear(self, data: bytes, draw: random.Random) -> None:
+        """In pieces as a socket may give them: no longer than what they are read into."""
+        while data and not self.aborted:
+            room = self.connection.get_buffer(-1)
+            assert len(room) > 0
+            some = data[: draw.randint(1, min(len(room), len(data)))]
+            room[: len(some)] = some
+            self.connection.buffer_updated(len(some))
+            data = data[len(some) :]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_messages_come_whole_and_in_order_however_the_stream_is_cut(seed: int) -> None:
+    """Some are empty, some longer than what is read at a time, some end where that ends."""
+    draw = random.Random(seed)
+    room = draw.choice([1, 3, 4, 5, 64, 1000])
+    heard = Heard(room)
+    heard.connection.admit(heard._take)
+    lengths = [draw.choice([0, 1, room - 4, room, 10 * room, draw.randint(0, 3000)]) for _ in range(20)]
+    sent = [draw.randbytes(max(0, length)) for length in lengths]
+    heard.hear(b"".join(map(framed, sent)), draw)
+    assert heard.messages == sent
+    assert (heard.traffic.messages, heard.traffic.nbytes) == (20, sum(map(len, sent)))
+
+
+def test_nothing_is_heard_after_a_message_that_was_refused() -> None:
+    heard = Heard(100)
+    heard.hear(framed(b"good") + framed(b"bad") + framed(b"good"), random.Random(0))
+    assert heard.aborted and heard.messages == [b"good", b"bad"]
+
+
+@pytest.mark.parametrize(("admitted", "limit"), [(False, GREETING_BYTES), (True, 2 * MESSAGE_LIMIT_BYTES)])
+def test_no_memory_is_taken_for_a_message_over_the_limit(admitted: bool, limit: int) -> None:
+    heard = Heard(100)
+    if admitted:
+        heard.connection.admit(heard._take)
+    heard.hear((limit + 1).to_bytes(4, "little") + b"x", random.Random(1))
+    assert heard.aborted and heard.messages == []
+    assert not heard.connection._begun
