@@ -1,15 +1,18 @@
-"""Messages come out of a stream as they went in, however its bytes are cut."""
+"""Messages come out of a stream as they went in, however its bytes are cut. Frames written close together share one,
+unless they are long."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gcore_core.errors import ContractError
-from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Traffic
-from gcore_core.processes.wire import GREETING_BYTES, Connection, framed
+from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Traffic, encode
+from gcore_core.processes.wire import GREETING_BYTES, ITEM, JOINED_BYTES, Connection, Frame, framed
 
 
 class Heard:
@@ -17,7 +20,7 @@ class Heard:
 
     def __init__(self, nbytes: int) -> None:
         self.messages: list[bytes] = []
-        self.traffic, self.aborted = Traffic(), False
+        self.traffic, self.aborted, self.written = Traffic(), False, b""
         self.connection = Connection(self._take, lambda why: None, bytearray(nbytes), self.traffic)
         self.connection._transport = cast(Any, self)
 
@@ -25,6 +28,9 @@ class Heard:
         self.messages.append(message if isinstance(message, bytes) else bytes(message))
         if message == b"bad":
             raise ContractError("malformed")
+
+    def write(self, data: bytes) -> None:
+        self.written += data
 
     def is_closing(self) -> bool:
         return self.aborted
@@ -71,3 +77,18 @@ def test_no_memory_is_taken_for_a_message_over_the_limit(admitted: bool, limit: 
     heard.hear((limit + 1).to_bytes(4, "little") + b"x", random.Random(1))
     assert heard.aborted and heard.messages == []
     assert not heard.connection._begun
+
+
+async def test_short_frames_of_a_turn_share_a_message_and_a_long_one_has_its_own_in_the_order_they_were_put() -> None:
+    near, far = Heard(100), Heard(100)
+    lengths = [1, 10, JOINED_BYTES, 10, 10, 3 * JOINED_BYTES, 1]
+    frames = [Frame(n, ITEM, "", msgspec.Raw(encode(bytes(length)))) for n, length in enumerate(lengths)]
+    for frame in frames:
+        near.connection.put(frame)
+    await asyncio.sleep(0)
+    far.connection.admit(far._take)
+    far.hear(near.written, random.Random(0))
+    heard = [msgspec.msgpack.decode(message, type=list[Frame]) for message in far.messages]
+    assert [[frame.call for frame in message] for message in heard] == [[0, 1], [2], [3, 4], [5], [6]]
+    assert [bytes(frame.body) for message in heard for frame in message] == [bytes(frame.body) for frame in frames]
+    assert near.traffic == far.traffic
