@@ -11,7 +11,7 @@ a payload of its own. memory_<a>_over_<b>: peak resident memory of the largest c
 
 time_<size>_inline_single_over_ours: a step that makes 256 records with <size> bytes of payload in all, shows them to a
 reward and trains on them, by one controller that the payload goes through, over ours. That controller is written here,
-over the same RPC, as well as such a design can be: parts of 1 MiB, which measured best, go to the reward while others
+over the same RPC, as well as such a design can be: parts of 128 KiB, which measured best, go to the reward while others
 come in, and its processes are tuned as ours are. It does nothing but move bytes; ours is the whole step. On both sides
 reward and trainer have the payload at hand and do not look at it. time_<size>_read_inline_single_over_ours: they do, in
 both designs, once each, every byte, and the reward checks that they are those that were made.
@@ -156,7 +156,7 @@ def payloads(rounds: int) -> list[Claim]:
 
 # -- one controller that the payload goes through ---------------------------------------------------------------------
 
-PART_BYTES = 1 << 20
+PART_BYTES = 1 << 17
 SENDING = 4  # parts on their way to a worker
 
 
