@@ -78,7 +78,7 @@ class RpcNetwork:
         await asyncio.gather(*(peer.close() for peer in self._peers.values()), return_exceptions=True)
         for server, sessions in self._servers:
             server.close()
-            await asyncio.gather(*(session.stream.close() for session in sessions))
+            await asyncio.gather(*(session.stream.close() for session in sessions), return_exceptions=True)
 
 
 class _Session:
@@ -235,10 +235,9 @@ class RpcPeer:
             return False
         try:
             connection.send(encode(Greeting(self._network.secret, __version__, sys.executable)))
-            message = await told.get()
-            if isinstance(message, str):  # the connection was lost
-                return False
-            if refusal := decoded(_ANSWER, message, "answer to a greeting", self.name):
+            message = await told.get()  # or why the connection was lost
+            refusal = message if isinstance(message, str) else decoded(_ANSWER, message, "greeting", self.name)
+            if refusal:
                 raise ContractError("refused the connection", where=self.name, why=refusal, process=self.name)
             if connection.ended:
                 return False

@@ -385,3 +385,31 @@ async def test_every_class_of_the_tree_travels(kind: type[GcoreError], addresses
         server.service.add("refuse", Ask, refuse)
         with pytest.raises(kind, match="here: no"):
             await peer.call("refuse", Ask(0), Ask)
+
+
+@pytest.mark.parametrize("answer", [b"\xff\xff\xff\x7f", framed(b"\xc1"), framed(encode(7))])
+async def test_an_answer_to_a_greeting_that_is_none_is_told_at_once(answer: bytes, directory: Path) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(4096)
+        writer.write(answer)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(speak, f"{directory}/w")
+    async with server, reached({"worker.3": f"unix:{directory}/w"}) as peer:
+        with pytest.raises(ContractError, match="malformed"):
+            await peer.call("echo", Ask(0), Ask)
+
+
+async def test_who_leaves_instead_of_answering_a_greeting_is_tried_again(directory: Path) -> None:
+    tries = []
+
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tries.append(await reader.read(4096))
+        writer.close()
+
+    server = await asyncio.start_unix_server(leave, f"{directory}/w")
+    async with server, reached({"worker.3": f"unix:{directory}/w"}, timeout_s=1.0) as peer:
+        with pytest.raises(WorkerDied, match="nobody answers at unix:"):
+            await peer.call("echo", Ask(0), Ask)
+    assert len(tries) > 2
