@@ -14,7 +14,7 @@ import itertools
 import logging
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,8 +43,7 @@ WINDOW_ITEMS = 16  # of a stream on their way: its sender waits when its reader 
 GREETING_S = 30.0  # for who connects to say who it is
 _RETRY_S = 0.05  # a peer that starts is reached soon after
 _SOCKET_PATH_LIMIT = 107
-_FRAMES = msgspec.msgpack.Decoder(list[Frame])
-_FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
+_FRAMES, _FAILURE = msgspec.msgpack.Decoder(list[Frame]), msgspec.msgpack.Decoder(RemoteFailure)
 _GREETING, _ANSWER = msgspec.msgpack.Decoder(Greeting), msgspec.msgpack.Decoder(str)
 
 
@@ -68,10 +67,11 @@ class RpcNetwork:
     async def serve(self, name: str, service: Service) -> None:
         """Raises AddressError when the address is taken, too long or not private."""
         address, sessions, loop = self.addresses[name], set[_Session](), asyncio.get_running_loop()
-        check_free(address)
+        check_private(address)
         listen = loop.create_unix_server if address.startswith("unix:") else loop.create_server
-        # all processes of a run may come at once
-        server = await listen(lambda: _Session(service, self, sessions).stream, **_parsed(address), backlog=4096)
+        with _told_in_use(address):
+            # all processes of a run may come at once
+            server = await listen(lambda: _Session(service, self, sessions).stream, **_parsed(address), backlog=4096)
         self._servers.append((server, sessions))
 
     async def close(self) -> None:
@@ -84,9 +84,9 @@ class RpcNetwork:
 class _Session:
     """The server's end of a stream."""
 
-    def __init__(self, service: Service, network: RpcNetwork, all_of_them: set[_Session]) -> None:
+    def __init__(self, service: Service, network: RpcNetwork, sessions: set[_Session]) -> None:
         self.stream = Connection(self._greeted, self._lost, network.memory, network.traffic)
-        self._service, self._secret, self._all = service, network.secret, all_of_them
+        self._service, self._secret, self._all = service, network.secret, sessions
         self._running: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
         self._late = asyncio.get_running_loop().call_later(GREETING_S, self.stream.end)
         self._all.add(self)
@@ -300,20 +300,24 @@ def check_private(address: str) -> None:
 def check_free(address: str) -> None:
     """Raises AddressError when something else listens at the address, or it is too long or not private."""
     check_private(address)
-    scheme, _, rest = address.partition(":")
-    if scheme == "unix":
-        return  # what a worker that was started again has left there, asyncio removes
-    host, _, port = rest.rpartition(":")
-    with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), int(port)))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise AddressError(
-                "the address is in use",
-                where=address,
-                why="another program, or a run that has not ended, listens there",
-                todo="set launcher.config.port to a free port, or leave it out to use unix sockets",
-            ) from error
+    place = _parsed(address)
+    if "port" in place:  # the socket that a worker that was started again has left at a path, asyncio removes
+        family = socket.AF_INET6 if ":" in place["host"] else socket.AF_INET
+        with socket.socket(family) as probe, _told_in_use(address):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((place["host"], place["port"]))
+
+
+@contextlib.contextmanager
+def _told_in_use(address: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise AddressError(
+            "the address is in use",
+            where=address,
+            why="another program, or a run that has not ended, listens there",
+            todo="set launcher.config.port to a free port, or leave it out to use unix sockets",
+        ) from error

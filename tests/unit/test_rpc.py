@@ -336,6 +336,13 @@ async def test_a_port_in_use_says_so_and_what_to_set() -> None:
     assert caught.value.exit_code == 7
 
 
+async def test_a_file_where_the_socket_is_to_be_is_an_address_in_use(directory: Path) -> None:
+    (directory / "w").touch()
+    network = RpcNetwork({"worker.3": f"unix:{directory}/w"}, SECRET)
+    with pytest.raises(AddressError, match="the address is in use"):
+        await network.serve("worker.3", Server().service)
+
+
 @pytest.mark.parametrize(
     "address", ["tcp:0.0.0.0:7000", "tcp:192.168.0.1:7000", "tcp:[::]:7000", "tcp:7000", "http://x"]
 )
