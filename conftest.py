@@ -1,4 +1,6 @@
-"""Tests interrupt what they start, which must not have inherited that interrupts are ignored (as in a script's `&`)."""
+"""Tests interrupt what they start, which must not have inherited that interrupts are ignored (as in
+a script's `&`).
+"""
 
 from __future__ import annotations
 

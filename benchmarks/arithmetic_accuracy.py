@@ -1,12 +1,14 @@
-"""How well a model directory adds: greedy accuracy and share of worked answers, by transformers' own ``generate``.
+"""How well a model directory adds: greedy accuracy and share of worked answers, by transformers'
+own ``generate``.
 
     python benchmarks/arithmetic_accuracy.py MODEL_DIRECTORY [--seed 0]
 
-It knows neither trainer, so it scores both alike: all of recipes/quickstart/heldout.jsonl, whose problems no training
-text contains. An answer is right when the model ended it and its last two characters are the sum. It is worked when
-five totals of two digits stand in it after its first character, whatever that is: the mark ':' was taught, but no
-reward asks for it, and some policies drop it. Greedy answers give the accuracy, samples at temperature 1 the share of
-worked ones.
+It knows neither trainer, so it scores both alike: all of recipes/quickstart/heldout.jsonl, whose
+problems no training text contains. An answer is right when the model ended it and its last two
+characters are the sum. It is worked when
+five totals of two digits stand in it after its first character, whatever that is: the mark ':' was
+taught, but no reward asks for it, and some policies drop it. Greedy answers give the accuracy,
+samples at temperature 1 the share of worked ones.
 """
 
 from __future__ import annotations
@@ -28,11 +30,18 @@ WORKED = re.compile(r".\d{10}")
 SAMPLING = {"temperature": 1.0, "top_k": 0}
 
 
-def answers(model: torch.nn.Module, tokenizer: object, prompts: list[str], sample: bool) -> list[tuple[str, bool]]:
+def answers(
+    model: torch.nn.Module, tokenizer: object, prompts: list[str], sample: bool
+) -> list[tuple[str, bool]]:
     """(text, whether the model ended it) for each prompt; all prompts have the same length."""
     inputs = tokenizer(prompts, return_tensors="pt", return_token_type_ids=False)
     with torch.inference_mode():
-        ids = model.generate(**inputs, do_sample=sample, max_new_tokens=MAX_NEW_TOKENS, **(SAMPLING if sample else {}))
+        ids = model.generate(
+            **inputs,
+            do_sample=sample,
+            max_new_tokens=MAX_NEW_TOKENS,
+            **(SAMPLING if sample else {}),
+        )
     completions = ids[:, inputs["input_ids"].shape[1] :]
     texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
     ended = (completions == tokenizer.eos_token_id).any(dim=1).tolist()
@@ -50,14 +59,20 @@ def score(directory: Path, seed: int) -> dict[str, float]:
     told: dict[str, float] = {}
     for mode in ("greedy", "sampled"):
         found = answers(model, tokenizer, prompts, sample=mode == "sampled")
-        right = [ended and text[-2:] == total for (text, ended), total in zip(found, sums, strict=True)]
+        right = [
+            ended and text[-2:] == total for (text, ended), total in zip(found, sums, strict=True)
+        ]
         told[f"{mode}_accuracy"] = sum(right) / len(right)
-        told[f"{mode}_worked_share"] = sum(WORKED.fullmatch(text) is not None for text, _ in found) / len(found)
+        told[f"{mode}_worked_share"] = sum(
+            WORKED.fullmatch(text) is not None for text, _ in found
+        ) / len(found)
     return told | {"seconds": time.perf_counter() - began_s}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -1,12 +1,14 @@
-"""How even ranks are under each balancer, what planning costs, and whether measured seconds teach the costs.
+"""How even ranks are under each balancer, what planning costs, and whether measured seconds teach
+the costs.
 
     python benchmarks/balance.py [--json] [--check] [--draws 3]
 
-Lengths: ``rl16k`` and ``rl64k`` are long-tailed responses, cut off at 16k and 64k tokens; ``chat`` are answers of up to
-4k. A number is the most burdened rank's cost over the mean, the mean of some draws; the cost of L tokens is
-L + L^2 / (12 x 5120), of a transformer of hidden size 5120. A draw in which one sample alone costs more than the mean
-rank is left out of the claims with a bar, since no assignment helps there; ``floor`` is that sample over the mean.
-Every assignment is checked to hold every sample once.
+Lengths: ``rl16k`` and ``rl64k`` are long-tailed responses, cut off at 16k and 64k tokens; ``chat``
+are answers of up to 4k. A number is the most burdened rank's cost over the mean, the mean of some
+draws; the cost of L tokens is L + L^2 / (12 x 5120), of a transformer of hidden size 5120. A draw
+in which one sample alone costs more than the mean rank is left out of the claims with a bar, since
+no assignment helps there; ``floor`` is that sample over the mean. Every assignment is checked to
+hold every sample once.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ BALANCERS: dict[str, Callable[[], Balancer]] = {
 def samples(kind: str, count: int, seed: int) -> Work:
     lengths = KINDS[kind](np.random.default_rng(seed).standard_normal(count)).astype(np.int64)
     prompt = np.minimum(lengths // 4, 512)
-    return Work(group=np.arange(count) // 8, prompt=prompt, actions=lengths - prompt, extra=np.zeros(count))
+    return Work(
+        group=np.arange(count) // 8, prompt=prompt, actions=lengths - prompt, extra=np.zeros(count)
+    )
 
 
 def most_over_mean(costs: np.ndarray, parts: Sequence[Sequence[int]]) -> float:
@@ -62,7 +66,9 @@ def most_over_mean(costs: np.ndarray, parts: Sequence[Sequence[int]]) -> float:
 
 
 def evenness(draws: int) -> tuple[list[Claim], float, float]:
-    """Claims of every kind, number of ranks and balancer; the worst of the default and of two levels at 512 ranks."""
+    """Claims of every kind, number of ranks and balancer; the worst of the default and of two
+    levels at 512 ranks.
+    """
     claims, worst, worst_two_level = [], 1.0, 1.0
     for kind in KINDS:
         for ranks in RANKS:
@@ -71,18 +77,26 @@ def evenness(draws: int) -> tuple[list[Claim], float, float]:
                 for seed in range(draws):
                     work = samples(kind, ranks * each, seed)
                     costs = Cost(COST).costs(work)
-                    row = {name: most_over_mean(costs, make().split(work, ranks)) for name, make in BALANCERS.items()}
+                    row = {
+                        name: most_over_mean(costs, make().split(work, ranks))
+                        for name, make in BALANCERS.items()
+                    }
                     row["floor"] = max(1.0, float(costs.max() * ranks / costs.sum()))
                     if ranks == RANKS[-1]:
                         placed = assign.two_level(costs, CONTROLLERS, ranks // CONTROLLERS)
                         row["two_level"] = most_over_mean(costs, assign.lists(placed, ranks))
                         row["local_only"] = most_over_mean(costs, local_only(costs, ranks))
                         if row["floor"] == 1.0:
-                            worst, worst_two_level = max(worst, row["default"]), max(worst_two_level, row["two_level"])
+                            worst, worst_two_level = (
+                                max(worst, row["default"]),
+                                max(worst_two_level, row["two_level"]),
+                            )
                     rows.append(row)
                 for name in rows[0]:
                     value = float(np.mean([row[name] for row in rows]))
-                    claims.append(Claim(f"{kind}_{ranks}_ranks_{each}_each_{name}", value, "max / mean"))
+                    claims.append(
+                        Claim(f"{kind}_{ranks}_ranks_{each}_each_{name}", value, "max / mean")
+                    )
     return claims, worst, worst_two_level
 
 
@@ -96,7 +110,9 @@ def local_only(costs: np.ndarray, ranks: int) -> list[list[int]]:
 
 
 def planner_ms(kind: str, rounds: int = 15) -> float:
-    """Least processor time of planning 16,384 samples for 512 ranks: other processes only add to it."""
+    """Least processor time of planning 16,384 samples for 512 ranks: other processes only add to
+    it.
+    """
     work, balancer, found = samples(kind, 16384, 0), Cost(COST), []
     for _ in range(rounds):
         began_s = time.process_time()
@@ -106,7 +122,9 @@ def planner_ms(kind: str, rounds: int = 15) -> float:
 
 
 def lockstep(kind: str, ranks: int = 64) -> dict[str, float]:
-    """What ranks take that wait for each other in every micro-batch, over what they take on average."""
+    """What ranks take that wait for each other in every micro-batch, over what they take on
+    average.
+    """
     work = samples(kind, ranks * 32, 0)
     costs, parts = Cost(COST).costs(work), Cost(COST).split(work, ranks)
     even = micro_batches(work.lengths, costs, parts, BUDGET_TOKENS[kind])
@@ -125,13 +143,18 @@ def first_come(lengths: np.ndarray, items: Sequence[int], budget_tokens: int) ->
 
 def waited(costs: np.ndarray, ranks: Sequence[Sequence[Sequence[int]]]) -> float:
     slots = max(map(len, ranks))
-    table = np.array([[costs[list(slot)].sum() for slot in part] + [0.0] * (slots - len(part)) for part in ranks])
-    most_over_mean(costs, [[i for slot in part for i in slot] for part in ranks])  # every sample once
+    table = np.array(
+        [[costs[list(slot)].sum() for slot in part] + [0.0] * (slots - len(part)) for part in ranks]
+    )
+    most_over_mean(
+        costs, [[i for slot in part for i in slot] for part in ranks]
+    )  # every sample once
     return float(table.max(0).sum() / table.sum(1).mean())
 
 
 def learned(noise: float, steps: int = 60, ranks: int = 8) -> tuple[float, float, float]:
-    """R2, told by the balancer, of seconds that are off by ``noise``; then the truth's imbalance before and after.
+    """R2, told by the balancer, of seconds that are off by ``noise``; then the truth's imbalance
+    before and after.
 
     The machine spends far more on attention than the prior says: a hidden size of 512.
     """
@@ -142,13 +165,17 @@ def learned(noise: float, steps: int = 60, ranks: int = 8) -> tuple[float, float
         work = samples("rl16k", int(draw.integers(6, 24)) * ranks, 1000 + step)
         parts, true = balancer.split(work, ranks), truth.costs(work) * 1e-5
         imbalances.append(most_over_mean(true, parts))
-        seconds = (0.1 + np.array([true[part].sum() for part in parts])) * draw.normal(1, noise, ranks)
+        seconds = (0.1 + np.array([true[part].sum() for part in parts])) * draw.normal(
+            1, noise, ranks
+        )
         r2 = balancer.observe([work.take(part) for part in parts], seconds) or 0.0
     return r2, float(np.mean(imbalances[:5])), float(np.mean(imbalances[-20:]))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=3)
     add_options(parser)
     args = parser.parse_args()
@@ -163,7 +190,10 @@ def main() -> int:
         Claim("learned_max_over_mean_after", after, "max / mean", 1.02, "<="),
     ]
     for kind in KINDS:
-        claims += [Claim(f"{kind}_lockstep_{name}", value, "max / mean") for name, value in lockstep(kind).items()]
+        claims += [
+            Claim(f"{kind}_lockstep_{name}", value, "max / mean")
+            for name, value in lockstep(kind).items()
+        ]
     return publish("balance", [*claims, *even], args, ["gcore-balance", "gcore-core", "numpy"])
 
 

@@ -1,7 +1,9 @@
-"""Engines without G-Core, for engine_overhead.py: ``python bare_engines.py ENGINE`` in the engine's own environment.
+"""Engines without G-Core, for engine_overhead.py: ``python bare_engines.py ENGINE`` in the engine's
+own environment.
 
-Reads one JSON line with what to do, starts the engine, says {"ready": ...}; then for every line "go" samples the batch
-once, by the engine's own loop with log-probs of the sampled tokens, and says {"seconds": ..., "tokens": ...}.
+Reads one JSON line with what to do, starts the engine, says {"ready": ...}; then for every line
+"go" samples the batch once, by the engine's own loop with log-probs of the sampled tokens, and says
+{"seconds": ..., "tokens": ...}.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Any
 
 Sample = Callable[[int], int]  # round -> tokens sampled
 
-if os.environ.get("BARE_ENGINE") == "sglang":  # SGLang's own processes import this module again before anything else
+if (
+    os.environ.get("BARE_ENGINE") == "sglang"
+):  # SGLang's own processes import this module again before anything else
     from gcore_sglang.cpu import stand_in
 
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -23,8 +27,16 @@ if os.environ.get("BARE_ENGINE") == "sglang":  # SGLang's own processes import t
 
 
 def vllm(told: dict[str, Any]) -> Sample:
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "TORCHDYNAMO_DISABLE": "1"}
-    os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    os.environ |= {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     import torch
     from vllm import LLM, SamplingParams
 
@@ -107,7 +119,9 @@ def sglang(told: dict[str, Any]) -> Sample:
 
     def sample(turn: int) -> int:
         parameters = {"temperature": 1.0, "max_new_tokens": told["actions"]}
-        found = made.generate(told["prompts"], [parameters] * len(told["prompts"]), return_logprob=True)
+        found = made.generate(
+            told["prompts"], [parameters] * len(told["prompts"]), return_logprob=True
+        )
         return sum(output["meta_info"]["completion_tokens"] for output in found)
 
     return sample
@@ -122,7 +136,11 @@ def main(engine: str) -> None:
     for turn, _ in enumerate(sys.stdin):
         began_s = time.perf_counter()
         tokens = sample(turn)
-        print(json.dumps({"seconds": time.perf_counter() - began_s, "tokens": tokens}), file=answers, flush=True)
+        print(
+            json.dumps({"seconds": time.perf_counter() - began_s, "tokens": tokens}),
+            file=answers,
+            flush=True,
+        )
     os._exit(0)
 
 

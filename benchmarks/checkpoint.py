@@ -1,21 +1,23 @@
-"""Checkpoints while training goes on, beside checkpoints that training waits for, and torch.save of the same tensors.
+"""Checkpoints while training goes on, beside checkpoints that training waits for, and torch.save of
+the same tensors.
 
     python benchmarks/checkpoint.py [--json] [--check] [--rounds 7] [--sizes 50 200] [--folder DIR]
 
-One rank of the torch trainer (one thread) with a Llama of so many million parameters: weights and AdamW's two moments,
-float32, 12 bytes a parameter. A round, each part after what was written before has reached the disk, and sync and
-torch.save in turn first:
+One rank of the torch trainer (one thread) with a Llama of so many million parameters: weights and
+AdamW's two moments, float32, 12 bytes a parameter. A round, each part after what was written before
+has reached the disk, and sync and torch.save in turn first:
 
 plain: K steps without a save.
 sync: ``save`` and ``commit``: part files, a hash of each, the manifest, all on the disk.
 torch.save: the same tensors into one file, on the disk too, without a hash.
-async: ``begin_save``, then K steps; ``finish_save`` comes between two of them, and ``commit`` runs beside the others.
+async: ``begin_save``, then K steps; ``finish_save`` comes between two of them, and ``commit`` runs
+    beside the others.
 
-K is so large that the writing has time to end. stall: what the training loop waits in ``begin_save`` and
-``finish_save``, and before an update until the state is copied. total cost: the K steps with a save less the K steps
-without, stall included. The first two rounds, which make and warm the staging memory, do not count; ratios of medians
-over the others, with the spread of the middle half. At the end what the last saves wrote is verified, loaded and
-compared bit for bit.
+K is so large that the writing has time to end. stall: what the training loop waits in
+``begin_save`` and ``finish_save``, and before an update until the state is copied. total cost: the
+K steps with a save less the K steps without, stall included. The first two rounds, which make and
+warm the staging memory, do not count; ratios of medians over the others, with the spread of the
+middle half. At the end what the last saves wrote is verified, loaded and compared bit for bit.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ def make_records() -> list[TrainRecord]:
                 "action_mask": np.ones(8, np.uint8),
                 "temperature": np.ones((), np.float32),
             }
-            records.append(TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns))
+            records.append(
+                TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns)
+            )
     return records
 
 
@@ -98,7 +102,9 @@ class Rig:
         save_model(folder / "model", millions)
         config = TorchTrainerConfig(learning_rate=1e-4, threads=1)
         path = {"path": str(folder / "model")}
-        context = WorkerContext(role="policy", model=path, parts={"objective": PolicyGradient()}, steps=10**6)
+        context = WorkerContext(
+            role="policy", model=path, parts={"objective": PolicyGradient()}, steps=10**6
+        )
         self.engine = TorchEngine(config, context)
         self.trainer = SavingTrainer(config, context, self.engine)
         self.checkpoints = Checkpoints(folder)
@@ -116,7 +122,10 @@ class Rig:
 
     def held(self) -> dict[str, int]:
         """Hashes of what the trainer has now."""
-        return {key: xxhash.xxh3_64_intdigest(to_bytes(tensor).data) for key, tensor in self.engine.rows().items()}
+        return {
+            key: xxhash.xxh3_64_intdigest(to_bytes(tensor).data)
+            for key, tensor in self.engine.rows().items()
+        }
 
     def save(self) -> None:
         self.trainer.save(self.checkpoints.begin(self.step) / PART)
@@ -163,7 +172,9 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def measure(millions: int, rounds: int, folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
+def measure(
+    millions: int, rounds: int, folder: Path
+) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Seconds of each part of every round that counts; and steps, bytes."""
     rig = Rig(millions, folder)
     rig.train(2)
@@ -213,7 +224,13 @@ def claims_of(millions: int, found: dict[str, list[float]], facts: dict[str, flo
         Claim(f"async_stall_over_sync_save{size}", stall, ratio, 0.1, "<="),
         Claim(f"async_total_cost_over_sync_save{size}", total, ratio, 0.5 if large else None, "<="),
         Claim(f"save_time_over_torch_save{size}", saving, ratio, 1.3 if large else None, "<="),
-        Claim(f"save_bytes_over_torch_save{size}", facts["bytes"] / facts["torch_bytes"], ratio, 1.3, "<="),
+        Claim(
+            f"save_bytes_over_torch_save{size}",
+            facts["bytes"] / facts["torch_bytes"],
+            ratio,
+            1.3,
+            "<=",
+        ),
         Claim(f"stall_ms{size}", middle["stall"] * 1000, "ms"),
         Claim(f"sync_save_s{size}", middle["sync"], "s"),
         Claim(f"sync_save_s_middle_half{size}", spread(found["sync"]), "s"),
@@ -233,10 +250,18 @@ def spread(values: list[float]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7, help="that count")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[50, 200], help="millions of parameters")
-    parser.add_argument("--folder", type=Path, help="on the disk that is measured; by default that of temporary files")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[50, 200], help="millions of parameters"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="on the disk that is measured; by default that of temporary files",
+    )
     add_options(parser)
     args = parser.parse_args()
     claims: list[Claim] = []

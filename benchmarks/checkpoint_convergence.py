@@ -1,18 +1,20 @@
-"""What asynchronous checkpoints do to learning: the quickstart with saves every step, every tenth and none, and killed.
+"""What asynchronous checkpoints do to learning: the quickstart with saves every step, every tenth
+and none, and killed.
 
     python benchmarks/checkpoint_convergence.py [--json] [--check] [--seeds 0:3] [--steps 120]
 
-A save takes the state while the next step runs. If what it took were not the state of one step, a run that goes on from
-it would learn otherwise. For each seed the quickstart is trained four times from the same weights: without a save; with
-one every tenth step; with one every step; and killed_every_step, which saves every step and has all of its processes
-killed (SIGKILL to the whole process group) as soon as a third, and again when two thirds of its steps are written
-down, each time followed by ``g-core resume``. The order of the four turns with the seed. Accuracy is that of the final
-weights on the held-out problems, greedy, as the run evaluates it itself.
+A save takes the state while the next step runs. If what it took were not the state of one step, a
+run that goes on from it would learn otherwise. For each seed the quickstart is trained four times
+from the same weights: without a save; with one every tenth step; with one every step; and
+killed_every_step, which saves every step and has all of its processes killed (SIGKILL to the whole
+process group) as soon as a third, and again when two thirds of its steps are written down, each
+time followed by ``g-core resume``. The order of the four turns with the seed. Accuracy is that of
+the final weights on the held-out problems, greedy, as the run evaluates it itself.
 
-The bar: for every way of saving, the mean over the seeds lies no further from that without a save than the seeds lie
-from each other (largest less smallest without a save), or than 0.01 where that is more. Seconds go from the
-end of the first step to the end of the last, median over the seeds; of a killed run they hold what it lost and the
-starting again.
+The bar: for every way of saving, the mean over the seeds lies no further from that without a save
+than the seeds lie from each other (largest less smallest without a save), or than 0.01 where that
+is more. Seconds go from the end of the first step to the end of the last, median over the seeds; of
+a killed run they hold what it lost and the starting again.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ from gcore_core.run.making import make_model
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.yaml"
 DISTRIBUTIONS = ["gcore-core", "gcore-torch", "torch", "transformers", "numpy"]
 #: name -> steps between saves, whether it is killed
-WAYS = {"none": (0, False), "every_tenth": (10, False), "every_step": (1, False), "killed_every_step": (1, True)}
+WAYS = {
+    "none": (0, False),
+    "every_tenth": (10, False),
+    "every_step": (1, False),
+    "killed_every_step": (1, True),
+}
 LEAST_SPREAD = 0.01
 WAIT_S = 900.0
 
@@ -50,7 +57,9 @@ class Study:
         self.kills = 0
 
     def run(self, seed: int, way: str) -> tuple[float, float]:
-        """Held-out accuracy of the final weights, and the seconds from its first step to its last."""
+        """Held-out accuracy of the final weights, and the seconds from its first step to its
+        last.
+        """
         every, killed = WAYS[way]
         directory = self._folder / f"{way}-{seed}"
         overrides = [
@@ -62,7 +71,9 @@ class Study:
             f"checkpoint.every={every}",
         ]
         plan = config.load(RECIPE, overrides).config
-        make_model(plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None)
+        make_model(
+            plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None
+        )
         command = ["run", str(RECIPE), *overrides]
         for at in (self._steps // 3, 2 * self._steps // 3) if killed else ():
             self._start(command, directory, at)
@@ -71,7 +82,9 @@ class Study:
         rows = read_metrics(directory)
         if rows[-1]["step"] != self._steps:
             sys.exit(f"{directory} ended at step {rows[-1]['step']} of {self._steps}")
-        return rows[-1]["evaluation"]["greedy/exact"], rows[-1]["time_unix_s"] - rows[1]["time_unix_s"]
+        return rows[-1]["evaluation"]["greedy/exact"], rows[-1]["time_unix_s"] - rows[1][
+            "time_unix_s"
+        ]
 
     def _start(self, words: list[str], directory: Path, kill_at: int | None) -> None:
         """Runs to the end, or kills every process once step ``kill_at`` is written down."""
@@ -82,16 +95,23 @@ class Study:
                 command, env=self._environment, stdout=output, stderr=output, start_new_session=True
             )
             until_s = time.monotonic() + WAIT_S
-            while process.poll() is None and not (kill_at is not None and _steps_done(directory) >= kill_at):
+            while process.poll() is None and not (
+                kill_at is not None and _steps_done(directory) >= kill_at
+            ):
                 if time.monotonic() > until_s:
                     os.killpg(process.pid, signal.SIGKILL)
                     sys.exit(f"{' '.join(words)} did not end; see {log}")
                 time.sleep(0.1)
             if kill_at is None:
                 if process.wait():
-                    sys.exit(f"{' '.join(words)} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+                    sys.exit(
+                        f"{' '.join(words)} ended with "
+                        f"{process.returncode}:\n{log.read_text()[-2000:]}"
+                    )
             elif process.poll() is not None:
-                sys.exit(f"{' '.join(words)} ended before it was killed:\n{log.read_text()[-2000:]}")
+                sys.exit(
+                    f"{' '.join(words)} ended before it was killed:\n{log.read_text()[-2000:]}"
+                )
             else:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -103,15 +123,23 @@ def _steps_done(directory: Path) -> int:
     return metrics.read_bytes().count(b"\n") - 1 if metrics.exists() else 0
 
 
-def claims_of(accuracy: dict[str, list[float]], seconds: dict[str, list[float]], kills: int) -> list[Claim]:
+def claims_of(
+    accuracy: dict[str, list[float]], seconds: dict[str, list[float]], kills: int
+) -> list[Claim]:
     spread = max(max(accuracy["none"]) - min(accuracy["none"]), LEAST_SPREAD)
     mean = {way: statistics.mean(values) for way, values in accuracy.items()}
     apart = {way: abs(mean[way] - mean["none"]) / spread for way in WAYS if way != "none"}
     return [
         *(Claim(f"accuracy_mean_{way}", value, "share, greedy") for way, value in mean.items()),
-        *(Claim(f"accuracy_min_{way}", min(values), "share, greedy", 0.9) for way, values in accuracy.items()),
+        *(
+            Claim(f"accuracy_min_{way}", min(values), "share, greedy", 0.9)
+            for way, values in accuracy.items()
+        ),
         Claim("accuracy_between_seeds", spread, "share, largest less smallest without a save"),
-        *(Claim(f"accuracy_{way}_apart_over_between_seeds", v, "ratio", 1.0, "<=") for way, v in apart.items()),
+        *(
+            Claim(f"accuracy_{way}_apart_over_between_seeds", v, "ratio", 1.0, "<=")
+            for way, v in apart.items()
+        ),
         *(
             Claim(f"seconds_{way}", statistics.median(values), "s, all steps but one")
             for way, values in seconds.items()
@@ -121,7 +149,9 @@ def claims_of(accuracy: dict[str, list[float]], seconds: dict[str, list[float]],
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0:3", help="first:end, default 0:3")
     parser.add_argument("--steps", type=int, default=120)
     add_options(parser)

@@ -1,31 +1,37 @@
-"""What controllers carry, keep and cost: bytes, memory and processor time, as payload and their number grow.
+"""What controllers carry, keep and cost: bytes, memory and processor time, as payload and their
+number grow.
 
-    python benchmarks/controllers.py [--json] [--check] [--controllers 1 4 16 64] [--rounds 2] [--verl-python PYTHON]
+    python benchmarks/controllers.py [--json] [--check] [--controllers 1 4 16 64] [--rounds 2]
+    [--verl-python PYTHON]
 
-Everything of ours is ``g-core run`` with real processes, sockets, controllers, store and pushes; generators, trainers
-and judges are gcore-sim's, which take the protocol's path and spend no time (``time_scale: 0``). The first step of a
-run, which connects and warms memory, is left out; medians of the others, over rounds that take turns.
+Everything of ours is ``g-core run`` with real processes, sockets, controllers, store and pushes;
+generators, trainers and judges are gcore-sim's, which take the protocol's path and spend no time
+(``time_scale: 0``). The first step of a run, which connects and warms memory, is left out; medians
+of the others, over rounds that take turns.
 
-bytes_per_record_<payload>: encoded bytes that all controllers sent and received in a step, over its records, each with
-a payload of its own. memory_<a>_over_<b>: peak resident memory of the largest controller, likewise.
+bytes_per_record_<payload>: encoded bytes that all controllers sent and received in a step, over its
+records, each with a payload of its own. memory_<a>_over_<b>: peak resident memory of the largest
+controller, likewise.
 
-time_<size>_inline_single_over_ours: a step that makes 256 records with <size> bytes of payload in all, shows them to a
-reward and trains on them, by one controller that the payload goes through, over ours. That controller is written here,
-over the same RPC, as well as such a design can be: parts of 128 KiB, which measured best, go to the reward while others
-come in, and its processes are tuned as ours are. It does nothing but move bytes; ours is the whole step. On both sides
-reward and trainer have the payload at hand and do not look at it. time_<size>_read_inline_single_over_ours: they do, in
-both designs, once each, every byte, and the reward checks that they are those that were made.
-verl_time_<size>_over_ours is the same with verl's single controller (verl_controller.py), by its default serialisation;
-verl_numpy_... by its other one. Without a Python that has verl the claims about it are absent, and so is a size whose
-step needs more memory than is left.
+time_<size>_inline_single_over_ours: a step that makes 256 records with <size> bytes of payload in
+all, shows them to a reward and trains on them, by one controller that the payload goes through,
+over ours. That controller is written here,
+over the same RPC, as well as such a design can be: parts of 128 KiB, which measured best, go to the
+reward while others come in, and its processes are tuned as ours are. It does nothing but move
+bytes; ours is the whole step. On both sides reward and trainer have the payload at hand and do not
+look at it. time_<size>_read_inline_single_over_ours: they do, in both designs, once each, every
+byte, and the reward checks that they are those that were made. verl_time_<size>_over_ours is the
+same with verl's single controller (verl_controller.py), by its default serialisation;
+verl_numpy_... by its other one. Without a Python that has verl the claims about it are absent, and
+so is a size whose step needs more memory than is left.
 
-controller_us_per_record_c<N>: user and system microseconds of all N controllers, over records: 8,192 a step, 256
-emulated devices (64 ranks, 192 replicas) in a few processes. header_ms_p99_c<N>: 99th percentile of the time from a
-lease leaving a controller to its records' headers arriving there; generation takes none. controller_messages_c<N>:
-messages of all controllers in a step.
+controller_us_per_record_c<N>: user and system microseconds of all N controllers, over records:
+8,192 a step, 256 emulated devices (64 ranks, 192 replicas) in a few processes. header_ms_p99_c<N>:
+99th percentile of the time from a lease leaving a controller to its records' headers arriving
+there; generation takes none. controller_messages_c<N>: messages of all controllers in a step.
 
-skewed_shard_time_over_even: seconds of a step, on virtual time, with one shard of 8 whose prompts are four times as
-long, over those with every prompt longer, by as much in all.
+skewed_shard_time_over_even: seconds of a step, on virtual time, with one shard of 8 whose prompts
+are four times as long, over those with every prompt longer, by as much in all.
 """
 
 from __future__ import annotations
@@ -72,13 +78,19 @@ Metrics = list[dict[str, float]]  # of each step, from the state before the firs
 
 
 def note(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}  {text}", file=sys.stderr, flush=True)
+    print(
+        f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}  {text}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
-# -- ours -------------------------------------------------------------------------------------------------------------
+# -- ours ------------------------------------------------------------------------------------------
 
 
-def job(shards: int, prompts: int, group: int, *, ranks: int = 4, replicas: int = 4, hosts: int = 4) -> dict[str, Any]:
+def job(
+    shards: int, prompts: int, group: int, *, ranks: int = 4, replicas: int = 4, hosts: int = 4
+) -> dict[str, Any]:
     """A job of emulated backends that spend no time; prompts and answers of 16 tokens."""
     return {
         "run": {"name": "controllers", "steps": STEPS},
@@ -92,7 +104,9 @@ def job(shards: int, prompts: int, group: int, *, ranks: int = 4, replicas: int 
             "policy": {"use": "sim", "slots": ranks, "config": {"time_scale": 0.0}},
             "rollout": {"use": "sim", "slots": replicas, "config": {"time_scale": 0.0}},
         },
-        "rewards": {"judged": {"use": "sim/judge", "timeout_s": 600, "config": {"time_scale": 0.0}}},
+        "rewards": {
+            "judged": {"use": "sim/judge", "timeout_s": 600, "config": {"time_scale": 0.0}}
+        },
     }
 
 
@@ -103,13 +117,22 @@ def ran(plan: dict[str, Any], *command: str) -> Iterator[Path]:
         file, directory = Path(folder) / "job.yaml", Path(folder) / "run"
         file.write_text(json.dumps(plan))
         done = subprocess.run(
-            [sys.executable, "-m", "gcore_core", *(command or ("run",)), str(file), f"run.dir={directory}"],
+            [
+                sys.executable,
+                "-m",
+                "gcore_core",
+                *(command or ("run",)),
+                str(file),
+                f"run.dir={directory}",
+            ],
             capture_output=True,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         if done.returncode:
-            raise SystemExit(f"a run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+            raise SystemExit(
+                f"a run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
+            )
         yield directory
 
 
@@ -123,10 +146,14 @@ def medians(metrics: Metrics, name: str) -> float:
 
 
 def memory_mib(metrics: Metrics) -> float:
-    return max(value for name, value in metrics[-1].items() if name.startswith("memory_mib/controller."))
+    return max(
+        value for name, value in metrics[-1].items() if name.startswith("memory_mib/controller.")
+    )
 
 
-def with_payload(shards: int, prompts: int, group: int, nbytes: int, reads: bool = False) -> Metrics:
+def with_payload(
+    shards: int, prompts: int, group: int, nbytes: int, reads: bool = False
+) -> Metrics:
     plan = job(shards, prompts, group)
     plan["roles"]["rollout"]["config"]["payload"] = {"nbytes": nbytes}
     for reader in (plan["roles"]["policy"], plan["rewards"]["judged"]):
@@ -148,13 +175,16 @@ def payloads(rounds: int) -> list[Claim]:
         memory[name].append(memory_mib(metrics))
     mib = {name: statistics.median(found) for name, found in memory.items()}
     return [
-        *(Claim(f"bytes_per_record_{p}", statistics.median(nbytes[p]), "bytes", 1000, "<=") for p in PAYLOADS),
+        *(
+            Claim(f"bytes_per_record_{p}", statistics.median(nbytes[p]), "bytes", 1000, "<=")
+            for p in PAYLOADS
+        ),
         Claim("memory_100MB_over_50kB", mib["100MB"] / mib["50kB"], "ratio", 1.05, "<="),
         *(Claim(f"controller_memory_{p}", mib[p], "MiB, peak resident") for p in PAYLOADS),
     ]
 
 
-# -- one controller that the payload goes through ---------------------------------------------------------------------
+# -- one controller that the payload goes through --------------------------------------------------
 
 PART_BYTES = 1 << 17
 SENDING = 4  # parts on their way to a worker
@@ -198,7 +228,9 @@ def inline_controller(addresses: dict[str, str], secret: bytes, nbytes: int, tol
         batch: list[bytes] = []
         async with asyncio.TaskGroup() as group:
             scored = []
-            async with contextlib.aclosing(network.peer("producer").stream("make", nbytes, bytes)) as parts:
+            async with contextlib.aclosing(
+                network.peer("producer").stream("make", nbytes, bytes)
+            ) as parts:
                 async for part in parts:
                     batch.append(part)
                     scored.append(group.create_task(give("reward", part)))
@@ -240,9 +272,14 @@ def inline_single(nbytes: int, reads: bool = False) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="inline-") as folder:
         names, secret = ("producer", "reward", "trainer"), os.urandom(32)
         addresses = {name: f"unix:{folder}/{name}" for name in names}
-        processes = [context.Process(target=inline_worker, args=(addresses, secret, name, reads)) for name in names]
+        processes = [
+            context.Process(target=inline_worker, args=(addresses, secret, name, reads))
+            for name in names
+        ]
         here, there = context.Pipe()
-        processes.append(context.Process(target=inline_controller, args=(addresses, secret, nbytes, there)))
+        processes.append(
+            context.Process(target=inline_controller, args=(addresses, secret, nbytes, there))
+        )
         try:
             with tuned():
                 for process in processes:
@@ -256,18 +293,30 @@ def inline_single(nbytes: int, reads: bool = False) -> tuple[float, float]:
     return step_s, peak_mib
 
 
-# -- verl -------------------------------------------------------------------------------------------------------------
+# -- verl ------------------------------------------------------------------------------------------
 
 
 def verl(python: Path, nbytes: int, serialisation: str) -> dict[str, float] | None:
     """What verl_controller.py tells; None where a step would need more memory than there is."""
-    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    if 10 * nbytes + 4e9 > int(free.split()[1]) * 1024:  # measured: 6 x in the driver, the rest in workers and store
+    free = next(
+        line
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable")
+    )
+    if (
+        10 * nbytes + 4e9 > int(free.split()[1]) * 1024
+    ):  # measured: 6 x in the driver, the rest in workers and store
         return None
     own = {"VERL_DATAPROTO_SERIALIZATION_METHOD": serialisation} if serialisation else {}
     with tempfile.TemporaryFile() as errors:
         done = subprocess.run(
-            [str(python), str(Path(__file__).with_name("verl_controller.py")), str(nbytes), str(RECORDS), "2"],
+            [
+                str(python),
+                str(Path(__file__).with_name("verl_controller.py")),
+                str(nbytes),
+                str(RECORDS),
+                "2",
+            ],
             stdout=subprocess.PIPE,
             stderr=errors,
             env={**os.environ, **own},
@@ -276,7 +325,9 @@ def verl(python: Path, nbytes: int, serialisation: str) -> dict[str, float] | No
         lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
         if done.returncode or not lines:
             errors.seek(0)
-            raise SystemExit(f"verl ended with {done.returncode}:\n{errors.read()[-2000:].decode()}")
+            raise SystemExit(
+                f"verl ended with {done.returncode}:\n{errors.read()[-2000:].decode()}"
+            )
     return dict(json.loads(lines[-1]))
 
 
@@ -284,13 +335,18 @@ VERL = {"verl": "", "verl_numpy": "numpy"}
 
 
 def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
-    """The same step by ours, by one controller with payload inline, and by verl; one after the other for each size."""
+    """The same step by ours, by one controller with payload inline, and by verl; one after the
+    other for each size.
+    """
     seconds, memory = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     calls: list[float] = []
     for turn, (name, size) in itertools.product(range(rounds), SIZES.items()):
         note(f"a step of {name}")
         metrics = with_payload(2, RECORDS // 4, 4, size // RECORDS)
-        found = {"ours": (medians(metrics, "seconds/step"), memory_mib(metrics)), "inline": inline_single(size)}
+        found = {
+            "ours": (medians(metrics, "seconds/step"), memory_mib(metrics)),
+            "inline": inline_single(size),
+        }
         if name == READ:
             metrics = with_payload(2, RECORDS // 4, 4, size // RECORDS, reads=True)
             found["ours_read"] = medians(metrics, "seconds/step"), memory_mib(metrics)
@@ -302,16 +358,25 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
         for who, (step_s, peak_mib) in found.items():
             seconds[f"{who}/{name}"].append(step_s)
             memory[f"{who}/{name}"].append(peak_mib)
-        note(", ".join(f"{who} {step_s:.2f} s {peak_mib:.0f} MiB" for who, (step_s, peak_mib) in found.items()))
+        note(
+            ", ".join(
+                f"{who} {step_s:.2f} s {peak_mib:.0f} MiB"
+                for who, (step_s, peak_mib) in found.items()
+            )
+        )
     step_s = {name: statistics.median(values) for name, values in seconds.items()}
     peak_mib = {name: statistics.median(values) for name, values in memory.items()}
     told_claims = []
     for name in SIZES:
-        labels = {"inline": f"time_{name}_inline_single_over_ours"} | {w: f"{w}_time_{name}_over_ours" for w in VERL}
+        labels = {"inline": f"time_{name}_inline_single_over_ours"} | {
+            w: f"{w}_time_{name}_over_ours" for w in VERL
+        }
         for who, label in labels.items():
             if f"{who}/{name}" in step_s:
                 bar = 10.0 if name == "1GB" else None
-                told_claims.append(Claim(label, step_s[f"{who}/{name}"] / step_s[f"ours/{name}"], "ratio", bar))
+                told_claims.append(
+                    Claim(label, step_s[f"{who}/{name}"] / step_s[f"ours/{name}"], "ratio", bar)
+                )
     growth = peak_mib["ours/2GB"] / peak_mib["ours/0.1GB"]
     read = step_s[f"inline_read/{READ}"] / step_s[f"ours_read/{READ}"]
     return [
@@ -319,16 +384,25 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
         Claim(f"time_{READ}_read_inline_single_over_ours", read, "ratio"),
         Claim("memory_2GB_over_0.1GB", growth, "ratio", 1.05, "<="),
         *(Claim(f"step_s_{name.replace('/', '_')}", value, "s") for name, value in step_s.items()),
-        *(Claim(f"peak_mib_{name.replace('/', '_')}", value, "MiB, peak resident") for name, value in peak_mib.items()),
-        *([Claim("ray_actor_call_ms_median", statistics.median(calls) * 1000, "ms")] if calls else []),
+        *(
+            Claim(f"peak_mib_{name.replace('/', '_')}", value, "MiB, peak resident")
+            for name, value in peak_mib.items()
+        ),
+        *(
+            [Claim("ray_actor_call_ms_median", statistics.median(calls) * 1000, "ms")]
+            if calls
+            else []
+        ),
     ]
 
 
-# -- how many controllers ---------------------------------------------------------------------------------------------
+# -- how many controllers --------------------------------------------------------------------------
 
 
 def cpu_s(metrics: dict[str, float]) -> float:
-    return sum(value for name, value in metrics.items() if name.startswith("cpu_seconds/controller."))
+    return sum(
+        value for name, value in metrics.items() if name.startswith("cpu_seconds/controller.")
+    )
 
 
 def numbers(controllers: list[int], rounds: int) -> list[Claim]:
@@ -342,18 +416,34 @@ def numbers(controllers: list[int], rounds: int) -> list[Claim]:
         note(f"{shards} controllers")
         with ran(job(shards, PROMPTS, GROUP, ranks=64, replicas=192)) as directory:
             metrics = metrics_of(directory)
-            trace = [line for line in read_trace(directory) if isinstance(line, Record) and line.step]
-        spent[shards] += [(cpu_s(b) - cpu_s(a)) / records * 1e6 for a, b in itertools.pairwise(metrics[1:])]
+            trace = [
+                line for line in read_trace(directory) if isinstance(line, Record) and line.step
+            ]
+        spent[shards] += [
+            (cpu_s(b) - cpu_s(a)) / records * 1e6 for a, b in itertools.pairwise(metrics[1:])
+        ]
         late[shards].append(float(np.percentile([r.finished_s - r.sent_s for r in trace], 99)))
         messages[shards].append(medians(metrics, "controller/messages"))
         seconds[shards].append(medians(metrics, "seconds/step"))
-        note(f"{shards} controllers: {', '.join(f'{value:.0f}' for value in spent[shards])} us a record")
+        note(
+            f"{shards} controllers: {', '.join(f'{value:.0f}' for value in spent[shards])} us a "
+            "record"
+        )
     cost = {shards: statistics.median(values) for shards, values in spent.items()}
     least = min(controllers)
     return [
-        *(Claim(f"controller_us_per_record_c{n}", cost[n], "microseconds", 150, "<=") for n in controllers),
         *(
-            Claim(f"controller_us_per_record_c{n}_over_c{least}", cost[n] / cost[least], "ratio", 1.2, "<=")
+            Claim(f"controller_us_per_record_c{n}", cost[n], "microseconds", 150, "<=")
+            for n in controllers
+        ),
+        *(
+            Claim(
+                f"controller_us_per_record_c{n}_over_c{least}",
+                cost[n] / cost[least],
+                "ratio",
+                1.2,
+                "<=",
+            )
             for n in controllers[1:]
         ),
         *_each("controller_messages", messages, "messages a step"),
@@ -363,14 +453,19 @@ def numbers(controllers: list[int], rounds: int) -> list[Claim]:
 
 
 def _each(name: str, found: dict[int, list[float]], unit: str, scale: float = 1) -> list[Claim]:
-    return [Claim(f"{name}_c{n}", scale * statistics.median(values), unit) for n, values in found.items()]
+    return [
+        Claim(f"{name}_c{n}", scale * statistics.median(values), unit)
+        for n, values in found.items()
+    ]
 
 
-# -- a shard with more to do ------------------------------------------------------------------------------------------
+# -- a shard with more to do -----------------------------------------------------------------------
 
 
 def emulated_s(change: Callable[[dict[str, Any]], None]) -> float:
-    """Seconds of a step of the emulated cluster: 8 shards, 32 ranks, 64 replicas, answers of about 2,500 tokens."""
+    """Seconds of a step of the emulated cluster: 8 shards, 32 ranks, 64 replicas, answers of about
+    2,500 tokens.
+    """
     plan = job(SKEWED, 128, GROUP, ranks=32, replicas=64)
     plan["balance"] = {"use": "balance/cost"}
     plan["data"]["config"] = {"kind": "rl16k", "prompt_tokens": [512]}
@@ -384,7 +479,9 @@ def emulated_s(change: Callable[[dict[str, Any]], None]) -> float:
 
 def skew() -> list[Claim]:
     note("a shard with longer prompts")
-    as_long = (SKEWED - 1 + FACTOR) / SKEWED  # what every prompt is made, so that there is as much in all
+    as_long = (
+        SKEWED - 1 + FACTOR
+    ) / SKEWED  # what every prompt is made, so that there is as much in all
 
     def skewed(data: dict[str, Any]) -> None:
         data["skew"] = {"shards": SKEWED, "factor": float(FACTOR)}
@@ -392,10 +489,14 @@ def skew() -> list[Claim]:
     def even(data: dict[str, Any]) -> None:
         data["prompt_tokens"] = [round(512 * as_long)]
 
-    return [Claim("skewed_shard_time_over_even", emulated_s(skewed) / emulated_s(even), "ratio", 1.1, "<=")]
+    return [
+        Claim(
+            "skewed_shard_time_over_even", emulated_s(skewed) / emulated_s(even), "ratio", 1.1, "<="
+        )
+    ]
 
 
-# -- all --------------------------------------------------------------------------------------------------------------
+# -- all -------------------------------------------------------------------------------------------
 
 
 def small_things() -> list[Claim]:
@@ -408,11 +509,15 @@ def small_things() -> list[Claim]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--controllers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--verl-python", type=Path, help="an interpreter that has verl")
-    parser.add_argument("--parts", nargs="+", default=["payloads", "sizes", "small", "numbers", "skew"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["payloads", "sizes", "small", "numbers", "skew"]
+    )
     add_options(parser)
     args = parser.parse_args()
     parts: dict[str, Callable[[], list[Claim]]] = {

@@ -1,14 +1,16 @@
-"""The digits recipe: what it learns, at what cost to variety, and how exactly sampler and trainer agree.
+"""The digits recipe: what it learns, at what cost to variety, and how exactly sampler and trainer
+agree.
 
     python benchmarks/digits.py [--json] [--check] [--seeds 0:3]
 
-Each seed is a whole ``g-core run recipes/digits.yaml``; the first one also makes the model, in a cache of its own, so
-its wall time is what a user waits for. Reward, held-out judge and coverage are of 500 images that the final weights
-draw by the deterministic sampler, 50 of each digit. A real image that no training has seen is covered when a drawn one
-of its digit is nearer to it than its fifth nearest real one. path KL is that of the last step's records to the weights
-before reinforcement learning, exact, in nats over all pixels and recorded steps. The replay gap is the largest
-difference between the log-probs of 240 x 9 transitions as they were sampled and as the trainer computes them, first in
-the very batches in which they were sampled, then in other ones.
+Each seed is a whole ``g-core run recipes/digits.yaml``; the first one also makes the model, in a
+cache of its own, so its wall time is what a user waits for. Reward, held-out judge and coverage are
+of 500 images that the final weights draw by the deterministic sampler, 50 of each digit. A real
+image that no training has seen is covered when a drawn one of its digit is nearer to it than its
+fifth nearest real one. path KL is that of the last step's records to the weights before
+reinforcement learning, exact, in nats over all pixels and recorded steps. The replay gap is the
+largest difference between the log-probs of 240 x 9 transitions as they were sampled and as the
+trainer computes them, first in the very batches in which they were sampled, then in other ones.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 from gcore_diffusion import watch
-from gcore_diffusion.config import ClassifierConfig, DiffusionGeneratorConfig, DiffusionTrainerConfig
+from gcore_diffusion.config import (
+    ClassifierConfig,
+    DiffusionGeneratorConfig,
+    DiffusionTrainerConfig,
+)
 from gcore_diffusion.engine import DiffusionEngine
 from gcore_diffusion.generator import DiffusionGenerator
 from gcore_diffusion.kernel import Kernel
@@ -83,16 +89,26 @@ def sampled(generator: DiffusionGenerator, count: int, *, greedy: bool) -> list[
 
 def draw(weights: Path, taught: Path) -> Drawn:
     context = WorkerContext(role="rollout", model={"path": str(weights)})
-    records = sampled(DiffusionGenerator(DiffusionGeneratorConfig(), context), DIGITS * OF_EACH, greedy=True)
+    records = sampled(
+        DiffusionGenerator(DiffusionGeneratorConfig(), context), DIGITS * OF_EACH, greedy=True
+    )
     scored = [
         ScoredRecord(
-            ordinal=0, sample=0, prompt=r.request.prompt, text="", status=r.status, columns=r.columns, media=r.media
+            ordinal=0,
+            sample=0,
+            prompt=r.request.prompt,
+            text="",
+            status=r.status,
+            columns=r.columns,
+            media=r.media,
         )
         for r in records
     ]
 
     def score(**settings: Any) -> float:
-        scorer = Classifier(ClassifierConfig(path=str(taught), **settings), WorkerContext(role="scorer"))
+        scorer = Classifier(
+            ClassifierConfig(path=str(taught), **settings), WorkerContext(role="scorer")
+        )
         return float(np.mean([score.value for score in scorer.score(scored)]))
 
     images = np.stack([record.media["image"] for record in records])
@@ -113,7 +129,9 @@ def replay_gaps(weights: Path) -> tuple[float, float]:
     context = WorkerContext(role="policy", model={"path": str(weights)})
     settings = DiffusionGeneratorConfig()
     records = [
-        TrainRecord(ordinal=r.request.ordinal, sample=0, minibatch=0, columns=r.columns, media=r.media)
+        TrainRecord(
+            ordinal=r.request.ordinal, sample=0, minibatch=0, columns=r.columns, media=r.media
+        )
         for r in sampled(DiffusionGenerator(settings, context), 240, greedy=False)
     ]
 
@@ -129,7 +147,9 @@ def replay_gaps(weights: Path) -> tuple[float, float]:
         return largest
 
     steps = range(len(records[0].columns["steps"]))
-    return gap([[only(record, k) for record in records] for k in steps]), gap([records], budget_rows=7)
+    return gap([[only(record, k) for record in records] for k in steps]), gap(
+        [records], budget_rows=7
+    )
 
 
 def only(record: TrainRecord, k: int) -> TrainRecord:
@@ -153,7 +173,9 @@ def run(seed: int, folder: Path) -> Seed:
     )
     wall_s = time.perf_counter() - began_s
     if done.returncode:
-        sys.exit(f"seed {seed} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
+        sys.exit(
+            f"seed {seed} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
+        )
     last = read_metrics(directory)[-1]["metrics"]
     taught = taught_in(folder)
     return Seed(
@@ -186,7 +208,9 @@ def claims_of(seeds: list[Seed], before: Drawn, gaps: tuple[float, float]) -> li
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0:3", help="first:end, default 0:3")
     add_options(parser)
     args = parser.parse_args()
@@ -196,7 +220,12 @@ def main() -> int:
         folder = Path(temporary)
         seeds = [run(seed, folder) for seed in range(first, end)]
         taught = taught_in(folder)
-        return publish("digits", claims_of(seeds, draw(taught, taught), replay_gaps(taught)), args, DISTRIBUTIONS)
+        return publish(
+            "digits",
+            claims_of(seeds, draw(taught, taught), replay_gaps(taught)),
+            args,
+            DISTRIBUTIONS,
+        )
 
 
 if __name__ == "__main__":

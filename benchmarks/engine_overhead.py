@@ -1,10 +1,13 @@
-"""What the plugin, the worker's shell and RPC add to a generator: tokens per second over the bare engine's own loop.
+"""What the plugin, the worker's shell and RPC add to a generator: tokens per second over the bare
+engine's own loop.
 
-    python benchmarks/engine_overhead.py [--engines torch vllm sglang] [--rounds 7] [--json] [--check]
+    python benchmarks/engine_overhead.py [--engines torch vllm sglang] [--rounds 7] [--json]
+    [--check]
 
-Both sides sample the same prompts from the same random model, with log-probs of the sampled tokens, one engine process
-with one thread each, turn by turn in one run; medians. Ours is a real worker behind a unix socket, from the request to
-the last header. transformers' generate is the bare engine of gcore-torch, whose own decoder it does not use.
+Both sides sample the same prompts from the same random model, with log-probs of the sampled tokens,
+one engine process with one thread each, turn by turn in one run; medians. Ours is a real worker
+behind a unix socket, from the request to the last header. transformers' generate is the bare engine
+of gcore-torch, whose own decoder it does not use.
 """
 
 from __future__ import annotations
@@ -87,7 +90,9 @@ class Bare:
 async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
     """A generator worker with the prompts as its data, alone at a site of its own."""
     count, actions, _ = SIZES[engine]
-    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts(count)))
+    (folder / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": p}) + "\n" for p in prompts(count))
+    )
     job_file = folder / "job.yaml"
     job_file.write_text(
         json.dumps(
@@ -101,11 +106,14 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
                     "rollout": {
                         "use": engine,
                         "follows": "policy",
-                        "config": {"max_new_tokens": actions} | ({"kv_cache_gib": 0.5} if engine == "vllm" else {}),
+                        "config": {"max_new_tokens": actions}
+                        | ({"kv_cache_gib": 0.5} if engine == "vllm" else {}),
                     }
                     | ({} if engine == "torch" else {"python": f"env:{engine}"}),
                 },
-                "rewards": {"length": {"use": "core/function", "config": {"path": __file__, "name": "zero"}}},
+                "rewards": {
+                    "length": {"use": "core/function", "config": {"path": __file__, "name": "zero"}}
+                },
             }
         )
     )
@@ -161,7 +169,9 @@ async def measure(engine: str, rounds: int, model: Path, folder: Path) -> tuple[
     bare = Bare(engine, model)
     try:
         async with worker(engine, model, folder) as peer:
-            found = [(await round_of(peer, engine, turn), bare.round()) for turn in range(rounds + 1)][1:]
+            found = [
+                (await round_of(peer, engine, turn), bare.round()) for turn in range(rounds + 1)
+            ][1:]
     finally:
         bare.close()
     ours, theirs = zip(*found, strict=True)
@@ -190,7 +200,9 @@ def main() -> int:
                 Claim(f"{engine}_tokens_per_second", ours, "tokens/s, one thread"),
                 Claim(f"{engine}_tokens_per_second_bare", bare, "tokens/s, one thread"),
             ]
-    return publish("engine_overhead", claims, args, ["gcore-core", "gcore-torch", "torch", "transformers"])
+    return publish(
+        "engine_overhead", claims, args, ["gcore-core", "gcore-torch", "torch", "transformers"]
+    )
 
 
 if __name__ == "__main__":

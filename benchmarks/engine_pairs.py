@@ -1,10 +1,12 @@
-"""Any trainer with any generator: short runs of the quickstart, each role in the environment of its engine.
+"""Any trainer with any generator: short runs of the quickstart, each role in the environment of its
+engine.
 
     python benchmarks/engine_pairs.py [--pairs vllm:megatron-tp2 ...] [--json] [--check]
 
-Every pair trains the arithmetic policy for a few steps in float32, with a weight push after each, on the machine's
-devices. After every push the trainer's log-probs of the new samples are compared with the generator's. The environments
-are those of `g-core env create`; the libraries in them must be the real ones, installed where pip puts them.
+Every pair trains the arithmetic policy for a few steps in float32, with a weight push after each,
+on the machine's devices. After every push the trainer's log-probs of the new samples are compared
+with the generator's. The environments are those of `g-core env create`; the libraries in them must
+be the real ones, installed where pip puts them.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ TRAINERS = {
 }
 #: One of each kind with each generator; the three ways of Megatron are spread over them.
 ALL = [
-    *(f"{generator}:{trainer}" for generator in GENERATORS for trainer in ("torch", "deepspeed-zero3")),
+    *(
+        f"{generator}:{trainer}"
+        for generator in GENERATORS
+        for trainer in ("torch", "deepspeed-zero3")
+    ),
     "torch:megatron-dp2",
     "vllm:megatron-tp2",
     "sglang:megatron-pp2",
@@ -59,7 +65,10 @@ BAND, SHARE = 5e-4, 0.01
 def interpreter(name: str) -> str:
     """The interpreter of the environment ``name``; ends the benchmark when there is none."""
     told = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "env", "list", "--json"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "gcore_core", "env", "list", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = {row["name"]: row for row in json.loads(told.stdout)}
     if name not in found or found[name]["state"] != "ready":
@@ -79,9 +88,14 @@ print(f"{name} {m.version(name)} {origin}")
 
 
 def library(name: str) -> str:
-    """Distribution, version and module file of an engine; the file is one that the distribution installed."""
+    """Distribution, version and module file of an engine; the file is one that the distribution
+    installed.
+    """
     done = subprocess.run(
-        [interpreter(name), "-c", _REAL, json.dumps(LIBRARIES[name])], capture_output=True, text=True, check=True
+        [interpreter(name), "-c", _REAL, json.dumps(LIBRARIES[name])],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.strip()
 
@@ -90,7 +104,11 @@ def overrides(generator: str, trainer: str) -> list[str]:
     engine = trainer.partition("-")[0]
     small = ["controller.config.prompts=8", "advantage.config.group_size=4", "evaluation.prompts=4"]
     if generator == "sglang":  # some 60 tokens a second on a CPU
-        small = ["controller.config.prompts=4", "advantage.config.group_size=4", "evaluation.prompts=2"]
+        small = [
+            "controller.config.prompts=4",
+            "advantage.config.group_size=4",
+            "evaluation.prompts=2",
+        ]
     pythons = [
         f"roles.{role}.python=env:{name}"
         for role, name in (("rollout", generator), ("policy", engine))
@@ -112,16 +130,22 @@ def overrides(generator: str, trainer: str) -> list[str]:
 
 
 def run_pair(pair: str, folder: Path) -> tuple[RunResult, float]:
-    """What the pair's run says, and its seconds. Raises RuntimeError with the end of its output when it fails."""
+    """What the pair's run says, and its seconds. Raises RuntimeError with the end of its output
+    when it fails.
+    """
     generator, _, trainer = pair.partition(":")
     began_s = time.perf_counter()
-    found = run_recipe(RECIPE, folder / pair.replace(":", "-"), overrides(generator, trainer), LIMIT_S)
+    found = run_recipe(
+        RECIPE, folder / pair.replace(":", "-"), overrides(generator, trainer), LIMIT_S
+    )
     return found, time.perf_counter() - began_s
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Any trainer with any generator.")
-    parser.add_argument("--pairs", nargs="+", default=ALL, metavar="GENERATOR:TRAINER", help="default: all nine")
+    parser.add_argument(
+        "--pairs", nargs="+", default=ALL, metavar="GENERATOR:TRAINER", help="default: all nine"
+    )
     add_options(parser)
     args = parser.parse_args()
     known = [f"{generator}:{trainer}" for generator in GENERATORS for trainer in TRAINERS]
@@ -131,14 +155,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for pair in args.pairs:
             generator, _, trainer = pair.partition(":")
-            libraries = [library(name) for name in (generator, trainer.partition("-")[0]) if name != "torch"]
+            libraries = [
+                library(name) for name in (generator, trainer.partition("-")[0]) if name != "torch"
+            ]
             found, seconds = run_pair(pair, Path(folder))
             print(f"{pair}: {seconds:.0f} s, gaps {found.gaps}", *libraries, file=sys.stderr)
             if found.versions != list(range(STEPS + 1)) or len(found.gaps) != STEPS:
                 raise RuntimeError(f"{pair}: versions {found.versions}")
             claims += [
                 Claim(f"{pair} logprob_gap_max", max(found.gaps), "nats", BAND, "<="),
-                Claim(f"{pair} logprob_gap_share", max(found.shares), "of actions > 1e-4", SHARE, "<="),
+                Claim(
+                    f"{pair} logprob_gap_share", max(found.shares), "of actions > 1e-4", SHARE, "<="
+                ),
                 Claim(f"{pair} seconds", seconds, "s, start included"),
             ]
     return publish("engine_pairs", claims, args, ["gcore-core", "torch", "transformers"])

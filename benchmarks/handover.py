@@ -1,19 +1,24 @@
-"""Handing 64 MB over: one copy into a recycled slab beside a plain copy; written in place; a small call.
+"""Handing 64 MB over: one copy into a recycled slab beside a plain copy; written in place; a small
+call.
 
     python benchmarks/handover.py [--json] [--check] [--rounds 31]
 
-The node agent is a process of its own, reached over a unix socket; this process is a producer and then a reader.
+The node agent is a process of its own, reached over a unix socket; this process is a producer and
+then a reader.
 
-handover_over_memcpy_64MB: ``numpy.copyto`` between two warm buffers over ``StoreWriter.put`` of one array of the same
-size: asking the agent for a slab (one that was freed before, so its pages are warm), the table of columns, the copy,
-its hash, the signature. Every round does both, one after the other, with other bytes each time; medians.
+handover_over_memcpy_64MB: ``numpy.copyto`` between two warm buffers over ``StoreWriter.put`` of one
+    array of the same
+size: asking the agent for a slab (one that was freed before, so its pages are warm), the table of
+columns, the copy, its hash, the signature. Every round does both, one after the other, with other
+bytes each time; medians.
 
-What the reader does is apart, since it runs in another process and at another time: opening the reference, which checks
-the MAC and the stamp in front of the content (reader_verify_ms); nothing is copied. Each round compares all bytes.
+What the reader does is apart, since it runs in another process and at another time: opening the
+reference, which checks the MAC and the stamp in front of the content (reader_verify_ms); nothing is
+copied. Each round compares all bytes.
 
-in_place_notify_ms: asking for room and committing it, for a producer that writes into shared memory itself and hashes
-what it makes while it has it at hand; no byte of the payload is touched. in_place_notify_hashed_ms: the same for one
-that does not, so that commit reads all of it once more.
+in_place_notify_ms: asking for room and committing it, for a producer that writes into shared memory
+itself and hashes what it makes while it has it at hand; no byte of the payload is touched.
+in_place_notify_hashed_ms: the same for one that does not, so that commit reads all of it once more.
 
 rpc_small_call_ms_median: one call after the other to the agent's process, a few bytes each way.
 """
@@ -82,7 +87,9 @@ class Producer:
         del self._found
 
     async def in_place(self) -> None:
-        (await self._writer.reserve(self._step, SHARDS, NBYTES, ("|u1", (NBYTES,)))).commit(self._digest)
+        (await self._writer.reserve(self._step, SHARDS, NBYTES, ("|u1", (NBYTES,)))).commit(
+            self._digest
+        )
 
     async def in_place_hashed(self) -> None:
         (await self._writer.reserve(self._step, SHARDS, NBYTES, ("|u1", (NBYTES,)))).commit()
@@ -114,7 +121,9 @@ async def measure(rounds: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=31)
     add_options(parser)
     args = parser.parse_args()

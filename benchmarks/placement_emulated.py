@@ -1,22 +1,29 @@
-"""Placement policies on 16 emulated devices, through the real supervisor, controllers, shells, drain, sleep and wake.
+"""Placement policies on 16 emulated devices, through the real supervisor, controllers, shells,
+drain, sleep and wake.
 
-    python benchmarks/placement_emulated.py [--json] [--check] [--steps 200] [--processes 2] [--real 24] [--keep DIR]
+    python benchmarks/placement_emulated.py [--json] [--check] [--steps 200] [--processes 2] [--real
+    24] [--keep DIR]
 
-Both roles have an engine on each of the 16 devices (``gcore-sim``: continuous batching that only spends time). Every
-record is judged by one question. In the course of the run answers grow fourfold, verdicts shrink to a third, and the
-chance that a group teaches falls from 0.7 to 0.4; a step takes the 32 lowest groups that do, so every policy consumes
-the same groups. Changing roles takes ``SWAP_S`` seconds, 3% of a step of ``replay``. So that a long run is cheap, an
-engine is the one of placement_sim.py on a smaller scale: a record stands for four of the 64 that a replica has there,
-and a token for ten. It costs in a round what those cost together.
+Both roles have an engine on each of the 16 devices (``gcore-sim``: continuous batching that only
+spends time). Every record is judged by one question. In the course of the run answers grow
+fourfold, verdicts shrink to a third, and the chance that a group teaches falls from 0.7 to 0.4; a
+step takes the 32 lowest groups that do, so every policy consumes the same groups. Changing roles
+takes ``SWAP_S`` seconds, 3% of a step of ``replay``. So that a long run is cheap, an engine is the
+one of placement_sim.py on a smaller scale: a record stands for four of the 64 that a replica has
+there, and a token for ten. It costs in a round what those cost together.
 
-All policies run on virtual time: one process, real messages, nobody waits for the emulated seconds. ``replay`` and
-``colocated`` run for ``--real`` more steps in processes of their own (``sim/crowd``, sockets, a twentieth of the time),
-to see that it makes no difference. Fixed splits: the simulator tries all 15 and the best three are run.
+All policies run on virtual time: one process, real messages, nobody waits for the emulated seconds.
+``replay`` and ``colocated`` run for ``--real`` more steps in processes of their own (``sim/crowd``,
+sockets, a twentieth of the time), to see that it makes no difference. Fixed splits: the simulator
+tries all 15 and the best three are run.
 
 ``replay_throughput_over_colocated``: trained records per second of whole steps, generation to push.
-``replay_time_over_best_fixed``: seconds of whole steps over those of the fixed split that turned out best.
-``simulator_error_max``: largest |predicted / ran - 1| of a policy's mean rollout, predicted from the lengths alone.
-``monitoring_share``: seconds that the lead tells, hears and decides, over the emulated seconds of a step. Processor
+``replay_time_over_best_fixed``: seconds of whole steps over those of the fixed split that turned
+out best.
+``simulator_error_max``: largest |predicted / ran - 1| of a policy's mean rollout, predicted from
+the lengths alone.
+``monitoring_share``: seconds that the lead tells, hears and decides, over the emulated seconds of a
+step. Processor
 seconds do not shrink with emulated time: they are told as they are.
 """
 
@@ -108,11 +115,17 @@ def job(placement: Mapping[str, Any], steps: int, scale: float) -> dict[str, Any
         "objective": {"use": "sim"},
         "filter": {"use": "core/varied"},
         "roles": {
-            "policy": {"use": "sim", "slots": DEVICES, "config": {"token_s": 1.0e-3, "time_scale": scale}},
+            "policy": {
+                "use": "sim",
+                "slots": DEVICES,
+                "config": {"token_s": 1.0e-3, "time_scale": scale},
+            },
             "rollout": role,
             "judge": role,
         },
-        "rewards": {"judged": {"use": "sim/asks", "role": "judge", "config": {"instructions": INSTRUCTIONS}}},
+        "rewards": {
+            "judged": {"use": "sim/asks", "role": "judge", "config": {"instructions": INSTRUCTIONS}}
+        },
         "placement": dict(placement),
     }
 
@@ -122,13 +135,18 @@ def placements(splits: Sequence[int]) -> dict[str, dict[str, Any]]:
         "replay": {"use": "placement/replay"},
         "colocated": {"use": "placement/colocated"},
         "utilisation": {"use": "placement/utilisation"},
-        **{f"split_{cells}": {"use": "placement/split", "config": {"cells": cells}} for cells in splits},
+        **{
+            f"split_{cells}": {"use": "placement/split", "config": {"cells": cells}}
+            for cells in splits
+        },
     }
 
 
 @dataclass(frozen=True)
 class Ordinals:
-    """The lengths of the run itself, by ordinal: a step begins where the one before ended, whoever placed it."""
+    """The lengths of the run itself, by ordinal: a step begins where the one before ended, whoever
+    placed it.
+    """
 
     steps: int
 
@@ -161,14 +179,22 @@ def _dataset(steps: int) -> SimPrompts:
 
 @lru_cache(maxsize=1 << 20)
 def _lengths(steps: int, ordinal: int) -> tuple[list[int], list[int], bool]:
-    """(tokens of each answer, of each verdict, whether the group teaches), as the engines draw them."""
+    """(tokens of each answer, of each verdict, whether the group teaches), as the engines draw
+    them.
+    """
     turn, row = row_of(ordinal, ROWS, SEED)
     told = _dataset(steps)[row].fields
     answers = AnswerLengths(told["answer_median"], told["answer_sigma"], told["answer_limit"])
     verdicts = AnswerLengths(told["verdict_median"], told["verdict_sigma"], told["verdict_limit"])
     drawn = [answers.draw(sample_seed(SEED, ordinal, turn, s)) for s in range(SAMPLES)]
-    asked = [verdicts.draw(sample_seed(sample_seed(0, ordinal, 0, s), 0, 0, 0)) for s in range(SAMPLES)]
-    return [min(n, answers.limit) for n in drawn], [min(n, verdicts.limit) for n in asked], told["teaches"]
+    asked = [
+        verdicts.draw(sample_seed(sample_seed(0, ordinal, 0, s), 0, 0, 0)) for s in range(SAMPLES)
+    ]
+    return (
+        [min(n, answers.limit) for n in drawn],
+        [min(n, verdicts.limit) for n in asked],
+        told["teaches"],
+    )
 
 
 def predicted(steps: int) -> dict[str, tuple[float, float]]:
@@ -180,7 +206,12 @@ def predicted(steps: int) -> dict[str, tuple[float, float]]:
         **{f"split_{n}": FixedSplit(SplitConfig(cells=n)) for n in range(1, DEVICES)},
     }
     cluster = Cluster(
-        devices=DEVICES, size=1, needed=GROUPS, switch_s=SWAP_S, shards=SHARDS, profiles=(PROFILE, PROFILE)
+        devices=DEVICES,
+        size=1,
+        needed=GROUPS,
+        switch_s=SWAP_S,
+        shards=SHARDS,
+        profiles=(PROFILE, PROFILE),
     )
     rows = list(simulate(cluster, Ordinals(steps), policies, steps, SEED))
     found = {}
@@ -188,7 +219,11 @@ def predicted(steps: int) -> dict[str, tuple[float, float]]:
         own = [row for row in rows if row.policy == name]
         found[name] = (
             float(np.mean([row.seconds for row in own])),
-            float(np.average([sum(row.idle.values()) for row in own], weights=[row.seconds for row in own])),
+            float(
+                np.average(
+                    [sum(row.idle.values()) for row in own], weights=[row.seconds for row in own]
+                )
+            ),
         )
     return found
 
@@ -209,10 +244,19 @@ class Ran:
     off: float  # mean |predicted / measured - 1| of the policy's own predictions
 
 
-def run(directory: Path, placement: Mapping[str, Any], steps: int, verb: Sequence[str], scale: float) -> Ran:
+def run(
+    directory: Path, placement: Mapping[str, Any], steps: int, verb: Sequence[str], scale: float
+) -> Ran:
     directory.mkdir(parents=True)
     (directory / "job.yaml").write_text(json.dumps(job(placement, steps, scale)))
-    words = [sys.executable, "-m", "gcore_core", *verb, str(directory / "job.yaml"), f"run.dir={directory / 'run'}"]
+    words = [
+        sys.executable,
+        "-m",
+        "gcore_core",
+        *verb,
+        str(directory / "job.yaml"),
+        f"run.dir={directory / 'run'}",
+    ]
     done = subprocess.run(words, capture_output=True, text=True, cwd=directory)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
@@ -220,11 +264,16 @@ def run(directory: Path, placement: Mapping[str, Any], steps: int, verb: Sequenc
 
 
 def read(directory: Path, steps: int, scale: float) -> Ran:
-    reports = [json.loads(line)["metrics"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    reports = [
+        json.loads(line)["metrics"]
+        for line in (directory / "metrics.jsonl").read_text().splitlines()
+    ]
     own = [metrics for metrics in reports if "seconds/step" in metrics]
     _, outcomes = journal.read(directory)
     if len(own) != steps or len(outcomes) != steps:
-        raise RuntimeError(f"{directory}: {len(own)} steps and {len(outcomes)} outcomes instead of {steps}")
+        raise RuntimeError(
+            f"{directory}: {len(own)} steps and {len(outcomes)} outcomes instead of {steps}"
+        )
     told = list(outcomes.values())
     causes: dict[str, float] = {}
     for outcome in told:
@@ -233,13 +282,19 @@ def read(directory: Path, steps: int, scale: float) -> Ran:
                 causes[cause] = causes.get(cause, 0.0) + seconds
     total = sum(causes.values())
     rollout_s = np.array([outcome.measured_s for outcome in told])
-    off = [m["placement/predicted_over_measured"] for m in own if "placement/predicted_over_measured" in m]
+    off = [
+        m["placement/predicted_over_measured"]
+        for m in own
+        if "placement/predicted_over_measured" in m
+    ]
     return Ran(
         steps=steps,
         trained=sum(metrics["groups/trained"] for metrics in own) * SAMPLES,
         step_s=float(np.mean([metrics["seconds/step"] for metrics in own])) / scale,
         rollout_s=float(rollout_s.mean()) / scale,
-        idle=float(np.average([sum(costs.idle(outcome).values()) for outcome in told], weights=rollout_s)),
+        idle=float(
+            np.average([sum(costs.idle(outcome).values()) for outcome in told], weights=rollout_s)
+        ),
         moved=sum(outcome.moved for outcome in told),
         monitoring_s=float(np.mean([outcome.monitoring_s for outcome in told])),
         consumed=json.loads((directory / "position.json").read_text())["next_ordinal"],
@@ -252,12 +307,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--real", type=int, default=24, help="steps of the two runs in real processes; 0: none")
+    parser.add_argument(
+        "--real", type=int, default=24, help="steps of the two runs in real processes; 0: none"
+    )
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     parser.add_argument("--keep", type=Path, help="leave the runs here")
     args = parser.parse_args()
     told = predicted(args.steps)
-    fixed = sorted((name for name in told if name.startswith("split_")), key=lambda name: told[name][0])[:3]
+    fixed = sorted(
+        (name for name in told if name.startswith("split_")), key=lambda name: told[name][0]
+    )[:3]
     chosen = placements([int(name.removeprefix("split_")) for name in fixed])
     with tempfile.TemporaryDirectory() as temporary:
         at = (args.keep or Path(temporary)).absolute()
@@ -274,19 +333,27 @@ def main() -> int:
     claims = claims_of(ran, told, fixed)
     for name, own in real.items():
         claims.append(Claim(f"real_{name}_step_s", own.step_s, "emulated s"))
-        claims.append(Claim(f"real_over_virtual_{name}", own.step_s / virtual[name].step_s, "times"))
+        claims.append(
+            Claim(f"real_over_virtual_{name}", own.step_s / virtual[name].step_s, "times")
+        )
     if real:
         ratio = real["colocated"].step_s / real["replay"].step_s
         claims.append(Claim("real_replay_throughput_over_colocated", ratio, "times"))
     return publish(
-        "placement_emulated", claims, args,
+        "placement_emulated",
+        claims,
+        args,
         ["gcore-core", "gcore-placement", "gcore-queueing", "gcore-sim", "numba", "numpy"],
-    )  # fmt: skip
+    )
 
 
-def claims_of(ran: Mapping[str, Ran], told: Mapping[str, tuple[float, float]], fixed: Sequence[str]) -> list[Claim]:
+def claims_of(
+    ran: Mapping[str, Ran], told: Mapping[str, tuple[float, float]], fixed: Sequence[str]
+) -> list[Claim]:
     if len({(own.consumed, own.trained) for own in ran.values()}) != 1:
-        raise RuntimeError(f"policies consumed different groups: { {n: o.consumed for n, o in ran.items()} }")
+        raise RuntimeError(
+            f"policies consumed different groups: { {n: o.consumed for n, o in ran.items()} }"
+        )
     if not ran["replay"].moved or any(ran[name].moved for name in fixed):
         raise RuntimeError("replay must move devices, and a fixed split none")
     speed = {name: own.trained / (own.step_s * own.steps) for name, own in ran.items()}
@@ -294,12 +361,16 @@ def claims_of(ran: Mapping[str, Ran], told: Mapping[str, tuple[float, float]], f
     errors = {name: told[name][0] / own.rollout_s - 1 for name, own in ran.items()}
     replay = ran["replay"]
     claims = [
-        Claim("replay_throughput_over_colocated", speed["replay"] / speed["colocated"], "times", 1.15),
+        Claim(
+            "replay_throughput_over_colocated", speed["replay"] / speed["colocated"], "times", 1.15
+        ),
         Claim("replay_time_over_best_fixed", replay.step_s / best, "times", 1.10, "<="),
         Claim("simulator_error_max", max(map(abs, errors.values())), "of the rollout", 0.10, "<="),
         Claim("monitoring_share", replay.monitoring_s / replay.step_s, "of a step", 0.005, "<="),
         Claim("swap_share_of_step", SWAP_S / replay.step_s, "of a step"),
-        Claim("replay_rollout_over_colocated", ran["colocated"].rollout_s / replay.rollout_s, "times"),
+        Claim(
+            "replay_rollout_over_colocated", ran["colocated"].rollout_s / replay.rollout_s, "times"
+        ),
         Claim("replay_own_prediction_error", replay.off, "of the rollout"),
         Claim("records_trained", replay.trained, "of every policy"),
         Claim("groups_consumed", replay.consumed, "by every policy"),
@@ -314,7 +385,10 @@ def claims_of(ran: Mapping[str, Ran], told: Mapping[str, tuple[float, float]], f
             Claim(f"{name}_moved_cells", own.moved / own.steps, "a step"),
             Claim(f"{name}_monitoring_s", own.monitoring_s, "processor s a step"),
         ]
-        claims += [Claim(f"{name}: {cause}", share, "of device time") for cause, share in sorted(own.causes.items())]
+        claims += [
+            Claim(f"{name}: {cause}", share, "of device time")
+            for cause, share in sorted(own.causes.items())
+        ]
     claims.append(Claim("oracle_rollout_predicted_s", told[ORACLE][0], "emulated s"))
     return claims
 

@@ -1,4 +1,5 @@
-"""Draws the pictures of docs/placement.md: a long drift, growing clusters, the price of changing roles.
+"""Draws the pictures of docs/placement.md: a long drift, growing clusters, the price of changing
+roles.
 
 python benchmarks/placement_plots.py [DIRECTORY, docs]
 """
@@ -32,14 +33,23 @@ def policies() -> dict[str, PlacementPolicy]:
     }
 
 
-def mean_excess(cluster: Cluster, made: dict[str, PlacementPolicy], steps: int = 18) -> dict[str, float]:
+def mean_excess(
+    cluster: Cluster, made: dict[str, PlacementPolicy], steps: int = 18
+) -> dict[str, float]:
     rows = list(simulate(cluster, Published(name="drift", steps=steps), made, steps, seed=7))
-    return {name: 100 * float(np.mean([r.excess for r in rows if r.policy == name and r.step >= 3])) for name in made}
+    return {
+        name: 100 * float(np.mean([r.excess for r in rows if r.policy == name and r.step >= 3]))
+        for name in made
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs"
+    )
     directory = parser.parse_args().directory
 
     steps, made = 60, policies()
@@ -55,7 +65,12 @@ def main() -> None:
     for name in policies():
         axes[0].plot(sizes, [values[name] for values in grown], marker="o", label=name)
         axes[1].plot(prices, [values[name] for values in paid], marker="o", label=name)
-    axes[0].set(title="drift, by the number of devices", xlabel="devices", xscale="log", ylabel="over the oracle, %")
+    axes[0].set(
+        title="drift, by the number of devices",
+        xlabel="devices",
+        xscale="log",
+        ylabel="over the oracle, %",
+    )
     axes[1].set(title="drift, 128 devices, by what changing roles takes", xlabel="seconds")
     axes[0].set_xticks(sizes, labels=list(map(str, sizes)))
     axes[0].minorticks_off()

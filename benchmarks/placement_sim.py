@@ -1,17 +1,22 @@
-"""What placement policies cost against the best fixed split of each step, on a simulated cluster of 512 devices.
+"""What placement policies cost against the best fixed split of each step, on a simulated cluster of
+512 devices.
 
-    python benchmarks/placement_sim.py [--json] [--check] [--seeds 100:110] [--devices 512,64,4096] [--processes 2]
+    python benchmarks/placement_sim.py [--json] [--check] [--seeds 100:110] [--devices 512,64,4096]
+    [--processes 2]
 
-The policies are the objects that decide in a run. Workloads ``bursty``, ``drift`` and ``judge-heavy``, 18 steps of
-each, of which the first three, a cold start for those that learn, are left out; what they would add is told beside.
-Excess: seconds of generation and judging over those of the oracle, which is the best fixed split of that very step,
-searched with the true lengths and without cost of changing. All policies have the same groups and the same rule of
-oversampling. Mean and 95th percentile are over all steps of all workloads and seeds. Settings were tuned on seeds
-below 100. 64 and 4,096 devices: fewer seeds.
+The policies are the objects that decide in a run. Workloads ``bursty``, ``drift`` and
+``judge-heavy``, 18 steps of each, of which the first three, a cold start for those that learn, are
+left out; what they would add is told beside.
+Excess: seconds of generation and judging over those of the oracle, which is the best fixed split of
+that very step, searched with the true lengths and without cost of changing. All policies have the
+same groups and the same rule of oversampling. Mean and 95th percentile are over all steps of all
+workloads and seeds. Settings were tuned on seeds below 100. 64 and 4,096 devices: fewer seeds.
 
-``decision_share_of_step``: processor seconds of deciding over the simulated seconds of a step, training and all.
-``issued_over_known_keep_rate``: groups that the rule of oversampling issues on drift over those that it issues when it
-is told the chance of every step, same margin; a stalled step takes 15% longer than that one.
+``decision_share_of_step``: processor seconds of deciding over the simulated seconds of a step,
+training and all.
+``issued_over_known_keep_rate``: groups that the rule of oversampling issues on drift over those
+that it issues when it is told the chance of every step, same margin; a stalled step takes 15%
+longer than that one.
 """
 
 from __future__ import annotations
@@ -62,45 +67,88 @@ def cluster_of(devices: int) -> Cluster:
 
 def rows_of(job: tuple[int, str, int]) -> list[Row]:
     devices, workload, seed = job
-    list(simulate(cluster_of(16), Published(name=workload, steps=2), policies(), 2, seed))  # compiles
+    list(
+        simulate(cluster_of(16), Published(name=workload, steps=2), policies(), 2, seed)
+    )  # compiles
     balancer = Cost(CostConfig(hidden_size=5120))
     made = Published(name=workload, steps=STEPS)
     return list(simulate(cluster_of(devices), made, policies(), STEPS, seed, balancer))
 
 
-def claims_of(devices: int, jobs: Sequence[tuple[int, str, int]], found: Sequence[Sequence[Row]]) -> list[Claim]:
-    """Of every policy and, for 512 devices, of every workload; the best fixed share is chosen for each run."""
+def claims_of(
+    devices: int, jobs: Sequence[tuple[int, str, int]], found: Sequence[Sequence[Row]]
+) -> list[Claim]:
+    """Of every policy and, for 512 devices, of every workload; the best fixed share is chosen for
+    each run.
+    """
     claims = []
     runs = {job: rows for job, rows in zip(jobs, found, strict=True) if job[0] == devices}
 
     def excess(name: str, workload: str = "", cold: int = COLD) -> np.ndarray:
         return np.array(
-            [r.excess for job, rows in runs.items() for r in rows
-             if r.policy == name and r.step >= cold and workload in ("", job[1])]
-        )  # fmt: skip
+            [
+                r.excess
+                for job, rows in runs.items()
+                for r in rows
+                if r.policy == name and r.step >= cold and workload in ("", job[1])
+            ]
+        )
 
     names = [name for name in policies() if name != "replay"]
     for name in ("replay", *names):
         bars = (0.03, 0.08) if (name, devices) == ("replay", 512) else (None, None)
         values = excess(name)
-        claims.append(Claim(f"{name}_mean_excess_{devices}", float(values.mean()), "of the oracle", bars[0], "<="))
         claims.append(
-            Claim(f"{name}_p95_excess_{devices}", float(np.quantile(values, 0.95)), "of the oracle", bars[1], "<=")
+            Claim(
+                f"{name}_mean_excess_{devices}",
+                float(values.mean()),
+                "of the oracle",
+                bars[0],
+                "<=",
+            )
+        )
+        claims.append(
+            Claim(
+                f"{name}_p95_excess_{devices}",
+                float(np.quantile(values, 0.95)),
+                "of the oracle",
+                bars[1],
+                "<=",
+            )
         )
     best = []
     for rows in runs.values():
-        own = [[r.excess for r in rows if r.policy == f"split_{share:g}" and r.step >= COLD] for share in SHARES]
+        own = [
+            [r.excess for r in rows if r.policy == f"split_{share:g}" and r.step >= COLD]
+            for share in SHARES
+        ]
         best += min(own, key=lambda values: float(np.mean(values)))
-    claims.append(Claim(f"best_split_of_each_run_mean_excess_{devices}", float(np.mean(best)), "of the oracle"))
+    claims.append(
+        Claim(
+            f"best_split_of_each_run_mean_excess_{devices}", float(np.mean(best)), "of the oracle"
+        )
+    )
     bounds = [r.seconds / r.bound_s for rows in runs.values() for r in rows if r.policy == ORACLE]
     claims.append(Claim(f"oracle_over_lower_bound_{devices}", float(np.mean(bounds)), "times"))
     if devices == 512:
         for workload, name in product(WORKLOADS, ("replay", *names)):
             values = excess(name, workload)
-            claims.append(Claim(f"{workload}_{name}_mean_excess_512", float(values.mean()), "of the oracle"))
-            claims.append(Claim(f"{workload}_{name}_p95_excess_512", float(np.quantile(values, 0.95)), "of the oracle"))
+            claims.append(
+                Claim(f"{workload}_{name}_mean_excess_512", float(values.mean()), "of the oracle")
+            )
+            claims.append(
+                Claim(
+                    f"{workload}_{name}_p95_excess_512",
+                    float(np.quantile(values, 0.95)),
+                    "of the oracle",
+                )
+            )
         claims.append(
-            Claim("replay_mean_excess_with_start_512", float(excess("replay", cold=0).mean()), "of the oracle")
+            Claim(
+                "replay_mean_excess_with_start_512",
+                float(excess("replay", cold=0).mean()),
+                "of the oracle",
+            )
         )
         own = [r for rows in runs.values() for r in rows if r.policy == "replay" and r.step >= 1]
         share = sum(r.decision_s for r in own) / sum(r.seconds + r.train_s for r in own)
@@ -108,7 +156,9 @@ def claims_of(devices: int, jobs: Sequence[tuple[int, str, int]], found: Sequenc
         errors = [abs(r.predicted_s / r.seconds - 1) for r in own if r.predicted_s is not None]
         claims.append(Claim("replay_prediction_error", float(np.mean(errors)), "of the step after"))
         for name in ("replay", "oracle", "utilisation_busy", "colocated", "coresident"):
-            idle = [sum(r.idle.values()) for rows in runs.values() for r in rows if r.policy == name]
+            idle = [
+                sum(r.idle.values()) for rows in runs.values() for r in rows if r.policy == name
+            ]
             claims.append(Claim(f"{name}_idle_512", float(np.mean(idle)), "of replica-seconds"))
     return claims
 
@@ -139,7 +189,9 @@ def sampling(seeds: Sequence[int]) -> list[Claim]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="100:110", metavar="A:B", help="from A to below B")
     parser.add_argument("--devices", default="512,64,4096")
     parser.add_argument("--processes", type=int, default=2)

@@ -44,7 +44,12 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     ),
     "a duplicate is taken": (Ledger, "finished", " or header.sample in group.records", ""),
     "one reward is enough": (Ledger, "scored", "if names <= header", "if True or names <= header"),
-    "a later reward replaces an earlier": (Ledger, "scored", "{**header.rewards, **score.values}", "score.values"),
+    "a later reward replaces an earlier": (
+        Ledger,
+        "scored",
+        "{**header.rewards, **score.values}",
+        "score.values",
+    ),
     "a score counts twice": (
         Ledger,
         "_has_score",
@@ -58,7 +63,12 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "len(group.records) == self._samples",
     ),
     "the step ends one too late": (Ledger, "close", "if ordinal >= end", "if ordinal > end"),
-    "the next step begins one too late": (Ledger, "close", "self.next_ordinal = end", "self.next_ordinal = end + 1"),
+    "the next step begins one too late": (
+        Ledger,
+        "close",
+        "self.next_ordinal = end",
+        "self.next_ordinal = end + 1",
+    ),
     "carried groups stay settled": (
         Ledger,
         "close",
@@ -72,7 +82,12 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "verdicts = dict(self._verdicts)",
     ),
     "the first that finish are taken": (Quota, "close", "teach = sorted(", "teach = list("),
-    "one group too few": (Quota, "close", "teach[self.needed - 1] + 1", "teach[self.needed - 2] + 1"),
+    "one group too few": (
+        Quota,
+        "close",
+        "teach[self.needed - 1] + 1",
+        "teach[self.needed - 2] + 1",
+    ),
     "the step is over too early": (Quota, "over", "not done.in_flight and ", ""),
     "a meeting runs again": (
         Gathering,
@@ -86,9 +101,24 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "len(values) == self.members",
         "len(values) >= max(1, self.members - 1)",
     ),
-    "an older epoch is admitted": (AgreementService, "_join", "request.epoch != self.epoch", "False"),
-    "sums forget a shard": (AgreementService, "sum", "np.array(parts, np.float64)", "np.array(parts[:3], np.float64)"),
-    "deals are of another shard": (AgreementService, "deal", "[request.shard]", "[request.shard - 1]"),
+    "an older epoch is admitted": (
+        AgreementService,
+        "_join",
+        "request.epoch != self.epoch",
+        "False",
+    ),
+    "sums forget a shard": (
+        AgreementService,
+        "sum",
+        "np.array(parts, np.float64)",
+        "np.array(parts[:3], np.float64)",
+    ),
+    "deals are of another shard": (
+        AgreementService,
+        "deal",
+        "[request.shard]",
+        "[request.shard - 1]",
+    ),
     "a relay drops a shard": (
         Relay,
         "relay",
@@ -96,8 +126,18 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "zip(*(shard.parts for shard in requests[1:] + requests[1:2]), strict=True)",
     ),
     "a relay answers another": (Relay, "relay", "of_rank[request.shard]", "of_rank[0]"),
-    "running samples are submitted again": (GeneratorShell, "_submit", "key not in self._running and ", ""),
-    "finished samples are not told again": (GeneratorShell, "generate", "if known := [", "if known := False and ["),
+    "running samples are submitted again": (
+        GeneratorShell,
+        "_submit",
+        "key not in self._running and ",
+        "",
+    ),
+    "finished samples are not told again": (
+        GeneratorShell,
+        "generate",
+        "if known := [",
+        "if known := False and [",
+    ),
     "a restarted generator draws with old weights": (
         GeneratorShell,
         "generate",
@@ -116,8 +156,18 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "await self._pulls.join((request.version, request.attempt), 0, request, act)",
         "await act([request])",
     ),
-    "late parts are not drawn": (GeneratorShell, "_gather", "leases = request.leases", "leases = []"),
-    "answers go to whoever asked last": (Asking, "take", "for asked in self._open:", "for asked in self._open[-1:]:"),
+    "late parts are not drawn": (
+        GeneratorShell,
+        "_gather",
+        "leases = request.leases",
+        "leases = []",
+    ),
+    "answers go to whoever asked last": (
+        Asking,
+        "take",
+        "for asked in self._open:",
+        "for asked in self._open[-1:]:",
+    ),
     "training runs again": (
         TrainerShell,
         "train",
@@ -136,8 +186,18 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "if ledger.finished(header)",
         "if ledger.finished(header) or True",
     ),
-    "only the first batch is scored": (Scoring, "add", "self._waiting += headers", "self._waiting += headers[:1]"),
-    "advantages of a group are dropped": (Training, "train", "advantages.items()", "list(advantages.items())[1:]"),
+    "only the first batch is scored": (
+        Scoring,
+        "add",
+        "self._waiting += headers",
+        "self._waiting += headers[:1]",
+    ),
+    "advantages of a group are dropped": (
+        Training,
+        "train",
+        "advantages.items()",
+        "list(advantages.items())[1:]",
+    ),
 }
 
 

@@ -1,14 +1,19 @@
-"""Seeded runs of the real step program, ledger and shells on virtual time, with faults; then with bugs planted.
+"""Seeded runs of the real step program, ledger and shells on virtual time, with faults; then with
+bugs planted.
 
-    python benchmarks/protocol_sim.py [--json] [--check] [--seeds 0:10000] [--mutant-seeds 100] [--processes 2]
+    python benchmarks/protocol_sim.py [--json] [--check] [--seeds 0:10000] [--mutant-seeds 100]
+    [--processes 2]
 
-A run has 4 shards, 2 generators, 1 judge, 3 scorers, 2 trainer ranks, 3 steps. Every message takes a random time; some
-are lost (noticed or silent), come twice, late or overtaken; at some a generator, judge or scorer is killed, and born
-again with an empty memory. A shard of an older epoch asks all the while. Every other seed keeps surplus groups. A death
-of a trainer or controller is a restart of the run from its checkpoint, which is not simulated here.
+A run has 4 shards, 2 generators, 1 judge, 3 scorers, 2 trainer ranks, 3 steps. Every message takes
+a random time; some are lost (noticed or silent), come twice, late or overtaken; at some a
+generator, judge or scorer is killed, and born again with an empty memory. A shard of an older epoch
+asks all the while. Every other seed keeps surplus groups. A death of a trainer or controller is a
+restart of the run from its checkpoint, which is not simulated here.
 
-``pairs_share``: pairs of message kind (sender's role, method) and fault that were hit, of all there are.
-``planted_bugs_found_share``: of the bugs of protocol_mutants.py, those that break a run of the first seeds.
+``pairs_share``: pairs of message kind (sender's role, method) and fault that were hit, of all there
+are.
+``planted_bugs_found_share``: of the bugs of protocol_mutants.py, those that break a run of the
+first seeds.
 """
 
 from __future__ import annotations
@@ -61,11 +66,14 @@ class Found:
 
 
 def job_of(seed: int) -> SimulatedJob:
-    """Of every eight two are evaluated and leave out groups that teach nothing, of which small ones are many: more are
-    issued than taken."""
+    """Of every eight two are evaluated and leave out groups that teach nothing, of which small ones
+    are many: more are issued than taken.
+    """
     if _drops(seed):
         varied = "gcore_core.filters:Varied"
-        return replace(JOB, takes_stale=bool(seed % 2), samples=2, evaluate_prompts=1, filter=varied)
+        return replace(
+            JOB, takes_stale=bool(seed % 2), samples=2, evaluate_prompts=1, filter=varied
+        )
     return replace(JOB, takes_stale=bool(seed % 2), samples=3, evaluate_prompts=0)
 
 
@@ -93,9 +101,17 @@ def play(first: int, last: int, until_found: bool = False) -> Found:
         weather, job = Faults(seed), job_of(seed)
         try:
             wrong = "; ".join(violations(_run(job, weather), calm(_drops(seed)), weather, job))
-        except Exception as error:  # isolation point: what ends a run is a violation, told with its seed
+        except (
+            Exception
+        ) as error:  # isolation point: what ends a run is a violation, told with its seed
             wrong = f"{type(error).__name__}: {error}"
-        one = Found(1, sum(weather.hits.values()), weather.seen, weather.hits, {seed: wrong} if wrong else {})
+        one = Found(
+            1,
+            sum(weather.hits.values()),
+            weather.seen,
+            weather.hits,
+            {seed: wrong} if wrong else {},
+        )
         found.add(one)
         if wrong and until_found:
             break
@@ -110,7 +126,9 @@ def hunt(mutant: str, seeds: int) -> tuple[str, Found]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_options(parser)
     parser.add_argument("--seeds", default="0:10000", help="first and behind the last")
     parser.add_argument("--mutant-seeds", type=int, default=100)
@@ -133,10 +151,13 @@ def main() -> int:
     # what an older epoch asks is refused whatever becomes of it, and only requests come twice
     kinds = sorted(kind for kind in found.kinds if kind[0] != "ghost")
     asked = {(role, method) for role, method, fault in found.hits if fault == "twice"}
-    wanted = {(*kind, fault) for kind in kinds for fault in FAULTS if fault != "twice" or kind in asked}
+    wanted = {
+        (*kind, fault) for kind in kinds for fault in FAULTS if fault != "twice" or kind in asked
+    }
     for role, method in kinds if not args.json else []:
         print(
-            f"{role:11} {method:14}" + "".join(f"{fault:>10} {found.hits[role, method, fault]:<6}" for fault in FAULTS)
+            f"{role:11} {method:14}"
+            + "".join(f"{fault:>10} {found.hits[role, method, fault]:<6}" for fault in FAULTS)
         )
     missing = sorted(wanted - found.hits.keys())
     print(f"not hit: {missing}", file=sys.stderr)
@@ -149,7 +170,11 @@ def main() -> int:
         Claim("pairs", len(wanted), "pairs"),
         Claim("least_faults_of_a_run", found.least_faults, "faults", 5),
         Claim("faults_per_run", sum(found.hits.values()) / found.seeds, "faults"),
-        Claim("kills_per_run", sum(n for key, n in found.hits.items() if key[2] == "kill") / found.seeds, "kills"),
+        Claim(
+            "kills_per_run",
+            sum(n for key, n in found.hits.items() if key[2] == "kill") / found.seeds,
+            "kills",
+        ),
         Claim("seconds", took_s, "s", 600, "<="),
     ]
     return publish("protocol_sim", claims, args, ["gcore-core"])

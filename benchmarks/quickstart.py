@@ -1,16 +1,20 @@
-"""The quickstart against TRL: what it learns, how fast for the processor time it takes, and with how much memory.
+"""The quickstart against TRL: what it learns, how fast for the processor time it takes, and with
+how much memory.
 
-    python benchmarks/quickstart.py [--json] [--check] [--seeds 0:3] [--trl-python .tox/bench-trl/bin/python]
+    python benchmarks/quickstart.py [--json] [--check] [--seeds 0:3] [--trl-python
+    .tox/bench-trl/bin/python]
 
-For each seed a model is taught, then trained twice, by ``g-core run recipes/quickstart.yaml`` and by TRL's GRPOTrainer
-(benchmarks/trl_quickstart.py), one after the other on one machine; every second seed TRL goes first. Both start from
-the same weights and get the same prompts, reward, batch, updates and schedule, read from the resolved recipe; neither
-evaluates, and every process has one thread. The weights that each leaves are scored alike, in a fresh process
+For each seed a model is taught, then trained twice, by ``g-core run recipes/quickstart.yaml`` and
+by TRL's GRPOTrainer (benchmarks/trl_quickstart.py), one after the other on one machine; every
+second seed TRL goes first. Both start from the same weights and get the same prompts, reward,
+batch, updates and schedule, read from the resolved recipe; neither evaluates, and every process has
+one thread. The weights that each leaves are scored alike, in a fresh process
 (benchmarks/arithmetic_accuracy.py). Without a Python that has TRL, the claims about it are absent.
 
-samples per CPU-second: samples of all steps but the first, over the user and system seconds that *all* processes of the
-run took from the end of the first step to the end of the last; over all seeds. Peak memory is the sum of the peak
-resident sets of a run's processes, the largest of the seeds; pages that processes share are counted in each.
+samples per CPU-second: samples of all steps but the first, over the user and system seconds that
+*all* processes of the run took from the end of the first step to the end of the last; over all
+seeds. Peak memory is the sum of the peak resident sets of a run's processes, the largest of the
+seeds; pages that processes share are counted in each.
 """
 
 from __future__ import annotations
@@ -78,15 +82,21 @@ class Bench:
         ]
         plan = config.load(RECIPE, overrides).config
         began_s = time.perf_counter()
-        model = make_model(plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None)
+        model = make_model(
+            plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None
+        )
         teaching_s = time.perf_counter() - began_s
         told: dict[str, Trained] = {}
-        runs: list[tuple[str, Callable[[], Trained]]] = [("ours", lambda: self._ours(plan, overrides))]
+        runs: list[tuple[str, Callable[[], Trained]]] = [
+            ("ours", lambda: self._ours(plan, overrides))
+        ]
         if self._trl_python is not None:
             runs.insert(1 - seed % 2, ("trl", lambda: self._trl(plan, model)))
         for name, run in runs:
             told[name] = run()
-        return Seed(before=self._score(model), teaching_s=teaching_s, ours=told["ours"], trl=told.get("trl"))
+        return Seed(
+            before=self._score(model), teaching_s=teaching_s, ours=told["ours"], trl=told.get("trl")
+        )
 
     def _ours(self, plan: dict[str, Any], overrides: Sequence[str]) -> Trained:
         directory = Path(plan["run"]["dir"])
@@ -95,7 +105,9 @@ class Bench:
         supervisor_mib = self._watched(command, directory.with_suffix(".log"))
         rows = {row["step"]: row for row in read_metrics(directory)}
         first, last = rows[1], rows[plan["run"]["steps"]]
-        used = {name: value for name, value in last["metrics"].items() if name.startswith("memory_mib/")}
+        used = {
+            name: value for name, value in last["metrics"].items() if name.startswith("memory_mib/")
+        }
         used.setdefault("memory_mib/supervisor", supervisor_mib)
         return Trained(
             samples=samples_after_the_first_step(plan),
@@ -110,7 +122,12 @@ class Bench:
     def _trl(self, plan: dict[str, Any], model: Path) -> Trained:
         output = self._folder / f"trl-{plan['run']['seed']}"
         output.mkdir()
-        words = [str(ROOT / "benchmarks/trl_quickstart.py"), str(model), str(output), json.dumps(trl_settings(plan))]
+        words = [
+            str(ROOT / "benchmarks/trl_quickstart.py"),
+            str(model),
+            str(output),
+            json.dumps(trl_settings(plan)),
+        ]
         told = self._last_line([str(self._trl_python), *words])
         return Trained(
             samples=samples_after_the_first_step(plan),
@@ -121,17 +138,23 @@ class Bench:
         )
 
     def _score(self, model: Path) -> dict[str, float]:
-        return self._last_line([sys.executable, str(ROOT / "benchmarks/arithmetic_accuracy.py"), str(model)])
+        return self._last_line(
+            [sys.executable, str(ROOT / "benchmarks/arithmetic_accuracy.py"), str(model)]
+        )
 
     def _last_line(self, command: Sequence[str]) -> dict[str, float]:
         """The JSON object that a command prints last."""
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def _watched(self, command: Sequence[str], log: Path) -> float:
-        """Runs a command; the peak resident MiB of its own process, looked at five times a second."""
+        """Runs a command; the peak resident MiB of its own process, looked at five times a
+        second.
+        """
         peak_mib = 0.0
         with log.open("wb") as output:
             process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
@@ -141,7 +164,9 @@ class Bench:
                 peak_mib = max([peak_mib, *peaks])
                 time.sleep(0.2)
         if process.returncode:
-            sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+            sys.exit(
+                f"{' '.join(command)} ended with {process.returncode}:\n{log.read_text()[-2000:]}"
+            )
         return peak_mib
 
 
@@ -151,12 +176,19 @@ def samples_after_the_first_step(plan: dict[str, Any]) -> int:
 
 
 def trl_settings(plan: dict[str, Any]) -> dict[str, Any]:
-    """What benchmarks/trl_quickstart.py takes, read from the recipe. Ends where TRL cannot do the same."""
-    trainer, loss, steps = plan["roles"]["policy"]["config"], plan["objective"]["config"], plan["controller"]["config"]
+    """What benchmarks/trl_quickstart.py takes, read from the recipe. Ends where TRL cannot do the
+    same.
+    """
+    trainer, loss, steps = (
+        plan["roles"]["policy"]["config"],
+        plan["objective"]["config"],
+        plan["controller"]["config"],
+    )
     same = {
         "epochs 1": steps["epochs"] == 1,
         "one clip for both sides": loss["clip_low"] == loss["clip_high"],
-        "a linear schedule without warm-up": (trainer["schedule"], trainer["warmup_updates"]) == ("linear", 0),
+        "a linear schedule without warm-up": (trainer["schedule"], trainer["warmup_updates"])
+        == ("linear", 0),
         "no weight decay": trainer["weight_decay"] == 0,
         "float32": trainer["dtype"] == "float32",
     }
@@ -178,7 +210,7 @@ def trl_settings(plan: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# -- claims -----------------------------------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
 
 
 def rate(runs: Sequence[Trained]) -> float:
@@ -190,14 +222,38 @@ def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
     ours = [seed.ours for seed in seeds]
     gains = [seed.ours.after["greedy_accuracy"] - seed.before["greedy_accuracy"] for seed in seeds]
     claims = [
-        Claim("accuracy_before_mean", statistics.mean(s.before["greedy_accuracy"] for s in seeds), "share, greedy"),
-        Claim("accuracy_after_min", min(run.after["greedy_accuracy"] for run in ours), "share, greedy", 0.9),
+        Claim(
+            "accuracy_before_mean",
+            statistics.mean(s.before["greedy_accuracy"] for s in seeds),
+            "share, greedy",
+        ),
+        Claim(
+            "accuracy_after_min",
+            min(run.after["greedy_accuracy"] for run in ours),
+            "share, greedy",
+            0.9,
+        ),
         Claim("accuracy_gain_min", min(gains), "share, greedy", 0.5),
-        Claim("worked_share_after_min", min(run.after["sampled_worked_share"] for run in ours), "share, sampled", 0.8),
+        Claim(
+            "worked_share_after_min",
+            min(run.after["sampled_worked_share"] for run in ours),
+            "share, sampled",
+            0.8,
+        ),
         Claim("samples_per_cpu_second", rate(ours), "samples/CPU-s"),
-        Claim("train_inference_logprob_gap_max", max(run.logprob_gap_max for run in ours), "nats", 1e-4, "<="),
+        Claim(
+            "train_inference_logprob_gap_max",
+            max(run.logprob_gap_max for run in ours),
+            "nats",
+            1e-4,
+            "<=",
+        ),
         Claim("peak_memory_mib", max(run.peak_memory_mib for run in ours), "MiB, all processes"),
-        Claim("sampled_accuracy_after_min", min(run.after["sampled_accuracy"] for run in ours), "share, sampled"),
+        Claim(
+            "sampled_accuracy_after_min",
+            min(run.after["sampled_accuracy"] for run in ours),
+            "share, sampled",
+        ),
         Claim("startup_seconds", statistics.mean(run.startup_s for run in ours), "s"),
         Claim("teaching_seconds", statistics.mean(seed.teaching_s for seed in seeds), "s"),
         Claim("scoring_seconds", statistics.mean(run.after["seconds"] for run in ours), "s"),
@@ -208,15 +264,27 @@ def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
         claims += [
             Claim("trl_samples_per_cpu_second", rate(trl), "samples/CPU-s"),
             Claim("samples_per_cpu_second_over_trl", rate(ours) / rate(trl), "ratio", 1.3),
-            Claim("trl_accuracy_after_min", min(run.after["greedy_accuracy"] for run in trl), "share, greedy"),
-            Claim("trl_peak_memory_mib", max(run.peak_memory_mib for run in trl), "MiB, one process"),
-            Claim("trl_wall_seconds", statistics.mean(run.wall_s for run in trl), "s, all steps but one"),
+            Claim(
+                "trl_accuracy_after_min",
+                min(run.after["greedy_accuracy"] for run in trl),
+                "share, greedy",
+            ),
+            Claim(
+                "trl_peak_memory_mib", max(run.peak_memory_mib for run in trl), "MiB, one process"
+            ),
+            Claim(
+                "trl_wall_seconds",
+                statistics.mean(run.wall_s for run in trl),
+                "s, all steps but one",
+            ),
         ]
     return claims
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0:3", help="first:end, default 0:3")
     parser.add_argument("--trl-python", type=Path, default=ROOT / ".tox/bench-trl/bin/python")
     parser.add_argument("--keep", type=Path, help="a new folder in which runs and models stay")

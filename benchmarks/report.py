@@ -1,4 +1,6 @@
-"""What every benchmark prints: claims, the bars they are held to, and what they were measured with."""
+"""What every benchmark prints: claims, the bars they are held to, and what they were measured
+with.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,17 @@ class Claim:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--check", action="store_true", help="end with exit code 1 when a bar is missed")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="end with exit code 1 when a bar is missed"
+    )
 
 
-def publish(benchmark: str, claims: Sequence[Claim], args: argparse.Namespace, distributions: Sequence[str]) -> int:
+def publish(
+    benchmark: str, claims: Sequence[Claim], args: argparse.Namespace, distributions: Sequence[str]
+) -> int:
     """Prints the claims as ``args`` ask and returns the exit code."""
     told = {
         "benchmark": benchmark,
@@ -48,15 +56,23 @@ def publish(benchmark: str, claims: Sequence[Claim], args: argparse.Namespace, d
     else:
         width = max(len(claim.name) for claim in claims)
         for claim in claims:
-            bar = "" if claim.bar is None else f"   {claim.op} {claim.bar:g}{'   MISSED' if claim.missed else ''}"
+            bar = (
+                ""
+                if claim.bar is None
+                else f"   {claim.op} {claim.bar:g}{'   MISSED' if claim.missed else ''}"
+            )
             print(f"{claim.name:<{width}}  {claim.value:12.4g} {claim.unit:<22}{bar}".rstrip())
     return int(args.check and any(claim.missed for claim in claims))
 
 
 def machine() -> dict[str, object]:
     """The processor, its cores, the memory and how busy the machine was in the last minute."""
-    model = next((line for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ": unknown")
-    memory = next((line for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), ": 0 kB")
+    model = next(
+        (line for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ": unknown"
+    )
+    memory = next(
+        (line for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), ": 0 kB"
+    )
     return {
         "system": platform.system(),
         "processor": model.partition(": ")[2],

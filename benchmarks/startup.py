@@ -1,9 +1,11 @@
-"""How light the core is: ``g-core --help`` and ``g-core plugins list`` against a bare Python, a controller's memory.
+"""How light the core is: ``g-core --help`` and ``g-core plugins list`` against a bare Python, a
+controller's memory.
 
     python benchmarks/startup.py [--json] [--check] [--rounds 15]
 
-Each round starts the three commands one after the other, so that a busy machine slows all of them; the claims are
-ratios of medians. Memory is the peak resident set of a controller's process in a short run of real processes.
+Each round starts the three commands one after the other, so that a busy machine slows all of them;
+the claims are ratios of medians. Memory is the peak resident set of a controller's process in a
+short run of real processes.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def controller_memory_mib() -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     add_options(parser)
     args = parser.parse_args()
@@ -75,7 +79,9 @@ def main() -> int:
         Claim("help_ms", help_s * 1000, "ms"),
         Claim("plugins_list_ms", plugins_s * 1000, "ms"),
     ]
-    return publish("startup", claims, args, ["gcore-core", "msgspec", "numpy", "omegaconf", "pluggy"])
+    return publish(
+        "startup", claims, args, ["gcore-core", "msgspec", "numpy", "omegaconf", "pluggy"]
+    )
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
-"""What it takes to give a device from one model to another: sleep and wake, over a plain copy of the same bytes.
+"""What it takes to give a device from one model to another: sleep and wake, over a plain copy of
+the same bytes.
 
     python benchmarks/swap.py [--json] [--check] [--sizes 50 200 1000] [--rounds 5]
 
-Two gcore-torch generators of one size lie in this process, on the CPU. A sleep plus wake: one of them sleeps and wakes
-as it was, every tensor hashed before and after. A role swap: one sleeps, the other wakes. With ``keep`` the weights
-stay in host memory, which on a CPU is where they are: what is left to pay is the hashing, and the bar is held to it.
-With ``discard`` they are dropped, and the wake is followed by a push of the same bytes from memory, into fresh pages;
-that is told beside. The plain copy: ``numpy.copyto`` of as many bytes between warm buffers. Every round does all of
-it; medians. Each round compares the tokens of the model that woke up with those it sampled before.
+Two gcore-torch generators of one size lie in this process, on the CPU. A sleep plus wake: one of
+them sleeps and wakes as it was, every tensor hashed before and after. A role swap: one sleeps, the
+other wakes. With ``keep`` the weights
+stay in host memory, which on a CPU is where they are: what is left to pay is the hashing, and the
+bar is held to it. With ``discard`` they are dropped, and the wake is followed by a push of the same
+bytes from memory, into fresh pages; that is told beside. The plain copy: ``numpy.copyto`` of as
+many bytes between warm buffers. Every round does all of it; medians. Each round compares the tokens
+of the model that woke up with those it sampled before.
 
-Memory: the peak of the process while a swap runs, less what it holds before, over the bytes of one model.
+Memory: the peak of the process while a swap runs, less what it holds before, over the bytes of one
+    model.
 
-Then the simulator, with the seconds per GB of the largest model, for 32e9 parameters in bfloat16 on four devices that
-swap at once, and with 0, 30 and 60 s: 128 devices, 24 steps of the published ``drift`` and ``bursty``. ``replay`` may
-choose another split every step, or every second, fourth, eighth; each change of it is charged, as where engines stay
-awake in training. ``colocated`` changes roles within every step. Told is the excess over the oracle, which pays
-nothing.
+Then the simulator, with the seconds per GB of the largest model, for 32e9 parameters in bfloat16 on
+four devices that
+swap at once, and with 0, 30 and 60 s: 128 devices, 24 steps of the published ``drift`` and
+``bursty``. ``replay`` may choose another split every step, or every second, fourth, eighth; each
+change of it is charged, as where engines stay awake in training. ``colocated`` changes roles within
+every step. Told is the excess over the oracle, which pays nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +58,9 @@ GB_A_DEVICE = 32e9 * 2 / 4 / 1e9  # two bytes a parameter, four devices
 
 
 def make_model(directory: Path, millions: int) -> None:
-    """A Llama of about that many float32 parameters, with the tokenizer of the quickstart's vocabulary."""
+    """A Llama of about that many float32 parameters, with the tokenizer of the quickstart's
+    vocabulary.
+    """
     import torch
     from gcore_language.tiny import VOCABULARY, save_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -75,7 +82,9 @@ def make_model(directory: Path, millions: int) -> None:
 class Model:
     """A generator, what it samples, and, where it forgets its weights, their bytes beside it."""
 
-    def __init__(self, directory: Path, mode: str, tensors: Sequence[tuple[TensorSpec, np.ndarray]]) -> None:
+    def __init__(
+        self, directory: Path, mode: str, tensors: Sequence[tuple[TensorSpec, np.ndarray]]
+    ) -> None:
         from gcore_torch.config import TorchGeneratorConfig
         from gcore_torch.generator import TorchGenerator
 
@@ -86,7 +95,9 @@ class Model:
         self.said = self.sample()
 
     def sample(self) -> list[int]:
-        self.generator.submit([SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text="1+2="))])
+        self.generator.submit(
+            [SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text="1+2="))]
+        )
         while not (found := self.generator.step()):
             pass
         return [int(token) for token in found[0].columns["action_ids"]]
@@ -105,7 +116,10 @@ def _tensors(directory: Path) -> Iterator[tuple[TensorSpec, np.ndarray]]:
 
     for file in sorted(directory.glob("*.safetensors")):
         for name, array in load_file(file).items():
-            yield TensorSpec(name, "F32", array.shape, array.nbytes), array.reshape(-1).view(np.uint8)
+            yield (
+                TensorSpec(name, "F32", array.shape, array.nbytes),
+                array.reshape(-1).view(np.uint8),
+            )
 
 
 class Memory:
@@ -210,13 +224,17 @@ class Every:
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         decision, held = self._policy.revise(partition, window), self._held
         if held is not None and window.step % self._steps:
-            decision = replace(decision, partition=held.partition, mode=held.mode, chosen=held.chosen)
+            decision = replace(
+                decision, partition=held.partition, mode=held.mode, chosen=held.chosen
+            )
         self._held = decision
         return decision
 
 
 def sweep(measured_s: float) -> list[Claim]:
-    """The excess of each policy at each price of a swap, mean over the steps after the first three."""
+    """The excess of each policy at each price of a swap, mean over the steps after the first
+    three.
+    """
     told = [Claim("swap_s_32e9_over_four_devices_as_measured", measured_s, "s")]
     for name, price_s in (("0s", 0.0), ("measured", measured_s), ("30s", 30.0), ("60s", 60.0)):
         excess: dict[str, list[float]] = {}
@@ -226,7 +244,9 @@ def sweep(measured_s: float) -> list[Claim]:
             }
             policies["colocated"] = Colocated()
             cluster = Cluster(devices=128, needed=128, switch_s=price_s)
-            for row in simulate(cluster, Published(name=workload, steps=STEPS), policies, STEPS, seed=100):
+            for row in simulate(
+                cluster, Published(name=workload, steps=STEPS), policies, STEPS, seed=100
+            ):
                 if row.step >= 3 and row.policy in policies:
                     seconds = row.seconds + price_s * (row.moved > 0)
                     excess.setdefault(row.policy, []).append(seconds / row.best_s - 1)
@@ -238,16 +258,25 @@ def sweep(measured_s: float) -> list[Claim]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_options(parser)
-    parser.add_argument("--sizes", type=int, nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", choices=sorted(SIZES), default=sorted(SIZES)
+    )
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     told = claims(args.sizes, args.rounds)
     found = {claim.name: claim.value for claim in told}
     largest = f"{max(args.sizes)}M_discard"
     told += sweep(found[f"swap_s_{largest}"] / found[f"model_gb_{largest}"] * GB_A_DEVICE)
-    return publish("swap", told, args, ["gcore-core", "gcore-placement", "gcore-sim", "gcore-torch", "torch", "numpy"])
+    return publish(
+        "swap",
+        told,
+        args,
+        ["gcore-core", "gcore-placement", "gcore-sim", "gcore-torch", "torch", "numpy"],
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The quickstart's reinforcement learning by TRL's GRPOTrainer: same model, prompts, reward, batch and schedule.
+"""The quickstart's reinforcement learning by TRL's GRPOTrainer: same model, prompts, reward, batch
+and schedule.
 
     python benchmarks/trl_quickstart.py MODEL_DIRECTORY OUTPUT_DIRECTORY SETTINGS_JSON
 
-Run by benchmarks/quickstart.py, in any environment that has TRL 1.16. The last line of its output is a JSON object. One
-iteration is one generation of prompts x group_size samples and the updates made with it; the clock (user and system
-seconds of this process and its children) runs from the end of the first iteration to the end of the last.
+Run by benchmarks/quickstart.py, in any environment that has TRL 1.16. The last line of its output
+is a JSON object. One iteration is one generation of prompts x group_size samples and the updates
+made with it; the clock (user and system seconds of this process and its children) runs from the end
+of the first iteration to the end of the last.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def exact_reward(end: int) -> Callable[..., list[float]]:
-    """1 when the model ended by itself, with token ``end``, and its last two characters are the sum."""
+    """1 when the model ended by itself, with token ``end``, and its last two characters are the
+    sum.
+    """
 
-    def exact(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: object) -> list[float]:
+    def exact(
+        completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: object
+    ) -> list[float]:
         rows = zip(completions, completion_ids, answer, strict=True)
         return [float(end in ids and text[-2:] == total) for text, ids, total in rows]
 
@@ -34,7 +40,9 @@ def exact_reward(end: int) -> Callable[..., list[float]]:
 
 
 class Clock(TrainerCallback):
-    """Notes the time at the end of the first and of the last iteration. ``global_step`` counts updates."""
+    """Notes the time at the end of the first and of the last iteration. ``global_step`` counts
+    updates.
+    """
 
     def __init__(self, updates_per_iteration: int, updates: int) -> None:
         self._marks = {updates_per_iteration, updates}
@@ -61,15 +69,17 @@ def grpo_config(settings: dict[str, float], output: Path) -> GRPOConfig:
         num_generations=settings["group_size"],
         max_completion_length=settings["max_new_tokens"],
         max_steps=settings["steps"] * settings["minibatches"],
-        # The same algorithm: GRPO's advantages, token-mean loss ("dapo"), clipped ratio, no KL, temperature 1.
+        # The same algorithm: GRPO's advantages, token-mean loss ("dapo"), clipped ratio, no KL,
+        # temperature 1.
         loss_type="dapo",
         scale_rewards="group",
         epsilon=settings["clip"],
         beta=0.0,
         temperature=1.0,
         max_grad_norm=settings["clip_grad_norm"],
-        # As fast as it can be on a CPU: float32 (its default, bf16, is slower there), activations kept (its default
-        # checkpoints them, a second forward pass), no saving, no tracker, no progress bar, one log line at the end.
+        # As fast as it can be on a CPU: float32 (its default, bf16, is slower there), activations
+        # kept (its default checkpoints them, a second forward pass), no saving, no tracker, no
+        # progress bar, one log line at the end.
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
@@ -81,11 +91,19 @@ def grpo_config(settings: dict[str, float], output: Path) -> GRPOConfig:
     )
 
 
-def optimizer_and_schedule(model: torch.nn.Module, settings: dict[str, float]) -> tuple[object, object]:
-    """Fused AdamW and the recipe's linear decay, which ends above zero: transformers' own "linear" does not."""
+def optimizer_and_schedule(
+    model: torch.nn.Module, settings: dict[str, float]
+) -> tuple[object, object]:
+    """Fused AdamW and the recipe's linear decay, which ends above zero: transformers' own "linear"
+    does not.
+    """
     updates = settings["steps"] * settings["minibatches"]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings["learning_rate"], betas=tuple(settings["betas"]), weight_decay=0.0, fused=True
+        model.parameters(),
+        lr=settings["learning_rate"],
+        betas=tuple(settings["betas"]),
+        weight_decay=0.0,
+        fused=True,
     )
 
     def factor(update: int) -> float:
@@ -100,7 +118,9 @@ def main() -> int:
     torch.manual_seed(settings["seed"])
     tokenizer = AutoTokenizer.from_pretrained(directory)
     # The attention that the recipe's trainer and generator use.
-    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, attn_implementation="sdpa", dtype=torch.float32
+    )
     rows = [json.loads(line) for line in Path(settings["data"]).read_text().splitlines()]
     clock = Clock(settings["minibatches"], settings["steps"] * settings["minibatches"])
     trainer = GRPOTrainer(

@@ -1,13 +1,15 @@
-"""One step through verl's single controller: payload collected from its workers, dispatched to a reward, to training.
+"""One step through verl's single controller: payload collected from its workers, dispatched to a
+reward, to training.
 
     VERL_PYTHON benchmarks/verl_controller.py NBYTES RECORDS ROUNDS
 
-Prints one JSON object. Runs in an environment of verl's own (``tox run -e bench-verl``), started by controllers.py once
-for each size, so that the peak memory of the driver belongs to that size. VERL_DATAPROTO_SERIALIZATION_METHOD=numpy
-chooses verl's other serialisation.
+Prints one JSON object. Runs in an environment of verl's own (``tox run -e bench-verl``), started by
+controllers.py once for each size, so that the peak memory of the driver belongs to that size.
+VERL_DATAPROTO_SERIALIZATION_METHOD=numpy chooses verl's other serialisation.
 
-Four workers make RECORDS float32 tensors of NBYTES in all and look at some of what they are sent; nothing else is
-computed. The driver does what verl's trainer does: generation, union, reward, union, select, update.
+Four workers make RECORDS float32 tensors of NBYTES in all and look at some of what they are sent;
+nothing else is computed. The driver does what verl's trainer does: generation, union, reward,
+union, select, update.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Echo:
 def step(workers: RayWorkerGroup, nbytes: int, records: int) -> float:
     """Seconds of one step."""
     numbers = torch.full((records,), nbytes // records // 4)
-    prompts = DataProto.from_dict(tensors={"ids": torch.zeros(records, 16, dtype=torch.long), "numbers": numbers})
+    prompts = DataProto.from_dict(
+        tensors={"ids": torch.zeros(records, 16, dtype=torch.long), "numbers": numbers}
+    )
     began_s = time.perf_counter()
     batch = prompts.union(workers.generate(prompts))
     batch = batch.union(workers.look(batch))

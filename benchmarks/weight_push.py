@@ -2,20 +2,23 @@
 
     python benchmarks/weight_push.py [--json] [--check] [--rounds 9]
 
-A push: opened by this process as a controller does it, exported by the trainer, copied into shared memory, hashed,
-hashed again by the generator's worker, which refuses what differs, and committed; over unix sockets, between two worker
-processes. The generator reads every tensor and copies none. The plain copy: one ``numpy.copyto`` between two warm
-buffers of this process. Every round does both, with other weights each time; the claims are ratios of medians.
+A push: opened by this process as a controller does it, exported by the trainer, copied into shared
+memory, hashed, hashed again by the generator's worker, which refuses what differs, and committed;
+over unix sockets, between two worker processes. The generator reads every tensor and copies none.
+The plain copy: one ``numpy.copyto`` between two warm buffers of this process. Every round does
+both, with other weights each time; the claims are ratios of medians.
 
-with_loading: the same push into a generator that copies every tensor into its own: the engine's own loading, which is
-the engine's affair, told apart. After each of these, outside of the time, the generator tells the hash of what it
-holds and the trainer that of what it has; the benchmark fails when they differ.
+with_loading: the same push into a generator that copies every tensor into its own: the engine's own
+loading, which is the engine's affair, told apart. After each of these, outside of the time, the
+generator tells the hash of what it holds and the trainer that of what it has; the benchmark fails
+when they differ.
 
-fingerprinted: the same push into a generator that also tells the hash of every loaded tensor, which the push compares.
+fingerprinted: the same push into a generator that also tells the hash of every loaded tensor, which
+    the push compares.
 
-Memory is that of the first push, when nothing is mapped yet: the largest resident set of a process meanwhile (pages
-of the shared bucket included, once) less the resident set before, over the size of a bucket; of both processes the
-larger.
+Memory is that of the first push, when nothing is mapped yet: the largest resident set of a process
+meanwhile (pages of the shared bucket included, once) less the resident set before, over the size of
+a bucket; of both processes the larger.
 """
 
 from __future__ import annotations
@@ -68,12 +71,14 @@ BAR = 0.4
 NOTHING_HELD = xxhash.xxh3_64_hexdigest(b"")
 
 
-# -- what is pushed, and the two backends -----------------------------------------------------------------------------
+# -- what is pushed, and the two backends ----------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model of ``nbytes``; ``tensors`` equal ones, or shaped like a language model with 24 layers where that is 0."""
+    """A model of ``nbytes``; ``tensors`` equal ones, or shaped like a language model with 24 layers
+    where that is 0.
+    """
 
     nbytes: int
     tensors: int = 0
@@ -86,7 +91,11 @@ class ModelConfig:
         else:
             parts = {"q": 2, "k": 1, "v": 1, "o": 2, "gate": 6, "up": 6, "down": 6, "norm": 0.002}
             layer = (1 - self.embedding) / 24 / sum(parts.values())
-            shares = {f"layers.{i}.{part}": size * layer for i in range(24) for part, size in parts.items()}
+            shares = {
+                f"layers.{i}.{part}": size * layer
+                for i in range(24)
+                for part, size in parts.items()
+            }
             shares = {"embedding": self.embedding, **shares}
         sizes = {name: max(1, int(self.nbytes * share / 64)) * 64 for name, share in shares.items()}
         return [TensorSpec(name, "U8", (size,), size) for name, size in sizes.items()]
@@ -94,7 +103,9 @@ class ModelConfig:
 
 def fingerprint(tensors: Iterable[np.ndarray]) -> str:
     """One hash of the hashes of all tensors."""
-    return xxhash.xxh3_64_hexdigest(b"".join(xxhash.xxh3_64_digest(tensor.data) for tensor in tensors))
+    return xxhash.xxh3_64_hexdigest(
+        b"".join(xxhash.xxh3_64_digest(tensor.data) for tensor in tensors)
+    )
 
 
 class TableTrainer:
@@ -104,9 +115,13 @@ class TableTrainer:
         self.version = 0
         self._specs = config.specs()
         random = np.random.default_rng(0)
-        self._tensors = [np.frombuffer(random.bytes(spec.nbytes), np.uint8).copy() for spec in self._specs]
+        self._tensors = [
+            np.frombuffer(random.bytes(spec.nbytes), np.uint8).copy() for spec in self._specs
+        ]
 
-    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+    def train(
+        self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+    ) -> dict[str, float]:
         for tensor in self._tensors:
             tensor += np.uint8(1)
         self.version = step + 1
@@ -126,7 +141,9 @@ class TableTrainer:
 
 
 class TableGenerator:
-    """Keeps what is pushed. A sample asked of it fails, with the hash of what it holds as the reason."""
+    """Keeps what is pushed. A sample asked of it fails, with the hash of what it holds as the
+    reason.
+    """
 
     def __init__(self, config: ModelConfig, context: WorkerContext) -> None:
         self.version = 0
@@ -149,7 +166,10 @@ class TableGenerator:
     def step(self) -> list[Finished]:
         told, versions = fingerprint(self._tensors.values()), (self.version, self.version)
         asked, self._asked = self._asked, []
-        return [Finished(request=request, status=FAILED, versions=versions, reason=told) for request in asked]
+        return [
+            Finished(request=request, status=FAILED, versions=versions, reason=told)
+            for request in asked
+        ]
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
         return []
@@ -160,7 +180,9 @@ class TableGenerator:
 
 class FingerprintedGenerator(TableGenerator):
     def fingerprint(self) -> dict[str, int]:
-        return {name: xxhash.xxh3_64_intdigest(tensor.data) for name, tensor in self._tensors.items()}
+        return {
+            name: xxhash.xxh3_64_intdigest(tensor.data) for name, tensor in self._tensors.items()
+        }
 
 
 class ReadingGenerator(TableGenerator):
@@ -175,7 +197,7 @@ class ReadingGenerator(TableGenerator):
             pass
 
 
-# -- the processes ----------------------------------------------------------------------------------------------------
+# -- the processes ---------------------------------------------------------------------------------
 
 
 class Process:
@@ -191,7 +213,9 @@ class Process:
 
     def mark(self) -> None:
         """From here on ``extra`` counts."""
-        (self._directory / "clear_refs").write_text("5")  # the largest resident set becomes the present one
+        (self._directory / "clear_refs").write_text(
+            "5"
+        )  # the largest resident set becomes the present one
         self._before = self._bytes("VmRSS")
 
     def extra(self) -> int:
@@ -221,11 +245,15 @@ class Site:
         await policy.call("save_pretrained", SaveWeights(str(self.directory)), Nothing)
         asked = GenerateRequest(self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))])
         headers: list[Header] = [
-            header async for batch in rollout.stream("generate", asked, list[Header]) for header in batch
+            header
+            async for batch in rollout.stream("generate", asked, list[Header])
+            for header in batch
         ]
         sent, held = (self.directory / "fingerprint").read_text(), headers[0].reason
         if held != NOTHING_HELD and sent != held:
-            raise SystemExit(f"version {told.version}: the trainer has {sent}, the generator {held}")
+            raise SystemExit(
+                f"version {told.version}: the trainer has {sent}, the generator {held}"
+            )
         return taken_s
 
 
@@ -245,12 +273,26 @@ class Hellos:
 
 
 def worker_spec(
-    name: str, model: ModelConfig, backend: str, addresses: dict[str, str], directory: Path, secret: bytes
+    name: str,
+    model: ModelConfig,
+    backend: str,
+    addresses: dict[str, str],
+    directory: Path,
+    secret: bytes,
 ) -> WorkerSpec:
     role = name.partition(".")[0]
-    dataset = FactorySpec("gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig")
+    dataset = FactorySpec(
+        "gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig"
+    )
     plain = {"nbytes": model.nbytes, "tensors": model.tensors, "embedding": model.embedding}
-    context = {"devices": [], "seed": 0, "deterministic": False, "steps": 1, "updates_per_step": 1, "model": {}}
+    context = {
+        "devices": [],
+        "seed": 0,
+        "deterministic": False,
+        "steps": 1,
+        "updates_per_step": 1,
+        "model": {},
+    }
     return WorkerSpec(
         kind="trainer" if role == "policy" else "generator",
         role=role,
@@ -284,20 +326,30 @@ async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
         directory, secret = Path(place), secrets.token_bytes(32)
         backends = {"policy.0": "TableTrainer", "rollout.0": generator}
         addresses = {name: f"unix:{directory}/{name}" for name in ("supervisor", *backends)}
-        network, hellos, service = RpcNetwork(addresses, secret), Hellos(set(backends)), Service("supervisor")
+        network, hellos, service = (
+            RpcNetwork(addresses, secret),
+            Hellos(set(backends)),
+            Service("supervisor"),
+        )
         service.add("hello", Hello, hellos.hello)
         await network.serve("supervisor", service)
-        paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join(
+            [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "gcore_core.processes.worker"]
         started = []
         try:
             for name, backend in backends.items():
                 spec = worker_spec(name, model, backend, addresses, directory, secret)
-                started.append(await spawn_process(command, spec, directory / f"{name}.log", environment))
+                started.append(
+                    await spawn_process(command, spec, directory / f"{name}.log", environment)
+                )
             async with asyncio.timeout(120):
                 await hellos.complete.wait()
-            yield Site(network, directory, {name: Process(pid) for name, pid in hellos.pids.items()})
+            yield Site(
+                network, directory, {name: Process(pid) for name, pid in hellos.pids.items()}
+            )
         finally:
             await network.close()
             for process, lifeline in started:
@@ -307,7 +359,7 @@ async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
                 await process.wait()
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,26 +405,39 @@ def claims_of(name: str, found: Measured, bar: float | None = None) -> list[Clai
 
 async def measure_all(rounds: int) -> list[Claim]:
     models = {name: ModelConfig(nbytes=nbytes) for name, nbytes in SIZES.items()}
-    plain = {name: await measure(model, rounds, "ReadingGenerator") for name, model in models.items()}
+    plain = {
+        name: await measure(model, rounds, "ReadingGenerator") for name, model in models.items()
+    }
     others = {
         **{f"{name}_with_loading": (model, "TableGenerator") for name, model in models.items()},
         "1gb_fingerprinted": (ModelConfig(nbytes=SIZES["1gb"]), "FingerprintedGenerator"),
         "1gb_large_embedding": (ModelConfig(nbytes=SIZES["1gb"], embedding=0.27), "TableGenerator"),
         "100mb_1000_tensors": (ModelConfig(nbytes=SIZES["100mb"], tensors=1000), "TableGenerator"),
     }
-    told = {name: await measure(model, rounds, generator) for name, (model, generator) in others.items()}
-    extra = {name: nbytes / BUCKET_BYTES for name, nbytes in told["1gb_with_loading"].extra_bytes.items()}
+    told = {
+        name: await measure(model, rounds, generator) for name, (model, generator) in others.items()
+    }
+    extra = {
+        name: nbytes / BUCKET_BYTES for name, nbytes in told["1gb_with_loading"].extra_bytes.items()
+    }
     return [
-        *itertools.chain.from_iterable(claims_of(name, found, BAR) for name, found in plain.items()),
+        *itertools.chain.from_iterable(
+            claims_of(name, found, BAR) for name, found in plain.items()
+        ),
         Claim("peak_extra_memory_over_bucket", max(extra.values()), "ratio", 1.2, "<="),
-        *(Claim(f"peak_extra_memory_over_bucket/{name}", value, "ratio") for name, value in extra.items()),
+        *(
+            Claim(f"peak_extra_memory_over_bucket/{name}", value, "ratio")
+            for name, value in extra.items()
+        ),
         Claim("bucket_mib", BUCKET_BYTES / 2**20, "MiB"),
         *itertools.chain.from_iterable(claims_of(name, found) for name, found in told.items()),
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     add_options(parser)
     args = parser.parse_args()

@@ -1,4 +1,6 @@
-"""G-Core trains language, image-text and diffusion policies by reinforcement learning. See docs/design.md."""
+"""G-Core trains language, image-text and diffusion policies by reinforcement learning. See
+docs/design.md.
+"""
 
 from __future__ import annotations
 

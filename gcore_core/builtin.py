@@ -24,11 +24,19 @@ def gcore_controllers() -> Iterable[p.ControllerProvider]:
 
 @hookimpl
 def gcore_roles() -> Iterable[p.RoleProvider]:
-    yield p.RoleProvider(name="policy", summary="the model that learns", factory=_WORKER, kind="trainer")
     yield p.RoleProvider(
-        name="rollout", summary="samples from the policy", factory=_WORKER, kind="generator", follows="policy"
+        name="policy", summary="the model that learns", factory=_WORKER, kind="trainer"
     )
-    yield p.RoleProvider(name="judge", summary="a generator that rewards", factory=_WORKER, kind="generator")
+    yield p.RoleProvider(
+        name="rollout",
+        summary="samples from the policy",
+        factory=_WORKER,
+        kind="generator",
+        follows="policy",
+    )
+    yield p.RoleProvider(
+        name="judge", summary="a generator that rewards", factory=_WORKER, kind="generator"
+    )
 
 
 @hookimpl
@@ -74,16 +82,22 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
 
 @hookimpl
 def gcore_filters() -> Iterable[p.FilterProvider]:
-    yield p.FilterProvider(name="keep-all", summary="every group teaches", factory="gcore_core.filters:KeepAll")
     yield p.FilterProvider(
-        name="varied", summary="groups whose rewards are not all equal", factory="gcore_core.filters:Varied"
+        name="keep-all", summary="every group teaches", factory="gcore_core.filters:KeepAll"
+    )
+    yield p.FilterProvider(
+        name="varied",
+        summary="groups whose rewards are not all equal",
+        factory="gcore_core.filters:Varied",
     )
 
 
 @hookimpl
 def gcore_balancers() -> Iterable[p.BalancerProvider]:
     yield p.BalancerProvider(
-        name="in-order", summary="equal counts, in order", factory="gcore_core.placement.balance:InOrder"
+        name="in-order",
+        summary="equal counts, in order",
+        factory="gcore_core.placement.balance:InOrder",
     )
 
 

@@ -1,4 +1,5 @@
-"""Says which plugins are installed, from metadata alone: no plugin is imported, and neither pluggy nor omegaconf.
+"""Says which plugins are installed, from metadata alone: no plugin is imported, and neither pluggy
+nor omegaconf.
 
 A plugin is a distribution with an entry point in the group ``gcore``. Its state is one of
 
@@ -8,7 +9,7 @@ A plugin is a distribution with an entry point in the group ``gcore``. Its state
     clash         another distribution provides a plugin of the same name
     disabled      ``G_CORE_PLUGINS=off`` leaves only ``core``
     broken        it failed when ``g-core plugins check`` imported it, in a process of its own; a scan cannot know
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distributions
 
 from gcore_core import __version__
-from gcore_core.errors import ConfigError, PluginClash, PluginIncompatible, PluginNotFound, did_you_mean
+from gcore_core.errors import (
+    ConfigError,
+    PluginClash,
+    PluginIncompatible,
+    PluginNotFound,
+    did_you_mean,
+)
 
 GROUP = "gcore"
 CORE = "core"
@@ -30,7 +37,9 @@ _CLAUSE = re.compile(r"(<=|>=|<|>)\s*(\d+(?:\.\d+)*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """One plugin as its distribution describes it. ``module`` is importable, or the path of a project's own file."""
+    """One plugin as its distribution describes it. ``module`` is importable, or the path of a
+    project's own file.
+    """
 
     name: str
     distribution: str
@@ -57,7 +66,9 @@ class Catalog:
         return sorted({plugin.name for plugin in self.plugins})
 
     def get(self, name: str, *, where: str, pin: str = "") -> Installed:
-        """The plugin, if it may be used; ``where`` is the config key that names it, ``pin`` a version specifier."""
+        """The plugin, if it may be used; ``where`` is the config key that names it, ``pin`` a
+        version specifier.
+        """
         rows = [plugin for plugin in self.plugins if plugin.name == name]
         if not rows:
             raise PluginNotFound(
@@ -70,11 +81,16 @@ class Catalog:
         plugin = rows[0]
         if plugin.state == "disabled":
             raise PluginNotFound(
-                f"plugin {name!r} is disabled: {plugin.reason}.", where=where, todo="unset G_CORE_PLUGINS to allow it"
+                f"plugin {name!r} is disabled: {plugin.reason}.",
+                where=where,
+                todo="unset G_CORE_PLUGINS to allow it",
             )
         if plugin.state == "clash":
             raise PluginClash(
-                f"plugin {name!r} is provided by {len(rows)} distributions: {' and '.join(row.owner for row in rows)}.",
+                (
+                    f"plugin {name!r} is provided by {len(rows)} distributions: "
+                    f"{' and '.join(row.owner for row in rows)}."
+                ),
                 where=where,
                 todo="uninstall all but one; a name cannot be shared",
                 distributions=[row.distribution for row in rows],
@@ -91,16 +107,25 @@ class Catalog:
 
 
 def scan(path: Sequence[str] | None = None) -> Catalog:
-    """One pass over the metadata on ``sys.path``, or on ``path``: another environment's, without starting it."""
+    """One pass over the metadata on ``sys.path``, or on ``path``: another environment's, without
+    starting it.
+    """
     found = _declared(path)
     core_version = __version__
     if path is None:
         # The running core is the core, installed or not.
         found = [row for row in found if row[0].distribution != _CORE_DISTRIBUTION]
-        core = Installed(name=CORE, distribution=_CORE_DISTRIBUTION, version=__version__, module="gcore_core.builtin")
+        core = Installed(
+            name=CORE,
+            distribution=_CORE_DISTRIBUTION,
+            version=__version__,
+            module="gcore_core.builtin",
+        )
         found.append((core, None))
     else:
-        core_version = next((row.version for row, _ in found if row.distribution == _CORE_DISTRIBUTION), __version__)
+        core_version = next(
+            (row.version for row, _ in found if row.distribution == _CORE_DISTRIBUTION), __version__
+        )
     off = os.environ.get("G_CORE_PLUGINS") == "off"
     owners: dict[str, list[Installed]] = {}
     for plugin, _ in found:
@@ -120,7 +145,9 @@ def scan(path: Sequence[str] | None = None) -> Catalog:
 
 
 def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution | None]]:
-    """Plugins in the order of the path; a distribution found twice counts once, with a note on the copy."""
+    """Plugins in the order of the path; a distribution found twice counts once, with a note on the
+    copy.
+    """
     found: dict[str, tuple[list[Installed], Distribution]] = {}
     for distribution in _with_group(path):
         name = _normal(distribution.metadata["Name"] or "(nameless)")
@@ -131,16 +158,21 @@ def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution 
                 note = f"a second copy, {version} in {place}, is ignored"
                 rows[:] = [replace(row, notes=(*row.notes, note)) for row in rows]
             continue
-        entries = {entry.name: entry.value for entry in distribution.entry_points if entry.group == GROUP}
+        entries = {
+            entry.name: entry.value for entry in distribution.entry_points if entry.group == GROUP
+        }
         plugins = [
-            Installed(name=entry, distribution=name, version=version, module=value) for entry, value in entries.items()
+            Installed(name=entry, distribution=name, version=version, module=value)
+            for entry, value in entries.items()
         ]
         found[name] = plugins, distribution
     return [(plugin, distribution) for rows, distribution in found.values() for plugin in rows]
 
 
 def _with_group(path: Sequence[str] | None) -> Iterator[Distribution]:
-    """Distributions that have the group; METADATA of the others, which is slow to parse, is never read."""
+    """Distributions that have the group; METADATA of the others, which is slow to parse, is never
+    read.
+    """
     all_of_them = distributions() if path is None else distributions(path=list(path))
     for distribution in all_of_them:
         if f"[{GROUP}]" in (distribution.read_text("entry_points.txt") or ""):
@@ -156,7 +188,9 @@ def _compatibility(distribution: Distribution, core_version: str) -> tuple[str, 
         specifier = match[2].strip()
         if match[3] is None and _plainly_admits(specifier, core_version):
             return "ok", "", _CORE_DISTRIBUTION + specifier
-        from packaging.requirements import Requirement  # 13 ms, so only where the plain reading does not do
+        from packaging.requirements import (
+            Requirement,
+        )  # 13 ms, so only where the plain reading does not do
 
         requirement = Requirement(line)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -198,7 +232,9 @@ def _check_pin(plugin: Installed, where: str, pin: str) -> None:
     try:
         met = SpecifierSet(pin).contains(plugin.version, prereleases=True)
     except InvalidSpecifier as error:
-        raise ConfigError(f"{pin!r} is not a version specifier such as '>=0.1,<0.2'.", where=where) from error
+        raise ConfigError(
+            f"{pin!r} is not a version specifier such as '>=0.1,<0.2'.", where=where
+        ) from error
     if not met:
         raise PluginIncompatible(
             f"the run asks for {plugin.name}{pin}, but {plugin.owner} is installed.",

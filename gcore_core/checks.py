@@ -1,4 +1,6 @@
-"""What must hold between the values of a resolved configuration; all problems are printed together."""
+"""What must hold between the values of a resolved configuration; all problems are printed
+together.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from gcore_core.interpreters import Environment, differences, open_environment, 
 from gcore_core.plugins import Plugins, Provided
 
 #: What any trainer can supply to an objective or advantage that requires it.
-FROM_TRAINER = frozenset({"old_logp", "ref_logp", "entropy", "rollout_logp", "kl_k1", "kl_k2", "kl_k3"})
+FROM_TRAINER = frozenset(
+    {"old_logp", "ref_logp", "entropy", "rollout_logp", "kl_k1", "kl_k2", "kl_k3"}
+)
 #: What a critic supplies.
 FROM_CRITIC = frozenset({"values", "returns"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -45,8 +49,16 @@ def run(
     plugins: Plugins,
     file: Path,
 ) -> None:
-    """Raises one ConfigError with every problem; ``objects`` are the providers' config objects by path."""
-    problems = [*_ranges(config), *_follows(config), *_workers(config), *_cluster(config), *_judges(config, provided)]
+    """Raises one ConfigError with every problem; ``objects`` are the providers' config objects by
+    path.
+    """
+    problems = [
+        *_ranges(config),
+        *_follows(config),
+        *_workers(config),
+        *_cluster(config),
+        *_judges(config, provided),
+    ]
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), config)
     shown = {path: ["rollout", "policy"] for path in ("data", "evaluation.data")}
@@ -60,7 +72,9 @@ def run(
 
 
 def interpreters(config: Mapping[str, Any], provided: Mapping[str, Provided], file: Path) -> None:
-    """Raises when workers could not start: an interpreter, a plugin or an engine is missing, or is another version."""
+    """Raises when workers could not start: an interpreter, a plugin or an engine is missing, or is
+    another version.
+    """
     found: dict[str, GcoreError] = {}
     built_in_a_role: set[str] = set()
     for role, node in config["roles"].items():
@@ -74,7 +88,9 @@ def interpreters(config: Mapping[str, Any], provided: Mapping[str, Provided], fi
         chosen = {path: provided[path] for path in paths if path in provided}
         built_in_a_role |= chosen.keys()
         versions = {item.distribution: item.version for item in chosen.values() if item.installed}
-        wrong = list(differences(environment, versions, where=f"roles.{role}.python")) or _unmet(environment, chosen)
+        wrong = list(differences(environment, versions, where=f"roles.{role}.python")) or _unmet(
+            environment, chosen
+        )
         found |= {str(error): error for error in wrong}
     rest = {path: item for path, item in provided.items() if path not in built_in_a_role}
     found |= {str(error): error for error in _unmet(open_environment(None, where=""), rest)}
@@ -151,65 +167,105 @@ def _replicas(config: Mapping[str, Any], objects: Mapping[str, Any]) -> Iterator
     for name, role in config["roles"].items():
         size = replica_slots(objects.get(f"roles.{name}"))
         if role["slots"] % size:
-            yield f"roles.{name}.slots: {role['slots']} do not hold whole replicas, which take {size} slots each."
+            yield (
+                f"roles.{name}.slots: {role['slots']} do not hold whole replicas, which take "
+                f"{size} slots each."
+            )
 
 
 def _workers(config: Mapping[str, Any]) -> Iterator[str]:
-    """Processes are named by role or scorer worker, so these must differ; rewards of one worker are as many."""
+    """Processes are named by role or scorer worker, so these must differ; rewards of one worker are
+    as many.
+    """
     taken = {*config["roles"], "controller", "supervisor"}
     counts: dict[str, int] = {}
     for name, reward in config["rewards"].items():
         worker = reward["worker"]
         if reward["workers"] != counts.setdefault(worker, reward["workers"]):
-            yield f"rewards.{name}.workers: rewards of one worker ({worker!r}) have as many; give it another worker."
+            yield (
+                f"rewards.{name}.workers: rewards of one worker ({worker!r}) have as many; "
+                "give it another worker."
+            )
         if worker in taken or not schema.NAME.fullmatch(worker):
-            yield f"rewards.{name}.worker: {worker!r} is no free name (letters, digits, '_', '-'; not a role)."
+            yield (
+                f"rewards.{name}.worker: {worker!r} is no free name (letters, digits, '_', "
+                "'-'; not a role)."
+            )
 
 
 def _judges(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> Iterator[str]:
-    """A reward that asks names a role that answers, and no other reward does; a role that answers is asked."""
+    """A reward that asks names a role that answers, and no other reward does; a role that answers
+    is asked.
+    """
     answer = {name for name in config["roles"] if provided[f"roles.{name}"].kind == "generator"}
     asked = set()
     for name, reward in config["rewards"].items():
         spec, role = provided[f"rewards.{name}"].spec, reward["role"]
         asked.add(role)
         if role is None and getattr(spec, "asks", False):
-            yield f"rewards.{name}.role: {reward['use']} asks a model; name the role that runs it, such as role: judge."
+            yield (
+                f"rewards.{name}.role: {reward['use']} asks a model; name the role that runs "
+                "it, such as role: judge."
+            )
         elif role is not None and not getattr(spec, "asks", False):
             yield f"rewards.{name}.role: {reward['use']} asks no model; leave it out."
         elif role is not None and role not in answer:
             guess = did_you_mean(role, sorted(answer))
-            yield f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are {', '.join(answer)}."
+            yield (
+                f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are "
+                f"{', '.join(answer)}."
+            )
     for name in sorted(answer - asked - {"rollout"}):
-        yield f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the role out."
+        yield (
+            f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the "
+            "role out."
+        )
 
 
 def _remote_code(config: Mapping[str, Any]) -> Iterator[str]:
-    """A setting ``trust_remote_code`` needs code that stays as it was read: a directory, or a commit of the hub."""
+    """A setting ``trust_remote_code`` needs code that stays as it was read: a directory, or a
+    commit of the hub.
+    """
     roles = config["roles"]
     for section, nodes in (("roles", roles), ("rewards", config["rewards"])):
         for name, node in nodes.items():
             if not node["config"].get("trust_remote_code"):
                 continue
-            model = node.get("model") or roles.get(node.get("follows"), {}).get("model") or node["config"]
+            model = (
+                node.get("model")
+                or roles.get(node.get("follows"), {}).get("model")
+                or node["config"]
+            )
             pinned = _COMMIT.fullmatch(str(model.get("revision")))
             if not pinned and "make" not in model and not Path(str(model.get("path"))).is_dir():
                 where = "give path a local directory"
                 if section == "roles":
-                    where = "set model.revision to the commit (40 hex digits) whose code you have read, or " + where
-                yield f"{section}.{name}.config.trust_remote_code: what it runs could change; {where}."
+                    where = (
+                        "set model.revision to the commit (40 hex digits) whose code you have "
+                        "read, or "
+                    ) + where
+                yield (
+                    f"{section}.{name}.config.trust_remote_code: what it runs could change; "
+                    f"{where}."
+                )
 
 
-def _images(path: str, settings: Any, provided: Mapping[str, Provided], roles: Sequence[str]) -> Iterator[str]:
-    """A dataset whose settings say by ``shows_images()`` that prompts have images needs a policy that takes them, and a
-    reward that shows images a role that does."""
+def _images(
+    path: str, settings: Any, provided: Mapping[str, Provided], roles: Sequence[str]
+) -> Iterator[str]:
+    """A dataset whose settings say by ``shows_images()`` that prompts have images needs a policy
+    that takes them, and a reward that shows images a role that does.
+    """
     shows_images = getattr(settings, "shows_images", None)
     if not callable(shows_images) or not shows_images():
         return
     for role in (f"roles.{name}" for name in roles):
         if role in provided and "images" not in provided[role].spec.capabilities:
             use = provided[role].reference
-            yield f"{path}: its prompts have images, and {use}, which {role} uses, takes no images; take one that does."
+            yield (
+                f"{path}: its prompts have images, and {use}, which {role} uses, takes no "
+                "images; take one that does."
+            )
 
 
 def _requirements(path: str, settings: Any, config: Mapping[str, Any]) -> Iterator[str]:

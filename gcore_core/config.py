@@ -1,7 +1,8 @@
 """From a YAML file to a resolved plan.
 
-Two phases: the strict core schema first, its ``config`` nodes open; then each chosen provider's own dataclass takes the
-place of its node and the whole tree is merged again. So every error carries the full path.
+Two phases: the strict core schema first, its ``config`` nodes open; then each chosen provider's own
+dataclass takes the place of its node and the whole tree is merged again. So every error carries the
+full path.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from gcore_core.plugins import Plugins, Provided, local_plugin
 class Plan:
     """A resolved configuration.
 
-    config: plain values, all defaults filled in. provided: config path ("roles.policy", "rewards.exact", "advantage",
-    ...) -> provider. lock: plugin, distribution and version of everything loaded. origins: dotted key -> where set.
+    config: plain values, all defaults filled in. provided: config path ("roles.policy",
+    "rewards.exact", "advantage", ...) -> provider. lock: plugin, distribution and version of
+    everything loaded. origins: dotted key -> where set.
     """
 
     config: dict[str, Any]
@@ -43,7 +45,9 @@ class Plan:
         for key in path.split("."):
             if not isinstance(value, Mapping) or key not in value:
                 known = list(sources.flat(self.config))
-                raise ConfigError(f"the configuration has no such key{did_you_mean(path, known)}.", where=path)
+                raise ConfigError(
+                    f"the configuration has no such key{did_you_mean(path, known)}.", where=path
+                )
             value = value[key]
         return value
 
@@ -57,13 +61,16 @@ class Plan:
             )
         spec = self.provided[path].spec
         config_class = reference_to(spec.config) if spec.config else ""
-        return FactorySpec(factory=spec.factory, config_class=config_class, config=self.at(path)["config"])
+        return FactorySpec(
+            factory=spec.factory, config_class=config_class, config=self.at(path)["config"]
+        )
 
     def why(self, key: str) -> str:
         """``key = value  # where it came from``; a line for each value below a mapping."""
         values = sources.flat(self.at(key), key)
         return "\n".join(
-            f"{leaf} = {msgspec.json.encode(value).decode()}  # {self._origin(leaf)}" for leaf, value in values.items()
+            f"{leaf} = {msgspec.json.encode(value).decode()}  # {self._origin(leaf)}"
+            for leaf, value in values.items()
         )
 
     def _origin(self, leaf: str) -> str:
@@ -75,8 +82,12 @@ class Plan:
         return f"default of the core (gcore-core {__version__})"
 
 
-def load(file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None) -> Plan:
-    """Reads, resolves and checks a configuration; starts nothing. Raises ConfigError or PluginError."""
+def load(
+    file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None
+) -> Plan:
+    """Reads, resolves and checks a configuration; starts nothing. Raises ConfigError or
+    PluginError.
+    """
     source = sources.read(Path(file), overrides)
     user = _normalised(source.tree)
     schema.check_containers(schema.Core, user, "")
@@ -99,7 +110,8 @@ def load(file: str | Path, overrides: Sequence[str] = (), installed: catalog.Cat
         provided=provided,
         source=source.file,
         lock=tuple(
-            {"plugin": item.name, "distribution": item.distribution, "version": item.version} for item in plugins.loaded
+            {"plugin": item.name, "distribution": item.distribution, "version": item.version}
+            for item in plugins.loaded
         ),
         origins=origins,
         plugins=plugins,
@@ -136,12 +148,16 @@ def _get(tree: Any, path: str) -> Any:
 
 
 def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
-    """The core schema with a node for every role and reward that the user names, so that configs can be grafted."""
+    """The core schema with a node for every role and reward that the user names, so that configs
+    can be grafted.
+    """
     tree: DictConfig = OmegaConf.structured(schema.Core)
     for section, cls in (("roles", schema.Role), ("rewards", schema.Reward)):
         for name in user.get(section) or ():
             if not schema.NAME.fullmatch(str(name)):
-                raise ConfigError("a name is made of letters, digits, '_' and '-'.", where=f"{section}.{name}")
+                raise ConfigError(
+                    "a name is made of letters, digits, '_' and '-'.", where=f"{section}.{name}"
+                )
             tree[section][str(name)] = OmegaConf.structured(cls)
     if _get(user, "evaluation.data") is not None:
         tree.evaluation.data = OmegaConf.structured(schema.Data)
@@ -149,7 +165,10 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
 
 
 def _merged(
-    tree: DictConfig, user: Mapping[str, Any], source: sources.Source, provided: Mapping[str, Provided]
+    tree: DictConfig,
+    user: Mapping[str, Any],
+    source: sources.Source,
+    provided: Mapping[str, Provided],
 ) -> DictConfig:
     try:
         merged = OmegaConf.merge(tree, OmegaConf.create(dict(user)))
@@ -165,9 +184,14 @@ def _explained(error: Any, source: sources.Source, provided: Mapping[str, Provid
     where = str(error.full_key or source.file)
     first = f"{str(error).splitlines()[0].rstrip('.')}."
     why = [source.origins[where]] if where in source.origins else []
-    owner = next((item for path, item in provided.items() if where.startswith(f"{path}.config")), None)
+    owner = next(
+        (item for path, item in provided.items() if where.startswith(f"{path}.config")), None
+    )
     if owner is not None:
-        why.append(f"from plugin {owner.plugin} ({owner.owner}); its fields: g-core plugins show {owner.plugin}")
+        why.append(
+            f"from plugin {owner.plugin} ({owner.owner}); its fields: g-core plugins show "
+            f"{owner.plugin}"
+        )
     choices = []
     if isinstance(error, ConfigKeyError) and isinstance(error.parent_node, DictConfig):
         choices = [str(key) for key in error.parent_node]
@@ -178,11 +202,15 @@ def _explained(error: Any, source: sources.Source, provided: Mapping[str, Provid
 
 
 def _core_values(tree: DictConfig) -> dict[str, Any]:
-    """The first phase, plain. Interpolations stay, since plugins' defaults are not there yet, except in ``use``."""
+    """The first phase, plain. Interpolations stay, since plugins' defaults are not there yet,
+    except in ``use``.
+    """
     core = _plain_tree(tree, resolve=False)
     for path, use in _uses(core):
         if use.startswith("${"):
-            _get(core, path)["use"] = _plain_tree(OmegaConf.masked_copy(OmegaConf.select(tree, path), "use"))["use"]
+            _get(core, path)["use"] = _plain_tree(
+                OmegaConf.masked_copy(OmegaConf.select(tree, path), "use")
+            )["use"]
     return core
 
 
@@ -190,24 +218,37 @@ def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(tree, resolve=resolve)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{str(error).splitlines()[0]}.", where=str(error.full_key or "")) from error
+        raise ConfigError(
+            f"{str(error).splitlines()[0]}.", where=str(error.full_key or "")
+        ) from error
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
 def _require(core: Mapping[str, Any], user: Mapping[str, Any], file: Path) -> None:
     """Names every mandatory value that is not there."""
     absent = [] if user.get("data") else ["data"]
-    absent += [f"{path}.use" for path in schema.KIND_AT if (_get(core, path) or {}).get("use") == schema.MISSING]
+    absent += [
+        f"{path}.use"
+        for path in schema.KIND_AT
+        if (_get(core, path) or {}).get("use") == schema.MISSING
+    ]
     absent += [f"roles.{name}" for name in ("policy", "rollout") if name not in core["roles"]]
     for section in ("roles", "rewards"):
-        absent += [f"{section}.{name}.use" for name, node in core[section].items() if node["use"] == schema.MISSING]
+        absent += [
+            f"{section}.{name}.use"
+            for name, node in core[section].items()
+            if node["use"] == schema.MISSING
+        ]
     if not core["rewards"]:
         absent.append("rewards.<name>")
     if absent:
         raise ConfigError(
             f"missing: {', '.join(absent)}.",
             where=str(file),
-            todo="each names a provider, as in: advantage: {use: algorithms/grpo}      all keys: docs/config.md",
+            todo=(
+                "each names a provider, as in: advantage: {use: algorithms/grpo}      all keys: "
+                "docs/config.md"
+            ),
             missing=absent,
         )
 
@@ -223,7 +264,10 @@ def _uses(core: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Path) -> Plugins:
     """Looks every named plugin up before importing the first one."""
-    locals_ = [local_plugin(sources.anchored(name, base), f"local[{i}]") for i, name in enumerate(core["local"])]
+    locals_ = [
+        local_plugin(sources.anchored(name, base), f"local[{i}]")
+        for i, name in enumerate(core["local"])
+    ]
     own = {plugin.name: plugin for plugin in locals_}
     named = [(name, f"plugins.{name}", pin or "") for name, pin in core["plugins"].items()]
     named += [(use.partition("/")[0], f"{path}.use", "") for path, use in _uses(core)]
@@ -271,14 +315,17 @@ def _roles(plugins: Plugins) -> dict[str, Provided]:
     for item in plugins.providers("role"):
         if item.spec.name in roles:
             other = roles[item.spec.name]
-            raise PluginClash(f"role {item.spec.name!r} is defined by {other.owner} and by {item.owner}.")
+            raise PluginClash(
+                f"role {item.spec.name!r} is defined by {other.owner} and by {item.owner}."
+            )
         roles[item.spec.name] = item
     return roles
 
 
 def _drop_of_others(item: Provided, given: Any, path: str, origins: Mapping[str, str]) -> None:
-    """Of settings in the file, which were meant for the provider that an override has replaced, those that the new one
-    does not have."""
+    """Of settings in the file, which were meant for the provider that an override has replaced,
+    those that the new one does not have.
+    """
     own = {one.name for one in fields(item.spec.config)} if item.spec.config is not None else set()
     asked = {key for key, where in origins.items() if where.startswith(sources.OVERRIDE)}
     for key in sorted(set(given if isinstance(given, dict) else ()) - own):
@@ -291,15 +338,19 @@ def _graft(tree: DictConfig, path: str, item: Provided, given: Any) -> None:
     if item.spec.config is None:
         if given:
             raise ConfigError(
-                f"{item.reference} has no settings, but {', '.join(map(str, given))} is set.", where=f"{path}.config"
+                f"{item.reference} has no settings, but {', '.join(map(str, given))} is set.",
+                where=f"{path}.config",
             )
         return
     schema.check_containers(item.spec.config, given, f"{path}.config")
     try:
-        OmegaConf.update(tree, f"{path}.config", OmegaConf.structured(item.spec.config), merge=False)
+        OmegaConf.update(
+            tree, f"{path}.config", OmegaConf.structured(item.spec.config), merge=False
+        )
     except (OmegaConfBaseException, TypeError, ValueError) as error:
         raise ContractError(
-            f"{item.reference} ({item.owner}): config class {item.spec.config.__qualname__} cannot be a schema: "
+            f"{item.reference} ({item.owner}): config class {item.spec.config.__qualname__} "
+            "cannot be a schema: "
             f"{str(error).splitlines()[0]}",
             where=path,
             plugin=item.plugin,
@@ -321,14 +372,18 @@ def _fill_defaults(config: dict[str, Any], plugins: Plugins, file: Path) -> dict
 
 
 def _config_object(plan: Plan, path: str) -> Any:
-    """The provider's own config object, so that its ``__post_init__`` speaks before anything starts."""
+    """The provider's own config object, so that its ``__post_init__`` speaks before anything
+    starts.
+    """
     cls = plan.provided[path].spec.config
     if cls is None:
         return None
     try:
         return msgspec.convert(plan.at(path)["config"], cls)
     except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, GcoreError):  # the plugin's own words, which msgspec has wrapped
+        if isinstance(
+            error.__cause__, GcoreError
+        ):  # the plugin's own words, which msgspec has wrapped
             raise error.__cause__ from None
         item = plan.provided[path]
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""Rows of prompts from JSON-lines files, read one at a time, and what other datasets of rows in files share with them.
+"""Rows of prompts from JSON-lines files, read one at a time, and what other datasets of rows in
+files share with them.
 
 No dataset is ever held in memory.
 """
@@ -29,15 +30,20 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 class JsonLines:
     """A file with one JSON object a line; blank lines do not count.
 
-    The first use validates every line and writes where each begins into an index file (int64, little endian; the last
-    entry is the end of the last line), which later uses of the unchanged file find again. A row costs three reads.
+    The first use validates every line and writes where each begins into an index file (int64,
+    little endian; the last entry is the end of the last line), which later uses of the unchanged
+    file find again. A row costs three reads.
     """
 
     def __init__(self, config: JsonLinesConfig) -> None:
         path = Path(config.path)
         require_there(path)
         if path.is_dir():
-            raise DataError("is a directory, not a file of JSON lines", where=str(path), todo=data_files_in(path))
+            raise DataError(
+                "is a directory, not a file of JSON lines",
+                where=str(path),
+                todo=data_files_in(path),
+            )
         self._config = config
         self._file = _opened(path)
         index = _index_file(self._file, config)
@@ -74,10 +80,14 @@ class JsonLines:
 
 
 def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -> Prompt:
-    """The row as a prompt; DataError, at ``where``, when it is no object or its prompt is not there or no prompt."""
+    """The row as a prompt; DataError, at ``where``, when it is no object or its prompt is not there
+    or no prompt.
+    """
     where = where or config.path
     if not isinstance(values, dict):
-        raise DataError(f"expected an object, found {_shortened(msgspec.json.encode(values))}", where=where)
+        raise DataError(
+            f"expected an object, found {_shortened(msgspec.json.encode(values))}", where=where
+        )
     fields = dict(values)
     images = _images(fields.pop(config.images, None), config, where) if config.images else []
     name = config.messages or config.prompt
@@ -93,21 +103,33 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
     if config.messages:
         if not _is_chat(value):
             raise DataError(
-                f"field {name!r} is not a list of chat messages: {_shortened(repr(value).encode())}",
+                (
+                    f"field {name!r} is not a list of chat messages: "
+                    f"{_shortened(repr(value).encode())}"
+                ),
                 where=where,
                 why='each message is an object with "role" and "content"',
             )
         shown = _image_parts(value)
         if shown != len(images):
             raise DataError(
-                f"field {name!r} has {shown} parts of type image, and the row names {len(images)} images",
+                (
+                    f"field {name!r} has {shown} parts of type image, and the row names "
+                    f"{len(images)} images"
+                ),
                 where=where,
-                todo="" if config.images else "set data.config.images to the field that holds their paths",
+                todo=""
+                if config.images
+                else "set data.config.images to the field that holds their paths",
             )
         return Prompt(row=row, messages=value, images=images, fields=fields)
     if not isinstance(value, str):
         todo = f"for chat messages set data.config.messages: {name}" if _is_chat(value) else ""
-        raise DataError(f"field {name!r} is {_shortened(repr(value).encode())}, not a text", where=where, todo=todo)
+        raise DataError(
+            f"field {name!r} is {_shortened(repr(value).encode())}, not a text",
+            where=where,
+            todo=todo,
+        )
     return Prompt(row=row, text=value, images=images, fields=fields)
 
 
@@ -115,12 +137,17 @@ def _is_chat(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) and "content" in turn for turn in value)
+        and all(
+            isinstance(turn, dict) and isinstance(turn.get("role"), str) and "content" in turn
+            for turn in value
+        )
     )
 
 
 def _image_parts(turns: list[dict[str, Any]]) -> int:
-    parts = [part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]]
+    parts = [
+        part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]
+    ]
     return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
 
 
@@ -146,12 +173,16 @@ def _require_images(prompt: Prompt, where: str) -> None:
 
 
 def require_there(path: Path) -> None:
-    """DataError when there is no such file or directory; it names a neighbour that may have been meant."""
+    """DataError when there is no such file or directory; it names a neighbour that may have been
+    meant.
+    """
     if path.exists():
         return
     folder = path.parent
     if not folder.is_dir():
-        raise DataError("no such file", where=str(path), why=f"there is no directory {folder} either")
+        raise DataError(
+            "no such file", where=str(path), why=f"there is no directory {folder} either"
+        )
     names = sorted(entry.name for entry in folder.iterdir())
     why = "" if did_you_mean(path.name, names) else data_files_in(folder)
     raise DataError(f"no such file{did_you_mean(path.name, names)}", where=str(path), why=why)
@@ -159,7 +190,9 @@ def require_there(path: Path) -> None:
 
 def data_files_in(folder: Path) -> str:
     """A sentence that lists some of them, for errors."""
-    names = sorted(p.name for p in folder.iterdir() if p.suffix in (".jsonl", ".json", ".parquet", ".arrow"))
+    names = sorted(
+        p.name for p in folder.iterdir() if p.suffix in (".jsonl", ".json", ".parquet", ".arrow")
+    )
     return f"data files in {folder}: {', '.join(names[:8]) or 'none'}"
 
 
@@ -175,7 +208,7 @@ def _shortened(text: bytes) -> str:
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
 
 
-# -- the index of a JSON-lines file -----------------------------------------------------------------------------------
+# -- the index of a JSON-lines file ----------------------------------------------------------------
 
 
 def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
@@ -191,7 +224,9 @@ def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
 
 
 def _build_index(file: FileIO, config: JsonLinesConfig, index: Path) -> None:
-    """Writes beside and renames, so several processes may do it at once: each makes the same file."""
+    """Writes beside and renames, so several processes may do it at once: each makes the same
+    file.
+    """
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=index.parent, prefix=index.stem)
@@ -229,7 +264,9 @@ def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:
             try:
                 values = msgspec.json.decode(line)
             except _NOT_JSON as error:
-                raise DataError(f"not JSON: {_shortened(line)}", where=where, why=str(error)) from error
+                raise DataError(
+                    f"not JSON: {_shortened(line)}", where=where, why=str(error)
+                ) from error
             _require_images(prompt_from(row, values, config, where=where), where)
             row += 1
             yield start

@@ -20,9 +20,9 @@
     ├── AddressError (OSError)       7   a port is taken, a socket path is too long, a bind is unsafe
     └── CheckpointError              8   a checkpoint cannot be written, or none is whole
 
-An error says what, where, why and what to do, in at most six lines, the most useful first. The parts stay attributes,
-so that tools and tests do not parse text.
-"""
+An error says what, where, why and what to do, in at most six lines, the most useful first. The
+parts stay attributes, so that tools and tests do not parse text.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ from typing import Any
 
 
 class GcoreError(Exception):
-    """Base of the tree. ``where`` names a config key, a file or a process; ``todo`` is one action the reader can take.
+    """Base of the tree. ``where`` names a config key, a file or a process; ``todo`` is one action
+    the reader can take.
 
     ``facts`` are plain values for tools (role, rank, choices, ...); they are not printed.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", todo: str = "", **facts: Any) -> None:
+    def __init__(
+        self, what: str, *, where: str = "", why: str = "", todo: str = "", **facts: Any
+    ) -> None:
         super().__init__(what)
         self.what, self.where, self.why, self.todo, self.facts = what, where, why, todo, facts
 
@@ -126,7 +129,9 @@ class CheckpointError(GcoreError):
     exit_code = 8
 
 
-def _rebuild(kind: type[GcoreError], what: str, where: str, why: str, todo: str, facts: dict[str, Any]) -> GcoreError:
+def _rebuild(
+    kind: type[GcoreError], what: str, where: str, why: str, todo: str, facts: dict[str, Any]
+) -> GcoreError:
     return kind(what, where=where, why=why, todo=todo, **facts)
 
 

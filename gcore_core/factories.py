@@ -1,6 +1,8 @@
-"""Makes objects from strings: how a worker builds what the configuration chose, without discovering anything.
+"""Makes objects from strings: how a worker builds what the configuration chose, without discovering
+anything.
 
-A reference is ``"module:attribute"``, or ``"/path/file.py:attribute"`` for a file of the project itself.
+A reference is ``"module:attribute"``, or ``"/path/file.py:attribute"`` for a file of the project
+itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _LOCAL_PREFIX = "gcore_local_"
 
 
 class FactorySpec(msgspec.Struct, frozen=True):
-    """A factory and its plain config, ready for the wire. Without ``config_class`` the factory gets None."""
+    """A factory and its plain config, ready for the wire. Without ``config_class`` the factory gets
+    None.
+    """
 
     factory: str
     config_class: str = ""
@@ -32,7 +36,9 @@ def build(spec: FactorySpec, *args: Any) -> Any:
     """Calls the factory as ``factory(config, *args)``."""
     factory = import_attribute(spec.factory)
     if not callable(factory):
-        raise ContractError(f"factory {spec.factory!r} is a {type(factory).__name__}, it cannot be called.")
+        raise ContractError(
+            f"factory {spec.factory!r} is a {type(factory).__name__}, it cannot be called."
+        )
     return factory(config_object(spec), *args)
 
 
@@ -47,7 +53,9 @@ def config_object(spec: FactorySpec) -> Any:
 
 
 def replica_slots(settings: Any) -> int:
-    """How many slots one replica takes together, by a config object of a trainer (see ``TrainerProvider``)."""
+    """How many slots one replica takes together, by a config object of a trainer (see
+    ``TrainerProvider``).
+    """
     told = getattr(settings, "replica_slots", None)
     return int(told()) if callable(told) else 1
 
@@ -59,18 +67,26 @@ def keeps_weights(settings: Any) -> bool:
 
 
 def logprob_band(*settings: Any) -> float:
-    """How far apart the log-probs of a pair may be: the widest band that a config object states, see ``Provider``."""
-    return max((one.logprob_band() for one in settings if hasattr(one, "logprob_band")), default=1e-3)
+    """How far apart the log-probs of a pair may be: the widest band that a config object states,
+    see ``Provider``.
+    """
+    return max(
+        (one.logprob_band() for one in settings if hasattr(one, "logprob_band")), default=1e-3
+    )
 
 
 def takes_stale(settings: Any) -> bool:
-    """Whether an objective's loss is right for actions that older weights sampled, by its config object."""
+    """Whether an objective's loss is right for actions that older weights sampled, by its config
+    object.
+    """
     told = getattr(settings, "takes_stale", None)
     return bool(told()) if callable(told) else False
 
 
 def import_attribute(reference: str) -> Any:
-    """What ``reference`` names; PluginBroken, with the cause chained, if its module fails to import or lacks it."""
+    """What ``reference`` names; PluginBroken, with the cause chained, if its module fails to import
+    or lacks it.
+    """
     source, _, path = reference.rpartition(":")
     try:
         found: Any = import_source(source)
@@ -78,13 +94,17 @@ def import_attribute(reference: str) -> Any:
         raise PluginBroken(
             f"{reference!r} does not import: {type(error).__name__}: {error}",
             why=f"interpreter: {sys.executable}",
-            todo="if the engine is missing there, install the plugin's extra: pip install 'gcore-<name>[engine]'",
+            todo=(
+                "if the engine is missing there, install the plugin's extra: pip install "
+                "'gcore-<name>[engine]'"
+            ),
             reference=reference,
         ) from error
     for name in path.split("."):
         if not hasattr(found, name):
             raise PluginBroken(
-                f"{reference!r}: {source} has no {name!r}{did_you_mean(name, dir(found))}.", reference=reference
+                f"{reference!r}: {source} has no {name!r}{did_you_mean(name, dir(found))}.",
+                reference=reference,
             )
         found = getattr(found, name)
     return found
@@ -96,9 +116,11 @@ def import_source(source: str) -> ModuleType:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Imports a project's own file once, under a name that no other file has; ``sys.path`` stays as it is."""
+    """Imports a project's own file once, under a name that no other file has; ``sys.path`` stays as
+    it is.
+    """
     path = path.resolve()
-    name = f"{_LOCAL_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    name = f"{_LOCAL_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"  # noqa: E501
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -117,7 +139,10 @@ def import_file(path: Path) -> ModuleType:
 def reference_to(cls: type) -> str:
     """The reference by which another process finds the class again."""
     if "<locals>" in cls.__qualname__:
-        raise ContractError(f"config class {cls.__qualname__} is defined inside a function; a worker cannot import it.")
+        raise ContractError(
+            f"config class {cls.__qualname__} is defined inside a function; a worker cannot "
+            "import it."
+        )
     module = cls.__module__
     if module.startswith(_LOCAL_PREFIX):
         module = str(sys.modules[module].__file__)

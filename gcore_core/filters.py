@@ -1,4 +1,6 @@
-"""Which groups teach: filters of dynamic sampling. A factory takes the config, which these do not have."""
+"""Which groups teach: filters of dynamic sampling. A factory takes the config, which these do not
+have.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class KeepAll:
 
 
 class Varied:
-    """A group teaches when its rewards are not all equal: otherwise every advantage is zero (DAPO, section 3.2)."""
+    """A group teaches when its rewards are not all equal: otherwise every advantage is zero (DAPO,
+    section 3.2).
+    """
 
     def __init__(self, config: None = None) -> None:
         pass

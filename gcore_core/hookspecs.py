@@ -1,7 +1,7 @@
 """Every hook, on one page.
 
-A plugin is a distribution with one entry point in the group ``gcore``; the entry point's name is the plugin's name and
-its value a light module that holds functions marked ``@hookimpl``:
+A plugin is a distribution with one entry point in the group ``gcore``; the entry point's name is
+the plugin's name and its value a light module that holds functions marked ``@hookimpl``:
 
     from gcore_core import hookimpl
     from gcore_core.providers import BalancerProvider
@@ -10,14 +10,17 @@ its value a light module that holds functions marked ``@hookimpl``:
     def gcore_balancers():
         yield BalancerProvider(summary="...", factory="my_module:MyBalancer")
 
-**Provider hooks** take nothing, are pure and return in milliseconds an iterable of frozen descriptions. They are called
-once, in the process that reads the configuration, right after the plugin was imported, and only if the configuration
-names the plugin. An exception in one means that the plugin is broken; the run does not start.
+**Provider hooks** take nothing, are pure and return in milliseconds an iterable of frozen
+descriptions. They are called once, in the process that reads the configuration, right after the
+plugin was imported, and only if the configuration names the plugin. An exception in one means that
+the plugin is broken; the run does not start.
 
-**The check hook** sees the resolved plan before anything starts and returns problems; it changes nothing.
+**The check hook** sees the resolved plan before anything starts and returns problems; it changes
+nothing.
 
-**Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results are ignored. One
-that raises is reported once with its plugin's name and disabled for the rest of the run; the others and the run go on.
+**Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results
+are ignored. One that raises is reported once with its plugin's name and disabled for the rest of
+the run; the others and the run go on.
 """
 
 from __future__ import annotations
@@ -35,12 +38,16 @@ hookspec = pluggy.HookspecMarker("gcore")
 
 @hookspec
 def gcore_controllers() -> Iterable[p.ControllerProvider]:  # type: ignore[empty-body]
-    """Step programs. Factory: ``(config, context: ControllerContext) -> Controller``, called in each controller."""
+    """Step programs. Factory: ``(config, context: ControllerContext) -> Controller``, called in
+    each controller.
+    """
 
 
 @hookspec
 def gcore_roles() -> Iterable[p.RoleProvider]:  # type: ignore[empty-body]
-    """Participants beyond policy, rollout and judge: the kind of backend they run and whose weights they follow."""
+    """Participants beyond policy, rollout and judge: the kind of backend they run and whose weights
+    they follow.
+    """
 
 
 @hookspec
@@ -50,22 +57,30 @@ def gcore_placement_policies() -> Iterable[p.PlacementProvider]:  # type: ignore
 
 @hookspec
 def gcore_generators() -> Iterable[p.GeneratorProvider]:  # type: ignore[empty-body]
-    """Backends that sample. Factory: ``(config, context: WorkerContext) -> Generator``, called in each worker."""
+    """Backends that sample. Factory: ``(config, context: WorkerContext) -> Generator``, called in
+    each worker.
+    """
 
 
 @hookspec
 def gcore_trainers() -> Iterable[p.TrainerProvider]:  # type: ignore[empty-body]
-    """Backends that train. Factory: ``(config, context: WorkerContext) -> Trainer``, called in each rank."""
+    """Backends that train. Factory: ``(config, context: WorkerContext) -> Trainer``, called in each
+    rank.
+    """
 
 
 @hookspec
 def gcore_rewards() -> Iterable[p.RewardProvider]:  # type: ignore[empty-body]
-    """Scorers. Factory: ``(config, context: WorkerContext) -> Scorer``, called in the scorer worker."""
+    """Scorers. Factory: ``(config, context: WorkerContext) -> Scorer``, called in the scorer
+    worker.
+    """
 
 
 @hookspec
 def gcore_advantages() -> Iterable[p.AdvantageProvider]:  # type: ignore[empty-body]
-    """Advantage estimators. Factory: ``(config) -> Advantage`` in controllers, or ``ActionAdvantage`` on ranks."""
+    """Advantage estimators. Factory: ``(config) -> Advantage`` in controllers, or
+    ``ActionAdvantage`` on ranks.
+    """
 
 
 @hookspec
@@ -80,12 +95,16 @@ def gcore_balancers() -> Iterable[p.BalancerProvider]:  # type: ignore[empty-bod
 
 @hookspec
 def gcore_filters() -> Iterable[p.FilterProvider]:  # type: ignore[empty-body]
-    """Judges of whole groups for dynamic sampling. Factory: ``(config) -> Filter``, called in controllers."""
+    """Judges of whole groups for dynamic sampling. Factory: ``(config) -> Filter``, called in
+    controllers.
+    """
 
 
 @hookspec
 def gcore_datasets() -> Iterable[p.DatasetProvider]:  # type: ignore[empty-body]
-    """Prompt sources. Factory: ``(config) -> Dataset``, called in the supervisor and in workers that read prompts."""
+    """Prompt sources. Factory: ``(config) -> Dataset``, called in the supervisor and in workers
+    that read prompts.
+    """
 
 
 @hookspec
@@ -95,31 +114,40 @@ def gcore_launchers() -> Iterable[p.LauncherProvider]:  # type: ignore[empty-bod
 
 @hookspec
 def gcore_commands() -> Iterable[p.CommandProvider]:  # type: ignore[empty-body]
-    """Commands reached as ``g-core <plugin> <name> ...``. Factory: ``(words: list[str]) -> int`` (exit code)."""
+    """Commands reached as ``g-core <plugin> <name> ...``. Factory: ``(words: list[str]) -> int``
+    (exit code).
+    """
 
 
 @hookspec
 def gcore_environments() -> Iterable[p.EnvironmentProvider]:  # type: ignore[empty-body]
-    """What pip is to install for the plugin's engine, one description a flavour. For ``g-core env``; no factory."""
+    """What pip is to install for the plugin's engine, one description a flavour. For ``g-core
+    env``; no factory.
+    """
 
 
 @hookspec
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:  # type: ignore[empty-body]
-    """Problems with the resolved configuration ``plan``, one sentence each, starting with the config path.
+    """Problems with the resolved configuration ``plan``, one sentence each, starting with the
+    config path.
 
-    Called once before anything starts, in the process that reads the configuration; all plugins' problems are printed
-    together and end the run. Must not raise and must not change the plan.
+    Called once before anything starts, in the process that reads the configuration; all plugins'
+    problems are printed together and end the run. Must not raise and must not change the plan.
     """
 
 
 @hookspec
 def gcore_run_start(run: RunFacts) -> None:
-    """The run's processes are up, no step has begun. Once per start of a run, also when it is resumed."""
+    """The run's processes are up, no step has begun. Once per start of a run, also when it is
+    resumed.
+    """
 
 
 @hookspec
 def gcore_step_end(run: RunFacts, report: StepReport) -> None:
-    """A step is committed. Once per step, in order; ``report.evaluation`` is filled where an evaluation was due."""
+    """A step is committed. Once per step, in order; ``report.evaluation`` is filled where an
+    evaluation was due.
+    """
 
 
 @hookspec

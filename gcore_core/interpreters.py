@@ -1,6 +1,8 @@
-"""What another interpreter has installed, read from its files alone: that interpreter is never started.
+"""What another interpreter has installed, read from its files alone: that interpreter is never
+started.
 
-A role may name its own ``python:``. Whether its workers can start there is said before anything starts.
+A role may name its own ``python:``. Whether its workers can start there is said before anything
+starts.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Environment:
         return next((item.version for item in found), None)
 
     def unmet(self, needs: Sequence[str]) -> list[tuple[str, str | None]]:
-        """(requirement, version found or None) of every requirement (PEP 508) that does not hold there."""
+        """(requirement, version found or None) of every requirement (PEP 508) that does not hold
+        there.
+        """
         from packaging.requirements import Requirement
 
         found = []
@@ -65,10 +69,14 @@ def open_environment(python: str | None, *, where: str) -> Environment:
     root = shlex.quote(str(program.parent.parent))
     todo = f"make it: python3 -m venv {root} && {shown} -m pip install gcore-core=={__version__}"
     if not program.exists():
-        raise ConfigError(f"there is no interpreter {python}.", where=where, todo=todo, python=python)
+        raise ConfigError(
+            f"there is no interpreter {python}.", where=where, todo=todo, python=python
+        )
     if not program.is_file() or not os.access(program, os.X_OK):
         raise ConfigError(
-            f"{python} is not an executable file.", where=where, todo="name the interpreter itself: .../bin/python"
+            f"{python} is not an executable file.",
+            where=where,
+            todo="name the interpreter itself: .../bin/python",
         )
     found: dict[str, str] = {}
     for folder in _search_path(program):
@@ -84,8 +92,11 @@ def open_environment(python: str | None, *, where: str) -> Environment:
     return Environment(python=python, path=path)
 
 
-def differences(environment: Environment, plugins: Mapping[str, str], *, where: str) -> Iterator[GcoreError]:
-    """What another environment has in another version than this one, or not at all: gcore-core, then the plugins.
+def differences(
+    environment: Environment, plugins: Mapping[str, str], *, where: str
+) -> Iterator[GcoreError]:
+    """What another environment has in another version than this one, or not at all: gcore-core,
+    then the plugins.
 
     plugins: distribution -> version here.
     """
@@ -105,7 +116,11 @@ def differences(environment: Environment, plugins: Mapping[str, str], *, where: 
         have = environment.version(distribution)
         if have == version:
             continue
-        found = f"no {distribution}" if have is None else f"{distribution} {have}, but this is {version}"
+        found = (
+            f"no {distribution}"
+            if have is None
+            else f"{distribution} {have}, but this is {version}"
+        )
         yield PluginIncompatible(
             f"{environment.python} has {found}.",
             where=where,
@@ -116,13 +131,20 @@ def differences(environment: Environment, plugins: Mapping[str, str], *, where: 
         )
 
 
-def unmet_needs(environment: Environment, owner: str, needs: Sequence[str], *, where: str) -> Iterator[GcoreError]:
-    """What a provider's engine requires and the environment does not have; ``owner`` is "gcore-vllm 1.3.0"."""
+def unmet_needs(
+    environment: Environment, owner: str, needs: Sequence[str], *, where: str
+) -> Iterator[GcoreError]:
+    """What a provider's engine requires and the environment does not have; ``owner`` is "gcore-vllm
+    1.3.0".
+    """
     for need, have in environment.unmet(needs):
         yield PluginIncompatible(
             f"{owner} needs {need} in {environment.python}, found {have or 'none'}.",
             where=where,
-            todo=f"install it there: {shlex.quote(environment.python)} -m pip install {shlex.quote(need)}",
+            todo=(
+                f"install it there: {shlex.quote(environment.python)} -m pip install "
+                f"{shlex.quote(need)}"
+            ),
             python=environment.python,
             need=need,
         )
@@ -135,12 +157,17 @@ def _remedy(environment: Environment, requirements: list[str]) -> str:
 
 
 def _search_path(program: Path) -> Iterator[str]:
-    """Directories in the interpreter's order: its own site-packages, what its .pth files add, the base's."""
+    """Directories in the interpreter's order: its own site-packages, what its .pth files add, the
+    base's.
+    """
     for root in (program.parent.parent, program.parent):
         if settings := _settings(root / "pyvenv.cfg"):
             version = settings.get("version") or settings.get("version_info", "")
             yield from _with_pth_files(_site_packages(root, version))
-            if settings.get("include-system-site-packages", "").lower() == "true" and "home" in settings:
+            if (
+                settings.get("include-system-site-packages", "").lower() == "true"
+                and "home" in settings
+            ):
                 yield from _search_path(Path(settings["home"]) / program.name)
             return
     real = program.resolve()
@@ -161,7 +188,9 @@ def _settings(file: Path) -> dict[str, str]:
 
 
 def _site_packages(root: Path, version: str) -> Iterator[Path]:
-    """Existing package directories below a prefix; ``version`` ("3.11.7", or empty) picks among several."""
+    """Existing package directories below a prefix; ``version`` ("3.11.7", or empty) picks among
+    several.
+    """
     found = re.match(r"3\.\d+", version)
     python = f"python{found[0]}" if found else "python3.*"
     folders = (f"lib/{python}/site-packages", f"lib64/{python}/site-packages")
@@ -171,8 +200,9 @@ def _site_packages(root: Path, version: str) -> Iterator[Path]:
 
 
 def _with_pth_files(folders: Iterable[Path]) -> Iterator[str]:
-    """Each folder, then the directories that its .pth files name. An editable install with a finder needs no line:
-    its metadata lies in the folder itself."""
+    """Each folder, then the directories that its .pth files name. An editable install with a finder
+    needs no line: its metadata lies in the folder itself.
+    """
     for folder in folders:
         yield str(folder)
         for file in sorted(folder.glob("*.pth")):

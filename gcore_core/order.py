@@ -1,4 +1,6 @@
-"""The seeded order in which a run visits its rows, and the seed of every sample: computed, never stored."""
+"""The seeded order in which a run visits its rows, and the seed of every sample: computed, never
+stored.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ _MASK64 = (1 << 64) - 1
 def row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
     """(pass, row) of the ``ordinal``-th prompt of a run over a dataset of ``rows`` rows.
 
-    Each pass visits every row once, in an order of its own. The permutation is evaluated for this one index by a
-    Feistel network that walks until it is back inside the dataset (Black and Rogaway, Ciphers with Arbitrary Finite
-    Domains, 2002): constant memory, under two walks on average.
+    Each pass visits every row once, in an order of its own. The permutation is evaluated for this
+    one index by a Feistel network that walks until it is back inside the dataset (Black and
+    Rogaway, Ciphers with Arbitrary Finite Domains, 2002): constant memory, under two walks on
+    average.
     """
     if rows < 1:
         raise DataError("a dataset without rows has no order")
@@ -52,11 +55,15 @@ def _round_keys(seed: int, pass_: int) -> tuple[int, ...]:
 
 
 def _digest(purpose: str, *numbers: int, size: int) -> bytes:
-    return hashlib.blake2b(":".join([purpose, *map(str, numbers)]).encode(), digest_size=size).digest()
+    return hashlib.blake2b(
+        ":".join([purpose, *map(str, numbers)]).encode(), digest_size=size
+    ).digest()
 
 
 def _mixed(value: int) -> int:
-    """The upper half of the finaliser of splitmix64 (Steele, Lea and Flood, 2014): 32 well-mixed bits."""
+    """The upper half of the finaliser of splitmix64 (Steele, Lea and Flood, 2014): 32 well-mixed
+    bits.
+    """
     value &= _MASK64
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK64

@@ -1,8 +1,8 @@
 """Loads exactly the plugins a configuration names, validates what they offer and calls their hooks.
 
-The only user of pluggy. Stock pluggy drops the second distribution of one name in silence, aborts at the first failing
-import, accepts a misspelt hook and stops at the first observer that raises; the catalog answers the first, this module
-the others.
+The only user of pluggy. Stock pluggy drops the second distribution of one name in silence, aborts
+at the first failing import, accepts a misspelt hook and stops at the first observer that raises;
+the catalog answers the first, this module the others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Provided:
 
     @property
     def installed(self) -> bool:
-        """Whether it comes from a distribution other than the core: not from a project's own file."""
+        """Whether it comes from a distribution other than the core: not from a project's own
+        file.
+        """
         return self.plugin != CORE and not self.distribution.endswith(".py")
 
 
@@ -62,7 +64,9 @@ def local_plugin(file: Path, where: str = "local") -> Installed:
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}.", where=where) from error
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
-    return Installed(name=file.stem, distribution=str(file), version=f"blake2b:{digest}", module=str(file))
+    return Installed(
+        name=file.stem, distribution=str(file), version=f"blake2b:{digest}", module=str(file)
+    )
 
 
 class Plugins:
@@ -79,7 +83,9 @@ class Plugins:
         return list(self._loaded.values())
 
     def load(self, plugin: Installed, *, where: str = "") -> None:
-        """Imports and validates one plugin; ``where`` is the config key that names it. Twice is once."""
+        """Imports and validates one plugin; ``where`` is the config key that names it. Twice is
+        once.
+        """
         if plugin.name in self._loaded:
             return
         try:
@@ -100,19 +106,25 @@ class Plugins:
         except (pluggy.PluginValidationError, ValueError) as error:
             raise ContractError(f"{_who(plugin)}: {error}", plugin=plugin.name) from error
         for caller in self._manager.get_hookcallers(module) or []:
-            _check_hook(plugin, caller, [impl for impl in caller.get_hookimpls() if impl.plugin is module])
+            _check_hook(
+                plugin, caller, [impl for impl in caller.get_hookimpls() if impl.plugin is module]
+            )
         self._provided += self._collect(plugin, module)
         self._loaded[plugin.name] = plugin
 
     def providers(self, kind: str, plugin: str = "") -> list[Provided]:
         """What is offered of one kind, by all plugins or by one."""
-        return [item for item in self._provided if item.kind == kind and plugin in ("", item.plugin)]
+        return [
+            item for item in self._provided if item.kind == kind and plugin in ("", item.plugin)
+        ]
 
     def provided_by(self, plugin: str) -> list[Provided]:
         return [item for item in self._provided if item.plugin == plugin]
 
     def resolve(self, kind: str, use: str, *, where: str) -> Provided:
-        """The provider that ``use: plugin[/provider]`` names for a kind; the plugin must be loaded."""
+        """The provider that ``use: plugin[/provider]`` names for a kind; the plugin must be
+        loaded.
+        """
         plugin, _, name = use.partition("/")
         offered = self.providers(kind, plugin)
         for item in offered:
@@ -129,7 +141,13 @@ class Plugins:
             why = ""
         else:
             what, why = f"plugin {plugin!r} has no default {kind}; say which.", ""
-        raise ConfigError(what, where=where, why=why, todo=f"choices: {', '.join(choices) or 'none'}", choices=choices)
+        raise ConfigError(
+            what,
+            where=where,
+            why=why,
+            todo=f"choices: {', '.join(choices) or 'none'}",
+            choices=choices,
+        )
 
     def check(self, config: Mapping[str, Any]) -> list[str]:
         """Problems that the plugins' ``gcore_check`` hooks find, each with its plugin's name."""
@@ -157,7 +175,9 @@ class Plugins:
                     _check_description(plugin, hook, spec, expected)
                 names = [spec.name for spec in specs]
                 for name in sorted({name for name in names if names.count(name) > 1}):
-                    raise ContractError(f"{_who(plugin)}: {hook} offers {name!r} twice.", plugin=plugin.name)
+                    raise ContractError(
+                        f"{_who(plugin)}: {hook} offers {name!r} twice.", plugin=plugin.name
+                    )
                 found += [
                     Provided(
                         plugin=plugin.name,
@@ -172,7 +192,9 @@ class Plugins:
 
 
 class Observers:
-    """The observer hooks, typed. One that raises is reported once and not called again; the others go on."""
+    """The observer hooks, typed. One that raises is reported once and not called again; the others
+    go on.
+    """
 
     def __init__(self, hooks: pluggy.HookRelay, report: ReportFailure) -> None:
         self._hooks, self._report = hooks, report
@@ -210,7 +232,8 @@ def observer_failure(plugin: str, hook: str, error: BaseException, todo: str) ->
     return PluginBroken(
         f"{type(error).__name__}: {error}",
         where=f"plugin {plugin!r}, {hook}",
-        why=(f"at {frames[-1].filename}:{frames[-1].lineno}\n" if frames else "") + "the run goes on without it",
+        why=(f"at {frames[-1].filename}:{frames[-1].lineno}\n" if frames else "")
+        + "the run goes on without it",
         todo=todo,
         plugin=plugin,
     )
@@ -235,7 +258,11 @@ def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
 def _check_marked(plugin: Installed, module: ModuleType) -> None:
     """A function named like a hook but not marked would never be called, and nobody would know."""
     for name, value in inspect.getmembers(module, inspect.isfunction):
-        if name.startswith("gcore_") and value.__module__ == module.__name__ and not hasattr(value, "gcore_impl"):
+        if (
+            name.startswith("gcore_")
+            and value.__module__ == module.__name__
+            and not hasattr(value, "gcore_impl")
+        ):
             raise ContractError(
                 f"{_who(plugin)}: function {name!r} lacks @hookimpl.",
                 todo="put it above the function: from gcore_core import hookimpl",
@@ -244,7 +271,9 @@ def _check_marked(plugin: Installed, module: ModuleType) -> None:
 
 
 def _check_arguments(plugin: Installed, module: ModuleType) -> None:
-    """Names an argument that the hook does not give; pluggy would too, in more lines and without a suggestion."""
+    """Names an argument that the hook does not give; pluggy would too, in more lines and without a
+    suggestion.
+    """
     for name, value in inspect.getmembers(module, lambda member: hasattr(member, "gcore_impl")):
         spec = getattr(hookspecs, name, None)
         if spec is None or not inspect.isfunction(value):
@@ -253,7 +282,10 @@ def _check_arguments(plugin: Installed, module: ModuleType) -> None:
         for argument in inspect.signature(value).parameters:
             if argument not in given:
                 raise ContractError(
-                    f"{_who(plugin)}: {name} has no argument {argument!r}{did_you_mean(argument, given)}.",
+                    (
+                        f"{_who(plugin)}: {name} has no argument "
+                        f"{argument!r}{did_you_mean(argument, given)}."
+                    ),
                     why=f"it gives: {', '.join(given) or 'none'}",
                     todo="an implementation takes those that it needs, by these names",
                     plugin=plugin.name,
@@ -290,14 +322,17 @@ def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy
 def _check_description(plugin: Installed, hook: str, spec: Any, expected: type[Provider]) -> None:
     if not isinstance(spec, expected):
         raise ContractError(
-            f"{_who(plugin)}: {hook} must yield {expected.__name__}, not {type(spec).__name__}.", plugin=plugin.name
+            f"{_who(plugin)}: {hook} must yield {expected.__name__}, not {type(spec).__name__}.",
+            plugin=plugin.name,
         )
     problems = spec.problems(plugin.name)
     if isinstance(spec, RoleProvider) and spec.kind not in ("trainer", "generator", "reward"):
         problems.append(f"kind {spec.kind!r} is none of trainer, generator, reward")
     if problems:
         raise ContractError(
-            f"{_who(plugin)}: {hook} yields an invalid {spec.name!r}.", why="\n".join(problems), plugin=plugin.name
+            f"{_who(plugin)}: {hook} yields an invalid {spec.name!r}.",
+            why="\n".join(problems),
+            plugin=plugin.name,
         )
 
 

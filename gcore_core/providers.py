@@ -1,7 +1,7 @@
 """Frozen descriptions that plugins return from their provider hooks.
 
-A description is data: listing, checking and configuring need nothing else, so the heavy code named by ``factory`` is
-imported only in the worker that runs it.
+A description is data: listing, checking and configuring need nothing else, so the heavy code named
+by ``factory`` is imported only in the worker that runs it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from dataclasses import dataclass, field
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-#: Abilities the core knows; a private one is written ``<plugin>:<word>``. A claim is a promise that the kit tests.
+#: Abilities the core knows; a private one is written ``<plugin>:<word>``. A claim is a promise that
+#: the kit tests.
 CAPABILITIES = frozenset(
     {
         "abort",  # unfinished samples can be ended with partial results
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
-        "determinism",  # the same seed gives the same tokens bit for bit when `deterministic` is set
+        # the same seed gives the same tokens bit for bit when `deterministic` is set
+        "determinism",
         "images",  # accepts image inputs
         "logprobs",  # can score given actions (ScoresLogprobs)
-        "save.background",  # a trainer that trains on while its state is written (SavesInBackground)
+        # a trainer that trains on while its state is written (SavesInBackground)
+        "save.background",
         "sharding",  # a trainer that takes more than one slot
         "sleep",  # can give its memory back and take it again (Sleeps)
-        "weights.device",  # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
+        # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
+        "weights.device",
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
         "weights.push",  # follows the policy's weights (ReceivesWeights)
     }
@@ -35,11 +39,13 @@ class Provider:
     """What every provider says of itself.
 
     name: lower case with dashes; ``default`` is what ``use: <plugin>`` means.
-    factory: ``"module:attribute"``; called in a worker as ``factory(config, context)`` unless its protocol says more.
-    config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. It may have a method
-        ``requires() -> frozenset[str]`` naming record columns or preparation scalars it cannot work without, and that
-        of a generator or trainer ``logprob_band() -> float``: by how many nats its log-probs of one action may be off;
-        that of an objective ``takes_stale() -> bool``: its loss is right for actions that older weights sampled.
+    factory: ``"module:attribute"``; called in a worker as ``factory(config, context)`` unless its
+        protocol says more.
+    config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. It may
+        have a method ``requires() -> frozenset[str]`` naming record columns or preparation scalars
+        it cannot work without, and that of a generator or trainer ``logprob_band() -> float``: by
+        how many nats its log-probs of one action may be off; that of an objective ``takes_stale()
+        -> bool``: its loss is right for actions that older weights sampled.
     needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
     """
 
@@ -61,7 +67,9 @@ class Provider:
             found.append(f"config {self.config!r} is not a dataclass")
         for word in sorted(self.capabilities - CAPABILITIES):
             if not word.startswith(f"{plugin}:"):
-                found.append(f"capability {word!r} is unknown; a private one starts with '{plugin}:'")
+                found.append(
+                    f"capability {word!r} is unknown; a private one starts with '{plugin}:'"
+                )
         return found
 
 
@@ -87,8 +95,9 @@ class PlacementProvider(Provider):
 class GeneratorProvider(Provider):
     """A backend that samples records from a policy or a judge.
 
-    The config of one that can sleep may have a method ``keeps_weights() -> bool``: asleep, it has them in host memory,
-    whose size is then checked before anything starts. Without the method it is taken to keep them.
+    The config of one that can sleep may have a method ``keeps_weights() -> bool``: asleep, it has
+    them in host memory, whose size is then checked before anything starts. Without the method it is
+    taken to keep them.
     """
 
 
@@ -96,16 +105,18 @@ class GeneratorProvider(Provider):
 class TrainerProvider(Provider):
     """A backend that holds, updates and exports policy weights.
 
-    Its config may have a method ``replica_slots() -> int``: the slots that one replica takes together (tensor x
-    pipeline x context parallel). All workers of a replica get the same records.
+    Its config may have a method ``replica_slots() -> int``: the slots that one replica takes
+    together (tensor x pipeline x context parallel). All workers of a replica get the same records.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardProvider(Provider):
-    """Something that scores finished records. ``level`` "record": each by itself, the moment it is finished; "group":
-    all records of a prompt together. ``asks``: it has a generator role answer questions, which ``role:`` must name; the
-    role must take images where the config's method ``shows_images() -> bool`` says so."""
+    """Something that scores finished records. ``level`` "record": each by itself, the moment it is
+    finished; "group": all records of a prompt together. ``asks``: it has a generator role answer
+    questions, which ``role:`` must name; the role must take images where the config's method
+    ``shows_images() -> bool`` says so.
+    """
 
     level: str = "record"
     asks: bool = False
@@ -113,7 +124,9 @@ class RewardProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageProvider(Provider):
-    """Rewards to advantages, in numpy. ``level`` "record": in controllers; "action": on trainer ranks."""
+    """Rewards to advantages, in numpy. ``level`` "record": in controllers; "action": on trainer
+    ranks.
+    """
 
     level: str = "record"
 
@@ -137,7 +150,8 @@ class FilterProvider(Provider):
 class DatasetProvider(Provider):
     """Rows of prompts, opened where they are used.
 
-    Its config may have a method ``shows_images() -> bool``: prompts have images, so the policy must take them.
+    Its config may have a method ``shows_images() -> bool``: prompts have images, so the policy must
+    take them.
     """
 
 
@@ -148,19 +162,24 @@ class LauncherProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandProvider(Provider):
-    """A command of the plugin: ``g-core <plugin> <name>``; the factory is called with the remaining words."""
+    """A command of the plugin: ``g-core <plugin> <name>``; the factory is called with the remaining
+    words.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentProvider(Provider):
-    """What the plugin's engine needs installed, for ``g-core env create <plugin>``. It is never called: no factory.
+    """What the plugin's engine needs installed, for ``g-core env create <plugin>``. It is never
+    called: no factory.
 
-    name: the flavour; "cuda" is taken where a driver is seen and "cpu" where none is, others when they are asked for.
+    name: the flavour; "cuda" is taken where a driver is seen and "cpu" where none is, others when
+        they are asked for.
     engine: the distribution that is the engine; its version is shown.
-    requirements: ``"package:file"``, pip requirements with the versions that were tested. no_deps: pip takes them
-        alone, without what they depend on.
+    requirements: ``"package:file"``, pip requirements with the versions that were tested. no_deps:
+        pip takes them alone, without what they depend on.
     extras: of the plugin's own distribution. remove: distributions that are uninstalled afterwards.
-    beside: further distributions that go in where they are installed here, such as those of a trainer's objectives.
+    beside: further distributions that go in where they are installed here, such as those of a
+        trainer's objectives.
     """
 
     factory: str = ""
@@ -172,7 +191,9 @@ class EnvironmentProvider(Provider):
     beside: tuple[str, ...] = ()
 
     def problems(self, plugin: str) -> list[str]:
-        return [problem for problem in super().problems(plugin) if not problem.startswith("factory ")]
+        return [
+            problem for problem in super().problems(plugin) if not problem.startswith("factory ")
+        ]
 
 
 #: kind -> (hook that yields it, class of its descriptions)

@@ -11,10 +11,12 @@ from gcore_core.records import Prompt, Ref
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A prompt that a reward has a generator role answer ``samples`` times; its ``row`` means nothing.
+    """A prompt that a reward has a generator role answer ``samples`` times; its ``row`` means
+    nothing.
 
-    about: (ordinal, sample) of the record it is asked for, so that the work can be planned. images: media that it
-    shows, of ``ScoredRecord.refs``, behind the images of the prompt; they travel by reference.
+    about: (ordinal, sample) of the record it is asked for, so that the work can be planned. images:
+    media that it shows, of ``ScoredRecord.refs``, behind the images of the prompt; they travel by
+    reference.
     """
 
     prompt: Prompt
@@ -37,7 +39,11 @@ class Answer:
 
 
 class Sampler(Protocol):
-    """A generator role as the rewards that name it see it: its replicas that are awake share the work."""
+    """A generator role as the rewards that name it see it: its replicas that are awake share the
+    work.
+    """
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """The answers to each question, in order. What a lost replica had not answered goes to another one."""
+        """The answers to each question, in order. What a lost replica had not answered goes to
+        another one.
+        """

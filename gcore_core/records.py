@@ -1,8 +1,8 @@
 """What flows between processes: prompts, headers, references, facts, reports.
 
-Everything here is a msgspec struct, encoded as a msgpack array; no field may hold a tensor. Controllers see only
-``Header``, ``Facts`` and numbers. Arrays ("columns") stay in the store of the node that made them and are named by a
-``Ref``.
+Everything here is a msgspec struct, encoded as a msgpack array; no field may hold a tensor.
+Controllers see only ``Header``, ``Facts`` and numbers. Arrays ("columns") stay in the store of the
+node that made them and are named by a ``Ref``.
 
 Columns of one record whose actions are tokens (P prompt tokens, A actions):
 
@@ -12,7 +12,7 @@ Columns of one record whose actions are tokens (P prompt tokens, A actions):
     action_mask  uint8[A]    1 where the action is trained on
     temperature  float32[]   the temperature of ``logp``; 1 for a greedy record
     text         uint8[*]    UTF-8 of the completion
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ OK, REWARD_FAILED, REWARD_TIMEOUT, REWARD_SKIPPED = "ok", "failed", "timeout", "
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a dataset, as the workers that open it see it; it never travels through a controller.
+    """One row of a dataset, as the workers that open it see it; it never travels through a
+    controller.
 
-    Exactly one of ``text`` and ``messages`` (chat turns, ``{"role", "content"}``) is set. ``images``: absolute paths of
-    the images it shows, in the order of their places in the text, or of the parts ``{"type": "image"}`` of the turns.
-    ``fields`` holds the row's other values (an answer to verify against, a source, ...).
+    Exactly one of ``text`` and ``messages`` (chat turns, ``{"role", "content"}``) is set.
+    ``images``: absolute paths of the images it shows, in the order of their places in the text, or
+    of the parts ``{"type": "image"}`` of the turns. ``fields`` holds the row's other values (an
+    answer to verify against, a source, ...).
     """
 
     row: int
@@ -45,7 +47,9 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True):
-    """Names bytes in a node's store. Whoever opens it checks bounds, ``mac`` and ``digest``; controllers forward it."""
+    """Names bytes in a node's store. Whoever opens it checks bounds, ``mac`` and ``digest``;
+    controllers forward it.
+    """
 
     node: str
     slab: str
@@ -58,7 +62,9 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, array_like=True):
-    """The half of a record that controllers hold: at most 512 bytes encoded (``HEADER_LIMIT_BYTES``)."""
+    """The half of a record that controllers hold: at most 512 bytes encoded
+    (``HEADER_LIMIT_BYTES``).
+    """
 
     ordinal: int  # the prompt's place in the seeded order of the run
     sample: int  # 0 .. group size - 1
@@ -96,7 +102,9 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inquiry(msgspec.Struct, frozen=True, array_like=True):
-    """One answer that a reward got about a record. Seconds are those before it was told, so that no clock is shared."""
+    """One answer that a reward got about a record. Seconds are those before it was told, so that no
+    clock is shared.
+    """
 
     role: str
     replica: int
@@ -128,7 +136,9 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """Where one record trains: data-parallel ``rank`` and ``minibatch`` (drawn by seed, never by length)."""
+    """Where one record trains: data-parallel ``rank`` and ``minibatch`` (drawn by seed, never by
+    length).
+    """
 
     ordinal: int
     sample: int
@@ -137,7 +147,9 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of a weight push, named as in a Hugging Face checkpoint; ``dtype`` as in safetensors (F32...)."""
+    """One tensor of a weight push, named as in a Hugging Face checkpoint; ``dtype`` as in
+    safetensors (F32...).
+    """
 
     name: str
     dtype: str
@@ -153,12 +165,16 @@ class WeightPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepReport(msgspec.Struct, kw_only=True):
-    """One finished step, as observers and the metrics file see it. ``metrics`` keys are slash-separated paths."""
+    """One finished step, as observers and the metrics file see it. ``metrics`` keys are
+    slash-separated paths.
+    """
 
     step: int
     version: int
     metrics: dict[str, float]
-    evaluation: dict[str, float] = {}  # "greedy/<reward>", "sampled/<reward>", ...: filled at evaluation steps only
+    evaluation: dict[
+        str, float
+    ] = {}  # "greedy/<reward>", "sampled/<reward>", ...: filled at evaluation steps only
     samples: list[Header] = []  # a few evaluated records, to be opened by reference
 
 

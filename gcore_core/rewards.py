@@ -1,4 +1,6 @@
-"""The reward that the core brings: a user's function. A failed reward is a status, never a number."""
+"""The reward that the core brings: a user's function. A failed reward is a status, never a
+number.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ REASON_CHARACTERS = 200
 
 
 class FunctionScorer:
-    """A function in a Python file. Async functions of one record run concurrently, on an event loop of their own."""
+    """A function in a Python file. Async functions of one record run concurrently, on an event loop
+    of their own.
+    """
 
     def __init__(self, config: FunctionRewardConfig, context: WorkerContext) -> None:
         self._file = Path(config.path)
@@ -33,7 +37,9 @@ class FunctionScorer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        """One score per record. Where the function raises, its record (all, in the batch form) is failed."""
+        """One score per record. Where the function raises, its record (all, in the batch form) is
+        failed.
+        """
         if self._batch:
             return self._score_batch(list(records))
         if self._async:
@@ -56,9 +62,12 @@ class FunctionScorer:
         async def value(record: ScoredRecord) -> Any:
             return await self._function(record)
 
-        # return_exceptions also keeps a CancelledError that the function lets out from cancelling the others
+        # return_exceptions also keeps a CancelledError that the function lets out from cancelling
+        # the others
         results = await asyncio.gather(*map(value, records), return_exceptions=True)
-        return [self._failed(r) if isinstance(r, BaseException) else self._checked(r) for r in results]
+        return [
+            self._failed(r) if isinstance(r, BaseException) else self._checked(r) for r in results
+        ]
 
     def _score_batch(self, records: list[ScoredRecord]) -> list[Score]:
         try:
@@ -68,9 +77,13 @@ class FunctionScorer:
             return [self._failed(error)] * len(records)
         values = values.tolist() if isinstance(values, np.ndarray) else values
         if not isinstance(values, list | tuple):
-            return [failure(f"{self._name} returned {type(values).__name__}, not a list")] * len(records)
+            return [failure(f"{self._name} returned {type(values).__name__}, not a list")] * len(
+                records
+            )
         if len(values) != len(records):
-            return [failure(f"{self._name} returned {len(values)} values for {len(records)} records")] * len(records)
+            return [
+                failure(f"{self._name} returned {len(values)} values for {len(records)} records")
+            ] * len(records)
         return [self._checked(value) for value in values]
 
     def _checked(self, value: Any) -> Score:
@@ -82,7 +95,11 @@ class FunctionScorer:
             number = float(value)
         except OverflowError:
             number = math.inf
-        return Score(value=number) if math.isfinite(number) else failure(f"{self._name} returned {number}")
+        return (
+            Score(value=number)
+            if math.isfinite(number)
+            else failure(f"{self._name} returned {number}")
+        )
 
     def _failed(self, error: BaseException) -> Score:
         line = line_in(self._file, error)
@@ -91,15 +108,21 @@ class FunctionScorer:
         return failure(message[:REASON_CHARACTERS] + place)
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs on a thread of its own: the caller may itself be inside an event loop, and clients outlive a call."""
+        """Runs on a thread of its own: the caller may itself be inside an event loop, and clients
+        outlive a call.
+        """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name=f"reward {self._name}", daemon=True).start()
+            threading.Thread(
+                target=self._loop.run_forever, name=f"reward {self._name}", daemon=True
+            ).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
 
 
 def failure(reason: str) -> Score:

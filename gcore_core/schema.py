@@ -1,6 +1,7 @@
 """The core's part of the YAML: every key that is not a plugin's own. docs/config.md explains each.
 
-``config`` nodes are open here; the chosen provider's dataclass takes their place (see ``gcore_core.config``).
+``config`` nodes are open here; the chosen provider's dataclass takes their place (see
+``gcore_core.config``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def _open() -> Any:
 class Run:
     name: str | None = None  # None: stem of the file
     steps: int = 100
-    epochs: float | None = None  # the run ends when this many passes over the data are consumed; None: by steps alone
+    epochs: float | None = (
+        None  # the run ends when this many passes over the data are consumed; None: by steps alone
+    )
     seed: int = 0
     dir: str | None = None  # None: runs/<name>/<NNN>
     deterministic: bool = False
@@ -84,7 +87,9 @@ class Balance(Choice):
 @dataclass
 class Placement(Choice):
     use: str = "core/even"
-    sleep_in_training: str = "auto"  # generators, where their backend can: "auto" | "always" | "never"
+    sleep_in_training: str = (
+        "auto"  # generators, where their backend can: "auto" | "always" | "never"
+    )
 
 
 @dataclass
@@ -140,7 +145,8 @@ class Core:
     local: list[str] = field(default_factory=list)
 
 
-#: Where one provider is chosen -> its kind. Below ``roles`` the role decides, below ``rewards`` it is "reward".
+#: Where one provider is chosen -> its kind. Below ``roles`` the role decides, below ``rewards`` it
+#: is "reward".
 KIND_AT = {
     "launcher": "launcher",
     "controller": "controller",
@@ -184,7 +190,8 @@ def core_keys() -> dict[str, Any]:
 
 
 def check_containers(hint: Any, value: Any, path: str) -> None:
-    """Raises ConfigError where ``value`` is no mapping, list or plain value although ``hint`` wants one.
+    """Raises ConfigError where ``value`` is no mapping, list or plain value although ``hint`` wants
+    one.
 
     OmegaConf checks the plain values, but reports a wrong container without its path.
     """
@@ -238,5 +245,11 @@ def _without_none(hint: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    kind = "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else type(value).__name__
+    kind = (
+        "a mapping"
+        if isinstance(value, Mapping)
+        else "a list"
+        if isinstance(value, list)
+        else type(value).__name__
+    )
     return f"{kind}: {value!r}"

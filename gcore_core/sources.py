@@ -1,4 +1,6 @@
-"""Reads what the user wrote: a YAML file and overrides, and remembers where each value came from."""
+"""Reads what the user wrote: a YAML file and overrides, and remembers where each value came
+from.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w{0,9}")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """``tree``: file and overrides merged, interpolations untouched. ``origins``: dotted key -> where it was set."""
+    """``tree``: file and overrides merged, interpolations untouched. ``origins``: dotted key ->
+    where it was set.
+    """
 
     file: Path
     tree: dict[str, Any]
@@ -53,12 +57,16 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
         try:
             whole = OmegaConf.merge(whole, tree)
         except TypeError as error:  # a list over a mapping, or the other way round
-            raise ConfigError(f"override {override!r} does not fit: {error}.", where=str(file)) from error
+            raise ConfigError(
+                f"override {override!r} does not fit: {error}.", where=str(file)
+            ) from error
         origins |= dict.fromkeys(flat(OmegaConf.to_container(tree)), f"{OVERRIDE}{override!r}")
     merged = OmegaConf.to_container(whole)
     if not isinstance(merged, dict):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
-    return Source(file=file, tree={str(key): value for key, value in merged.items()}, origins=origins)
+    return Source(
+        file=file, tree={str(key): value for key, value in merged.items()}, origins=origins
+    )
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -72,14 +80,18 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def resolve_paths(config: MutableMapping[str, Any], base: Path) -> None:
-    """Makes the relative paths of a resolved configuration absolute: they are relative to the YAML's directory."""
+    """Makes the relative paths of a resolved configuration absolute: they are relative to the
+    YAML's directory.
+    """
     config["local"] = [str(anchored(name, base)) for name in config["local"]]
     settings = [config["data"], config["evaluation"]["data"] or {}, *config["rewards"].values()]
     for node in settings:
         _resolve(node.get("config", {}), base, hub=False)
     for name, role in config["roles"].items():
         if role["python"]:
-            role["python"] = _interpreter(environments.resolve(role["python"], where=f"roles.{name}.python"), base)
+            role["python"] = _interpreter(
+                environments.resolve(role["python"], where=f"roles.{name}.python"), base
+            )
         _resolve(role["model"], base, hub=True)
         if isinstance(role["model"].get("make"), MutableMapping):
             _resolve(role["model"]["make"], base, hub=False)
@@ -98,7 +110,9 @@ def _interpreter(name: str, base: Path) -> str:
 
 
 def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:
-    """``path`` of one mapping. ``hub``: a name such as org/name that is no directory here stays as it is."""
+    """``path`` of one mapping. ``hub``: a name such as org/name that is no directory here stays as
+    it is.
+    """
     name = node.get("path")
     if not isinstance(name, str) or not name:
         return
@@ -112,7 +126,9 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ConfigError("no such file.", where=str(file), why=f"looked in {Path.cwd()}") from error
+        raise ConfigError(
+            "no such file.", where=str(file), why=f"looked in {Path.cwd()}"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read as text: {error}.", where=str(file)) from error
 
@@ -127,11 +143,15 @@ def _override(override: str) -> Any:
     try:
         return OmegaConf.from_dotlist([override])
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value of override {override!r} is not valid YAML.", where=key) from error
+        raise ConfigError(
+            f"the value of override {override!r} is not valid YAML.", where=key
+        ) from error
 
 
 def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
-    """(dotted key, line) for every key of the document; merged anchors (``<<``) count where they were written."""
+    """(dotted key, line) for every key of the document; merged anchors (``<<``) count where they
+    were written.
+    """
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:

@@ -1,4 +1,6 @@
-"""Functions that users wrote, loaded from a Python file by path. They run in workers, never in a controller."""
+"""Functions that users wrote, loaded from a Python file by path. They run in workers, never in a
+controller.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from gcore_core.factories import import_file
 def load_function(file: Path, name: str) -> Callable[..., Any]:
     """The function ``name`` of a Python file.
 
-    Raises ConfigError when the file or the function is not there or cannot be called, DataError with the line when the
-    file fails to import.
+    Raises ConfigError when the file or the function is not there or cannot be called, DataError
+    with the line when the file fails to import.
     """
     if not file.is_file():
         folder = file.parent
@@ -27,7 +29,8 @@ def load_function(file: Path, name: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         line = line_in(file, error)
         raise DataError(
-            f"does not import: {type(error).__name__}: {error}", where=f"{file}:{line}" if line else str(file)
+            f"does not import: {type(error).__name__}: {error}",
+            where=f"{file}:{line}" if line else str(file),
         ) from error
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
@@ -47,5 +50,7 @@ def line_in(file: Path, error: BaseException) -> int | None:
     own = str(file.resolve())
     if isinstance(error, SyntaxError) and error.filename == own:
         return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own
+    ]
     return lines[-1] if lines else None

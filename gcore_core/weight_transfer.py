@@ -1,7 +1,8 @@
 """How buckets of a weight push travel: through shared memory, or as both backends can do it better.
 
-A bucket is some whole tensors in one memory. The sender writes them there and digests each; the receiver reads the
-same bytes, digests them again and loads what is right. ``processes.push`` says when, whatever the transport.
+A bucket is some whole tensors in one memory. The sender writes them there and digests each; the
+receiver reads the same bytes, digests them again and loads what is right. ``processes.push`` says
+when, whatever the transport.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from gcore_core.records import TensorSpec
 
 SHM = "shm"  # the transport that is always there: shared memory
 
-#: What a generator speaks: transport -> words by which the trainer's backend sees whether both can use it together.
+#: What a generator speaks: transport -> words by which the trainer's backend sees whether both can
+#: use it together.
 Offers = dict[str, list[str]]
 
 
 class Bucket(msgspec.Struct, array_like=True):
-    """Some whole tensors, one after the other, from ``offset`` of a memory: that of ``path``, unless another transport
-    says by ``handle`` where it is. ``last`` ends the push."""
+    """Some whole tensors, one after the other, from ``offset`` of a memory: that of ``path``,
+    unless another transport says by ``handle`` where it is. ``last`` ends the push.
+    """
 
     version: int
     index: int
@@ -36,16 +39,22 @@ class Bucket(msgspec.Struct, array_like=True):
 
 
 class WeightWriter(Protocol):
-    """The sending half of one push. ``handle``: what receivers need to find the memory; plain fields, encoded."""
+    """The sending half of one push. ``handle``: what receivers need to find the memory; plain
+    fields, encoded.
+    """
 
     transport: str
     handle: bytes
 
     def fill(self, offset: int, content: Any) -> int:
-        """Copies flat bytes of one tensor into the memory, where nobody reads, and returns their digest."""
+        """Copies flat bytes of one tensor into the memory, where nobody reads, and returns their
+        digest.
+        """
 
     def send(self, bucket: Bucket) -> None:
-        """Every receiver has been told of the bucket. Comes back when it needs nothing more of this side."""
+        """Every receiver has been told of the bucket. Comes back when it needs nothing more of this
+        side.
+        """
 
     def close(self) -> None:
         """Gives the memory back, in the middle of a push too; a second time it does nothing."""
@@ -55,7 +64,9 @@ class WeightReader(Protocol):
     """The receiving half of one push."""
 
     def load(self, bucket: Bucket) -> None:
-        """Loads the tensors, each verified right before that. Raises WeightMismatch naming the tensor."""
+        """Loads the tensors, each verified right before that. Raises WeightMismatch naming the
+        tensor.
+        """
 
     def held(self) -> Mapping[str, int] | None:
         """The digests of what is loaded, by name; None where it cannot be told."""
@@ -68,15 +79,21 @@ class WeightReader(Protocol):
 class SendsDevice(Protocol):
     """Capability "weights.device" of a trainer. Called on rank 0."""
 
-    def push_writer(self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int) -> WeightWriter | None:
+    def push_writer(
+        self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
+    ) -> WeightWriter | None:
         """Chooses how a push goes by what each generator offers; None: through shared memory.
 
-        wanted: "auto", or the transport that a person asks for: raises ConfigError where not all sides speak it.
-        path: names that begin so may be made, in a private directory of the run. nbytes: of the memory.
+        wanted: "auto", or the transport that a person asks for: raises ConfigError where not all
+            sides speak it.
+        path: names that begin so may be made, in a private directory of the run. nbytes: of the
+            memory.
         """
 
     def export_tensors(self) -> Iterator[tuple[TensorSpec, Any]]:
-        """As ``export_weights``, with its collectives: flat bytes with ``nbytes``, as the writer takes them."""
+        """As ``export_weights``, with its collectives: flat bytes with ``nbytes``, as the writer
+        takes them.
+        """
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """The command ``g-core``: one module per verb, imported when the verb is used.
 
-A verb module has ``configure(parser)`` and ``run(args) -> int`` (exit code). This module imports the standard library
-only, so that ``g-core --help`` is immediate.
+A verb module has ``configure(parser)`` and ``run(args) -> int`` (exit code). This module imports
+the standard library only, so that ``g-core --help`` is immediate.
 """
 
 from __future__ import annotations

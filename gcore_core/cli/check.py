@@ -9,7 +9,9 @@ from pathlib import Path
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that win over the file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+    )
     parser.epilog = "example:\n  g-core check job.yaml roles.rollout.use=vllm"
 
 

@@ -1,6 +1,8 @@
-"""Whether a plugin works: it is imported in a process of its own, so that a broken one hurts nobody.
+"""Whether a plugin works: it is imported in a process of its own, so that a broken one hurts
+nobody.
 
-``python -m gcore_core.cli.checking NAME`` is that process; its last line of output is what it found, as JSON.
+``python -m gcore_core.cli.checking NAME`` is that process; its last line of output is what it
+found, as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +24,18 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0
 #: What a plugin's root must not import: describing itself has to stay cheap.
-HEAVY = ("torch", "transformers", "vllm", "sglang", "deepspeed", "megatron", "ray", "tensorflow", "jax", "diffusers")
+HEAVY = (
+    "torch",
+    "transformers",
+    "vllm",
+    "sglang",
+    "deepspeed",
+    "megatron",
+    "ray",
+    "tensorflow",
+    "jax",
+    "diffusers",
+)
 
 
 @dataclass
@@ -40,30 +53,50 @@ def check_one(name: str, python: str | None = None) -> Found:
 
         python = open_environment(python, where="--python").python
     foreign = python is not None and python != sys.executable
-    environment = {k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))}
+    environment = {
+        k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))
+    }
     command = [python or sys.executable, "-m", "gcore_core.cli.checking", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
         return Found([f"plugin {name!r} was not imported within {TIMEOUT_S:.0f} s."])
     try:
         return Found(**json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):
         last = (done.stderr.strip() or "no output").splitlines()[-1]
-        return Found([f"plugin {name!r} ended the process that imported it (exit code {done.returncode}): {last}"])
+        return Found(
+            [
+                (
+                    f"plugin {name!r} ended the process that imported it (exit code "
+                    f"{done.returncode}): {last}"
+                )
+            ]
+        )
 
 
 def check_all(rows: Sequence[Installed], python: str | None = None) -> list[Installed]:
     """The rows, those that fail with the state "broken" and the first reason."""
     usable = [row.name for row in rows if row.state in ("ok", "undeclared") and row.name != CORE]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(zip(usable, pool.map(lambda name: check_one(name, python), usable), strict=True))
-    wrong = {name: item.problems[0].splitlines()[0] for name, item in found.items() if item.problems}
-    return [replace(row, state="broken", reason=wrong[row.name]) if row.name in wrong else row for row in rows]
+        found = dict(
+            zip(usable, pool.map(lambda name: check_one(name, python), usable), strict=True)
+        )
+    wrong = {
+        name: item.problems[0].splitlines()[0] for name, item in found.items() if item.problems
+    }
+    return [
+        replace(row, state="broken", reason=wrong[row.name]) if row.name in wrong else row
+        for row in rows
+    ]
 
 
 def inspect_plugin(name: str) -> Found:
-    """Imports the plugin here, calls its provider hooks, tries its config classes and imports its factories."""
+    """Imports the plugin here, calls its provider hooks, tries its config classes and imports its
+    factories.
+    """
     from gcore_core.cli.describing import find
     from gcore_core.plugins import Plugins
 
@@ -77,7 +110,8 @@ def inspect_plugin(name: str) -> Found:
     heavy = sorted(set(HEAVY) & (set(sys.modules) - before))
     if heavy:
         found.problems.append(
-            f"plugin {name!r}: importing {plugin.module} imports {', '.join(heavy)}, which every job then pays for.\n"
+            f"plugin {name!r}: importing {plugin.module} imports {', '.join(heavy)}, which every "
+            "job then pays for.\n"
             "  import it in the module that a factory names, or inside a function"
         )
     for item in plugins.provided_by(plugin.name):

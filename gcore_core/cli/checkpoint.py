@@ -1,4 +1,6 @@
-"""``g-core checkpoint list RUN``, ``g-core checkpoint verify PATH``: what a run has saved, and whether it is whole."""
+"""``g-core checkpoint list RUN``, ``g-core checkpoint verify PATH``: what a run has saved, and
+whether it is whole.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,15 @@ from pathlib import Path
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["list", "verify"], help="list: names and sizes; verify: every byte")
-    parser.add_argument("path", type=Path, metavar="PATH", help="a run's directory; for verify also one checkpoint")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument(
+        "action", choices=["list", "verify"], help="list: names and sizes; verify: every byte"
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="a run's directory; for verify also one checkpoint"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of lines"
+    )
     parser.epilog = (
         "verify ends with exit code 1 when there is a problem\n\n"
         "examples:\n  g-core checkpoint list runs/quickstart/001\n"

@@ -1,7 +1,9 @@
-"""``g-core export RUN --step N``: a trainer loads a saved state and writes its weights in Hugging Face layout.
+"""``g-core export RUN --step N``: a trainer loads a saved state and writes its weights in Hugging
+Face layout.
 
-That works for every backend in its own format. It happens in the interpreter of the role: one process for each slot of
-one replica (``python -m gcore_core.cli.checkpoint_export``), which gets its specification as JSON on stdin.
+That works for every backend in its own format. It happens in the interpreter of the role: one
+process for each slot of one replica (``python -m gcore_core.cli.checkpoint_export``), which gets
+its specification as JSON on stdin.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def export_step(run_dir: Path, step: int, to: Path) -> int:
-    """Writes the weights that the checkpoint of ``step`` holds to the new directory ``to``; returns their bytes.
+    """Writes the weights that the checkpoint of ``step`` holds to the new directory ``to``; returns
+    their bytes.
 
-    Raises CheckpointError unless the checkpoint is whole, DataError when the trainer cannot load it, ConfigError when
-    ``to`` exists or the run's configuration no longer resolves.
+    Raises CheckpointError unless the checkpoint is whole, DataError when the trainer cannot load
+    it, ConfigError when ``to`` exists or the run's configuration no longer resolves.
     """
     state = Checkpoints(run_dir).open(step).path / ROLE
     plan = config.load(run_dir / CONFIG)
@@ -84,14 +87,18 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(python: str, specs: list[_Spec], folder: Path) -> None:
-    """Until all ranks have ended; when one fails the others are ended too, since they would wait for it."""
+    """Until all ranks have ended; when one fails the others are ended too, since they would wait
+    for it.
+    """
     children: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"rank{spec.rank}.log" for spec in specs]
     try:
         for spec, log in zip(specs, logs, strict=True):
             with log.open("wb") as errors:
                 command = [python, "-m", "gcore_core.cli.checkpoint_export"]
-                child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=errors, stderr=errors)
+                child = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=errors, stderr=errors
+                )
             children.append(child)
             if child.stdin is None:
                 raise RuntimeError("the child has no pipe")
@@ -114,12 +121,18 @@ def _run(python: str, specs: list[_Spec], folder: Path) -> None:
 
 
 def _failure(spec: _Spec, code: int, log: Path) -> DataError:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     return DataError(
         f"the trainer could not export this state (rank {spec.rank}, exit code {code}).",
         where=spec.state,
         why="\n".join(lines[-_SHOWN_LINES:]),
-        todo="it is loaded with the run's own configuration: are its model and plugins still there?",
+        todo=(
+            "it is loaded with the run's own configuration: are its model and plugins still there?"
+        ),
     )
 
 

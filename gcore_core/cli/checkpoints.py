@@ -25,7 +25,12 @@ def list_checkpoints(run_dir: Path, *, as_json: bool) -> int:
             rows.append([path.name, "", "", "", _shortly(problems)])
             continue
         files, nbytes, saved_unix_s = len(manifest.parts), manifest.nbytes, manifest.saved_unix_s
-        facts = {"saved_unix_s": saved_unix_s, "files": files, "bytes": nbytes, "metrics": manifest.metrics}
+        facts = {
+            "saved_unix_s": saved_unix_s,
+            "files": files,
+            "bytes": nbytes,
+            "metrics": manifest.metrics,
+        }
         told[path.name] = facts | {"problems": problems}
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved_unix_s))
         rows.append([path.name, saved, str(files), f"{nbytes / 1e6:.1f}", _shortly(problems)])
@@ -43,8 +48,15 @@ def verify_checkpoints(path: Path, *, as_json: bool) -> int:
         manifest, problems = inspect(checkpoint)
         found[str(checkpoint)] = problems
         if not as_json:
-            size = f"whole, {len(manifest.parts)} files, {manifest.nbytes / 1e6:.1f} MB" if manifest else ""
-            print("\n  ".join([f"{checkpoint}: {_shortly(problems) or size}", *problems[:20]]), flush=True)
+            size = (
+                f"whole, {len(manifest.parts)} files, {manifest.nbytes / 1e6:.1f} MB"
+                if manifest
+                else ""
+            )
+            print(
+                "\n  ".join([f"{checkpoint}: {_shortly(problems) or size}", *problems[:20]]),
+                flush=True,
+            )
     if as_json:
         print(json.dumps(found, indent=2))
     return int(any(found.values()))
@@ -57,7 +69,11 @@ def _shortly(problems: list[str]) -> str:
 def _checkpoints(run_dir: Path) -> list[Path]:
     """In the order of their steps. Raises CheckpointError when there are none."""
     directory = run_dir / CHECKPOINTS
-    found = [path for path in directory.iterdir() if NAME.fullmatch(path.name)] if directory.is_dir() else []
+    found = (
+        [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+        if directory.is_dir()
+        else []
+    )
     if not found:
         raise CheckpointError(
             "there are no checkpoints here.",

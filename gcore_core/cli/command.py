@@ -1,5 +1,6 @@
-"""``g-core <plugin> <command> ...``: commands that a plugin brings. One named ``default`` is what ``g-core <plugin>``
-does with words that name no other."""
+"""``g-core <plugin> <command> ...``: commands that a plugin brings. One named ``default`` is what
+``g-core <plugin>`` does with words that name no other.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +11,17 @@ from gcore_core.factories import import_attribute
 
 
 def run(name: str, words: list[str]) -> int:
-    """Loads the plugin ``name`` alone and runs its command ``words[0]`` with the remaining words."""
+    """Loads the plugin ``name`` alone and runs its command ``words[0]`` with the remaining
+    words.
+    """
     installed = catalog.scan()
     if name not in installed.names():
         choices = [*VERBS, *installed.names()]
         raise PluginNotFound(
-            f"g-core: {name!r} is neither a verb nor an installed plugin{did_you_mean(name, choices)}.",
+            (
+                f"g-core: {name!r} is neither a verb nor an installed "
+                f"plugin{did_you_mean(name, choices)}."
+            ),
             why=f"verbs: {', '.join(VERBS)}",
             todo="g-core --help      list of plugins: g-core plugins",
             choices=choices,
@@ -34,7 +40,11 @@ def run(name: str, words: list[str]) -> int:
             print(f"g-core {name} {spec.name:<12} {spec.summary}")
         return 0
     offered = "\n".join(f"g-core {name} {spec.name}: {spec.summary}" for spec in commands.values())
-    what = f"has no command {words[0]!r}{did_you_mean(words[0], list(commands))}" if words else "needs a command"
+    what = (
+        f"has no command {words[0]!r}{did_you_mean(words[0], list(commands))}"
+        if words
+        else "needs a command"
+    )
     if not commands:
         what = "brings no commands"
     raise ConfigError(f"plugin {name!r} {what}.", why=offered, choices=list(commands))

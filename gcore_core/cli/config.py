@@ -8,9 +8,14 @@ from pathlib import Path
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that win over the file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+    )
     parser.add_argument("--why", metavar="KEY", help="print this key's value and where it was set")
-    parser.epilog = "examples:\n  g-core config job.yaml\n  g-core config job.yaml --why controller run.steps=10"
+    parser.epilog = (
+        "examples:\n  g-core config job.yaml\n  g-core config job.yaml --why "
+        "controller run.steps=10"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,9 +25,15 @@ _PASSED, _FAILED = 0, 1  # pytest's exit codes
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="an installed plugin, or `core`")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write everything that was found as JSON")
-    parser.add_argument("-k", metavar="WORDS", default="", help="run only matching tests, as in pytest")
-    parser.epilog = "examples:\n  g-core conformance torch\n  g-core conformance mine --report conformance.json"
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write everything that was found as JSON"
+    )
+    parser.add_argument(
+        "-k", metavar="WORDS", default="", help="run only matching tests, as in pytest"
+    )
+    parser.epilog = (
+        "examples:\n  g-core conformance torch\n  g-core conformance mine --report conformance.json"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     if importlib.util.find_spec("pytest") is None:
         raise PluginError(
-            "contracts are run by pytest, which is not installed.", todo="pip install 'gcore-core[testing]'"
+            "contracts are run by pytest, which is not installed.",
+            todo="pip install 'gcore-core[testing]'",
         )
     plugin = catalog.scan().get(args.name, where="g-core conformance")
     with tempfile.TemporaryDirectory(prefix="g-core-conformance-") as directory:
@@ -51,8 +58,15 @@ def run(args: argparse.Namespace) -> int:
                 why="\n".join(_reasons(output)),
             )
         report = json.loads(file.read_text(encoding="utf-8"))
-        report["left_out"] = json.loads((Path(directory) / "left_out.json").read_text(encoding="utf-8"))
-    report = {"plugin": args.name, "distribution": plugin.distribution, "version": plugin.version, **report}
+        report["left_out"] = json.loads(
+            (Path(directory) / "left_out.json").read_text(encoding="utf-8")
+        )
+    report = {
+        "plugin": args.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        **report,
+    }
     if args.report:
         args.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _show(report)
@@ -60,10 +74,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pytest(directory: Path, name: str, words: str) -> tuple[int, str]:
-    """Runs the contracts in a process of their own; its exit code and output. The report lies in the directory."""
+    """Runs the contracts in a process of their own; its exit code and output. The report lies in
+    the directory.
+    """
     (directory / "test_conformance.py").write_text(_TESTS.format(name=name), encoding="utf-8")
-    (directory / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # no other settings may reach in
-    options = ["-q", "-p", "no:cacheprovider", "-p", "gcore_core.testing.pytest_plugin", "--tb=short"]
+    (directory / "pytest.ini").write_text(
+        "[pytest]\n", encoding="utf-8"
+    )  # no other settings may reach in
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "gcore_core.testing.pytest_plugin",
+        "--tb=short",
+    ]
     options += ["--conformance-report", "report.json", *(["-k", words] if words else [])]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "test_conformance.py"],
@@ -101,12 +126,19 @@ def _show(report: dict[str, Any]) -> None:
             print(f"{row['outcome']}: {row['contract']}::{row['test']} ({row['remark']})")
     for provider, reason in report["left_out"].items():
         print(f"left out: {provider} ({reason})")
-    print(f"{report['plugin']}: {report['distribution']} {report['version']}: {_said(Counter(report['outcomes']))}")
+    print(
+        f"{report['plugin']}: {report['distribution']} {report['version']}: "
+        f"{_said(Counter(report['outcomes']))}"
+    )
     print("with " + ", ".join(f"{name} {version}" for name, version in report["versions"].items()))
     hardware = report["hardware"]
     accelerators = ", ".join(hardware["accelerators"]) or "no accelerator"
-    print(f"on {hardware['system']} {hardware['machine']}, {hardware['cores']} cores, {accelerators}")
+    print(
+        f"on {hardware['system']} {hardware['machine']}, {hardware['cores']} cores, {accelerators}"
+    )
 
 
 def _said(found: Counter[str]) -> str:
-    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items(), key=lambda item: -item[1]))
+    return ", ".join(
+        f"{count} {outcome}" for outcome, count in sorted(found.items(), key=lambda item: -item[1])
+    )

@@ -1,4 +1,6 @@
-"""What a plugin offers, as plain data and as text: providers, settings with their help, engine requirements."""
+"""What a plugin offers, as plain data and as text: providers, settings with their help, engine
+requirements.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ _FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.+)")
 
 def find(name: str, *, where: str) -> catalog.Installed:
     """An installed plugin by its name, or a project's own file by its path."""
-    return local_plugin(Path(name), where) if name.endswith(".py") else catalog.scan().get(name, where=where)
+    return (
+        local_plugin(Path(name), where)
+        if name.endswith(".py")
+        else catalog.scan().get(name, where=where)
+    )
 
 
 def described(item: Provided, environment: Environment) -> dict[str, Any]:
@@ -34,7 +40,8 @@ def described(item: Provided, environment: Environment) -> dict[str, Any]:
         "factory": item.spec.factory,
         "capabilities": sorted(item.spec.capabilities),
         "needs": [
-            {"requirement": need, "met": need not in unmet, "found": unmet.get(need)} for need in item.spec.needs
+            {"requirement": need, "met": need not in unmet, "found": unmet.get(need)}
+            for need in item.spec.needs
         ],
         "config": list(settings(item.spec.config)) if item.spec.config else [],
     }
@@ -53,7 +60,9 @@ def text(item: dict[str, Any]) -> Iterator[str]:
     for setting in item["config"]:
         default = " (must be given)" if setting["required"] else f" = {setting['default']!r}"
         yield f"  config.{setting['name']}: {setting['type']}{default}"
-        yield from textwrap.wrap(setting["help"], 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        yield from textwrap.wrap(
+            setting["help"], 110, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
 
 
 def settings(config: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
@@ -70,7 +79,9 @@ def settings(config: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
         required = default is dataclasses.MISSING
         yield {
             "name": name,
-            "type": field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
+            "type": field.type
+            if isinstance(field.type, str)
+            else getattr(field.type, "__name__", str(field.type)),
             "default": None if required else default,
             "required": required,
             "help": told.get(field.name, ""),
@@ -78,7 +89,9 @@ def settings(config: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
 
 
 def field_help(config: type) -> dict[str, str]:
-    """Field -> what is written about it: the string under it, or its line ``name: text`` in the class's docstring."""
+    """Field -> what is written about it: the string under it, or its line ``name: text`` in the
+    class's docstring.
+    """
     found: dict[str, str] = {}
     for cls in reversed(config.__mro__):
         if dataclasses.is_dataclass(cls):

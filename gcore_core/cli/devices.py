@@ -9,7 +9,9 @@ from gcore_core.placement.devices import Device
 
 
 def find_devices(wanted: str | int) -> tuple[Device, ...]:
-    """The machine's devices: GPUs where the driver shows some, else cores; or as many as ``wanted`` says."""
+    """The machine's devices: GPUs where the driver shows some, else cores; or as many as ``wanted``
+    says.
+    """
     gpus = _gpu_count()
     kind = "cuda" if gpus else "cpu"
     count = int(wanted) if str(wanted) != "auto" else gpus or len(os.sched_getaffinity(0))

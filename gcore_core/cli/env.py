@@ -27,21 +27,41 @@ examples:
   g-core env doctor
 
 Exit code of doctor: 0 when nothing is wrong, else 2.
-"""
+"""  # noqa: E501
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = ["create", "list", "doctor"]
     parser.add_argument("action", nargs="?", choices=actions, default="list", help="default: list")
-    parser.add_argument("plugin", nargs="?", metavar="PLUGIN", help="create: the plugin whose engine it is for")
+    parser.add_argument(
+        "plugin", nargs="?", metavar="PLUGIN", help="create: the plugin whose engine it is for"
+    )
     flavour = parser.add_mutually_exclusive_group()
-    flavour.add_argument("--cpu", dest="flavour", action="store_const", const="cpu", help="for a machine without GPUs")
-    flavour.add_argument("--cuda", dest="flavour", action="store_const", const="cuda", help="default where a driver is")
+    flavour.add_argument(
+        "--cpu",
+        dest="flavour",
+        action="store_const",
+        const="cpu",
+        help="for a machine without GPUs",
+    )
+    flavour.add_argument(
+        "--cuda",
+        dest="flavour",
+        action="store_const",
+        const="cuda",
+        help="default where a driver is",
+    )
     flavour.add_argument("--flavour", metavar="NAME", help="another that the plugin offers")
-    parser.add_argument("--python", metavar="PY", help="the interpreter whose venv is used; default: this one")
-    parser.add_argument("--with", dest="extra", action="append", metavar="NAME", help="another plugin that goes in")
+    parser.add_argument(
+        "--python", metavar="PY", help="the interpreter whose venv is used; default: this one"
+    )
+    parser.add_argument(
+        "--with", dest="extra", action="append", metavar="NAME", help="another plugin that goes in"
+    )
     parser.add_argument("--name", metavar="NAME", help="what it is called; default: as the plugin")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="where it is made; the name becomes a link to it")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="where it is made; the name becomes a link to it"
+    )
     parser.add_argument("--fresh", action="store_true", help="make it anew, whatever is there")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = _EPILOG
@@ -109,7 +129,9 @@ def _place(link: Path, given: Path | None) -> Path:
     wanted = given.expanduser().resolve()
     if (link.exists() or link.is_symlink()) and wanted != named:
         raise ConfigError(
-            f"environment {link.name!r} is in {named}.", where="--dir", todo="call this one otherwise: --name NAME"
+            f"environment {link.name!r} is in {named}.",
+            where="--dir",
+            todo="call this one otherwise: --name NAME",
         )
     return wanted
 
@@ -127,6 +149,9 @@ def _list(as_json: bool) -> int:
     from gcore_core.cli.table import print_table
 
     columns = ["name", "plugin", "flavour", "python", "engine", "size", "state", "reason"]
-    cells = [[str(row[column]) if column != "size" else readable(row["bytes"]) for column in columns] for row in rows]
+    cells = [
+        [str(row[column]) if column != "size" else readable(row["bytes"]) for column in columns]
+        for row in rows
+    ]
     print_table(columns, cells)
     return 0

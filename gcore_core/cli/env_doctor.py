@@ -26,7 +26,8 @@ from gcore_core.plugins import Plugins
 from gcore_core.processes.spawning import SHARED_MEMORY
 
 DRIVER = Path("/proc/driver/nvidia")
-#: Slabs of a few workers, and what engines of several processes put there. Containers often have 64 MB.
+#: Slabs of a few workers, and what engines of several processes put there. Containers often have 64
+#: MB.
 SHARED_MEMORY_BYTES = 1 << 30
 OPEN_FILES = 1024
 RUN_BYTES = 1 << 30  # a run's final weights, of a small model
@@ -36,7 +37,9 @@ _SMI_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """what: the thing looked at. told: how it is. mend: the command that puts it right; empty when nothing is wrong."""
+    """what: the thing looked at. told: how it is. mend: the command that puts it right; empty when
+    nothing is wrong.
+    """
 
     what: str
     told: str
@@ -54,8 +57,12 @@ def examine() -> Iterator[Finding]:
     yield _loopback()
     yield _sockets()
     yield _open_files()
-    yield _disk("disk for runs", Path.cwd(), RUN_BYTES, "start runs elsewhere: cd DIR, or run.dir=DIR")
-    yield _disk("disk for environments", environments.root(), ENVIRONMENT_BYTES, "export G_CORE_ENVS=DIR")
+    yield _disk(
+        "disk for runs", Path.cwd(), RUN_BYTES, "start runs elsewhere: cd DIR, or run.dir=DIR"
+    )
+    yield _disk(
+        "disk for environments", environments.root(), ENVIRONMENT_BYTES, "export G_CORE_ENVS=DIR"
+    )
 
 
 def print_findings(findings: Iterator[Finding], *, as_json: bool) -> int:
@@ -67,11 +74,15 @@ def print_findings(findings: Iterator[Finding], *, as_json: bool) -> int:
             print(f"{'FAULT' if item.mend else 'ok':<6} {item.what}: {item.told}", flush=True)
             print(end="".join(f"{'':7}{line}\n" for line in item.mend.splitlines()))
     if as_json:
-        print(json.dumps([dataclasses.asdict(item) | {"ok": not item.mend} for item in found], indent=2))
+        print(
+            json.dumps(
+                [dataclasses.asdict(item) | {"ok": not item.mend} for item in found], indent=2
+            )
+        )
     return 2 if any(item.mend for item in found) else 0
 
 
-# -- interpreters -----------------------------------------------------------------------------------------------------
+# -- interpreters ----------------------------------------------------------------------------------
 
 
 def _this_interpreter() -> Iterator[Finding]:
@@ -79,8 +90,12 @@ def _this_interpreter() -> Iterator[Finding]:
     yield Finding(what="this interpreter", told=told)
     for row in catalog.scan().plugins:
         if row.state in ("clash", "incompatible"):
-            mend = f"{sys.executable} -m pip " + ("uninstall" if row.state == "clash" else "install -U")
-            yield Finding(what=f"plugin {row.name}", told=row.reason, mend=f"{mend} {row.distribution}")
+            mend = f"{sys.executable} -m pip " + (
+                "uninstall" if row.state == "clash" else "install -U"
+            )
+            yield Finding(
+                what=f"plugin {row.name}", told=row.reason, mend=f"{mend} {row.distribution}"
+            )
 
 
 def _environment(item: Listed) -> Finding:
@@ -88,7 +103,9 @@ def _environment(item: Listed) -> Finding:
     if item.state == "being made":
         return Finding(what=what, told=item.state)
     if item.state != "ready":
-        return Finding(what=what, told=": ".join(filter(None, (item.state, item.reason))), mend=item.remake)
+        return Finding(
+            what=what, told=": ".join(filter(None, (item.state, item.reason))), mend=item.remake
+        )
     record = item.record
     again = f"{item.remake} --fresh"
     try:
@@ -112,10 +129,15 @@ def _needs(plugin: str) -> list[str]:
     """What the plugin's backends ask of their interpreter."""
     plugins = Plugins()
     plugins.load(catalog.scan().get(plugin, where=""))
-    return [need for kind in ("generator", "trainer") for item in plugins.providers(kind) for need in item.spec.needs]
+    return [
+        need
+        for kind in ("generator", "trainer")
+        for item in plugins.providers(kind)
+        for need in item.spec.needs
+    ]
 
 
-# -- the machine ------------------------------------------------------------------------------------------------------
+# -- the machine -----------------------------------------------------------------------------------
 
 
 def _driver(made: list[Listed]) -> Finding:
@@ -141,16 +163,25 @@ def _driver(made: list[Listed]) -> Finding:
             return Finding(what="driver", told=last[-1], mend="sudo modprobe nvidia && nvidia-smi")
         here = f"{here}: {'; '.join(sorted(set(done.stdout.strip().splitlines())))}"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return Finding(what="driver", told=here + (f", CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else ""))
+    return Finding(
+        what="driver",
+        told=here + (f", CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else ""),
+    )
 
 
 def _shared_memory() -> Finding:
     if not SHARED_MEMORY.is_dir():
-        return Finding(what="shared memory", told=f"there is no {SHARED_MEMORY}; a run uses files in {_temporary()}")
+        return Finding(
+            what="shared memory",
+            told=f"there is no {SHARED_MEMORY}; a run uses files in {_temporary()}",
+        )
     usage = shutil.disk_usage(SHARED_MEMORY)
     told = f"{readable(usage.free)} of {readable(usage.total)} free in {SHARED_MEMORY}"
     if usage.total < SHARED_MEMORY_BYTES:
-        mend = f"sudo mount -o remount,size=8G {SHARED_MEMORY}\nin a container: docker run --shm-size=8g"
+        mend = (
+            f"sudo mount -o remount,size=8G {SHARED_MEMORY}\nin a container: docker run "
+            "--shm-size=8g"
+        )
         return Finding(what="shared memory", told=told, mend=mend)
     if usage.free < SHARED_MEMORY_BYTES:
         mend = f"ls -ld {SHARED_MEMORY}/*      what ended processes have left there can be removed"
@@ -160,20 +191,32 @@ def _shared_memory() -> Finding:
 
 def _loopback() -> Finding:
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5.0):
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), 5.0),
+        ):
             return Finding(what="loopback", told="127.0.0.1 takes connections")
     except OSError as error:
-        return Finding(what="loopback", told=f"127.0.0.1: {error.strerror or error}", mend="sudo ip link set lo up")
+        return Finding(
+            what="loopback",
+            told=f"127.0.0.1: {error.strerror or error}",
+            mend="sudo ip link set lo up",
+        )
 
 
 def _sockets() -> Finding:
     """A run's processes talk through sockets in a private directory below the temporary one."""
     what, told = "sockets", f"can be made in {_temporary()}"
     try:
-        with tempfile.TemporaryDirectory(prefix="g-core-") as directory, socket.socket(socket.AF_UNIX) as server:
+        with (
+            tempfile.TemporaryDirectory(prefix="g-core-") as directory,
+            socket.socket(socket.AF_UNIX) as server,
+        ):
             server.bind(os.path.join(directory, "supervisor.with.a.long.name"))
     except OSError as error:
-        return Finding(what=what, told=f"{_temporary()}: {error.strerror or error}", mend="export TMPDIR=/tmp")
+        return Finding(
+            what=what, told=f"{_temporary()}: {error.strerror or error}", mend="export TMPDIR=/tmp"
+        )
     return Finding(what=what, told=told)
 
 
@@ -196,4 +239,6 @@ def _disk(what: str, place: Path, least: int, mend: str) -> Finding:
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     told = f"{readable(free)} free in {there}"
-    return Finding(what=what, told=told) if free >= least else Finding(what=what, told=told, mend=mend)
+    return (
+        Finding(what=what, told=told) if free >= least else Finding(what=what, told=told, mend=mend)
+    )

@@ -49,7 +49,10 @@ def _look_at(name: str, record: dict[str, Any]) -> Listed:
 def _stale(record: dict[str, Any]) -> str:
     """Why the same command would make another environment now; empty when it would not."""
     wish = Wish(
-        plugin=record["plugin"], flavour=record["flavour"], python=record["python"], extra=tuple(record["with"])
+        plugin=record["plugin"],
+        flavour=record["flavour"],
+        python=record["python"],
+        extra=tuple(record["with"]),
     )
     try:
         now = recipe(wish, where="")
@@ -59,7 +62,10 @@ def _stale(record: dict[str, Any]) -> str:
         return ""
     there = record["versions"]
     differ = [
-        f"{source.distribution} is {there.get(source.distribution) or 'missing'} there, {source.version} here"
+        (
+            f"{source.distribution} is {there.get(source.distribution) or 'missing'} there, "
+            f"{source.version} here"
+        )
         for source in now.sources
         if there.get(source.distribution) != source.version
     ]

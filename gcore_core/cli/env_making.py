@@ -1,4 +1,6 @@
-"""Makes an environment with the venv and the pip of an interpreter, one at a time, and only once."""
+"""Makes an environment with the venv and the pip of an interpreter, one at a time, and only
+once.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def progress() -> Iterator[Progress]:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """An environment that is ready; ``record`` is what is written in it. seconds: 0 when it was ready before."""
+    """An environment that is ready; ``record`` is what is written in it. seconds: 0 when it was
+    ready before.
+    """
 
     directory: Path
     record: dict[str, Any]
@@ -100,10 +104,11 @@ class Made:
 
 
 def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
-    """Makes the environment, unless it is there with the same digest; one that is half made is made anew.
+    """Makes the environment, unless it is there with the same digest; one that is half made is made
+    anew.
 
-    Waits while another process makes it. Raises ConfigError when the directory holds something else, PluginError with
-    pip's words when pip fails.
+    Waits while another process makes it. Raises ConfigError when the directory holds something
+    else, PluginError with pip's words when pip fails.
     """
     digest = recipe.digest()
     with _alone(directory) as lock:
@@ -113,7 +118,12 @@ def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
         start_s = time.monotonic()
         _clear(directory, there)
         wish = recipe.wish
-        asked = {"plugin": wish.plugin, "flavour": recipe.spec.name, "python": wish.python, "with": list(wish.extra)}
+        asked = {
+            "plugin": wish.plugin,
+            "flavour": recipe.spec.name,
+            "python": wish.python,
+            "with": list(wish.extra),
+        }
         _write(directory, {**asked, "complete": False})
         with progress() as shown:
             steps = _Steps(directory, shown, lock)
@@ -146,7 +156,9 @@ def is_being_made(directory: Path) -> bool:
 
 
 def probe(python: str | Path, distributions: Sequence[str]) -> dict[str, str | None]:
-    """Starts the interpreter, imports the core there, and returns versions. Raises PluginError with its last words."""
+    """Starts the interpreter, imports the core there, and returns versions. Raises PluginError with
+    its last words.
+    """
     command = [str(python), "-I", "-c", _PROBE, *distributions]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
@@ -159,10 +171,17 @@ def probe(python: str | Path, distributions: Sequence[str]) -> dict[str, str | N
 
 
 class _Steps:
-    """Runs commands, their output into a log. They hold the lock too, should this process be killed before them."""
+    """Runs commands, their output into a log. They hold the lock too, should this process be killed
+    before them.
+    """
 
     def __init__(self, directory: Path, shown: Progress, lock: IO[bytes]) -> None:
-        self._log, self._directory, self._shown, self._lock = directory / LOG, directory, shown, lock
+        self._log, self._directory, self._shown, self._lock = (
+            directory / LOG,
+            directory,
+            shown,
+            lock,
+        )
 
     def run(self, step: str, command: list[str]) -> None:
         self._shown.begin(step)
@@ -186,7 +205,11 @@ class _Steps:
                         printed.append(text)
                         self._shown.line(text)
         if process.returncode != 0:
-            errors = [line for line in printed if line.startswith("ERROR: ") and "Ignored the following" not in line]
+            errors = [
+                line
+                for line in printed
+                if line.startswith("ERROR: ") and "Ignored the following" not in line
+            ]
             raise PluginError(
                 f"`{step}` failed with exit code {process.returncode}.",
                 where=str(self._directory),
@@ -198,7 +221,12 @@ class _Steps:
 def _environment() -> dict[str, str]:
     """Of venv and pip: nothing that would lead them out of the new environment."""
     left_out = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV")
-    own = {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    own = {
+        "PIP_USER": "0",
+        "PIP_NO_INPUT": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     return {name: value for name, value in os.environ.items() if name not in left_out} | own
 
 
@@ -252,14 +280,19 @@ def _verified(recipe: Recipe, python: str) -> dict[str, str | None]:
     """The versions that came in. Raises PluginError when they are not what was asked for."""
     found = probe(python, [source.distribution for source in recipe.sources] + [recipe.spec.engine])
     wrong = [
-        f"{source.distribution} is {found[source.distribution] or 'missing'} there, {source.version} here"
+        (
+            f"{source.distribution} is {found[source.distribution] or 'missing'} there, "
+            f"{source.version} here"
+        )
         for source in recipe.sources
         if found[source.distribution] != source.version
     ]
     if found[recipe.spec.engine] is None:
         wrong.append(f"the engine, {recipe.spec.engine}, is missing there")
     if wrong:
-        raise PluginError("pip installed something else than was asked for.", where=python, why="\n".join(wrong))
+        raise PluginError(
+            "pip installed something else than was asked for.", where=python, why="\n".join(wrong)
+        )
     return found
 
 

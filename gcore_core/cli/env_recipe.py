@@ -1,4 +1,6 @@
-"""What goes into an environment: a plugin's tested pins, and G-Core's own distributions as they are installed here."""
+"""What goes into an environment: a plugin's tested pins, and G-Core's own distributions as they are
+installed here.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _FORMAT = 1  # counts changes of how an environment is made, which make those th
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What is asked for. flavour: empty for what this machine calls for. extra: plugins or distributions besides."""
+    """What is asked for. flavour: empty for what this machine calls for. extra: plugins or
+    distributions besides.
+    """
 
     plugin: str
     flavour: str = ""
@@ -41,7 +45,9 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One of G-Core's own distributions. words: what pip is given to install it as it is installed here."""
+    """One of G-Core's own distributions. words: what pip is given to install it as it is installed
+    here.
+    """
 
     distribution: str
     version: str
@@ -59,14 +65,19 @@ class Recipe:
     sources: tuple[Source, ...]
 
     def digest(self) -> str:
-        """Changes with anything that would make another environment. Code of an editable install makes none."""
+        """Changes with anything that would make another environment. Code of an editable install
+        makes none.
+        """
         spec = self.spec
         told = [
             _FORMAT,
             [self.wish.plugin, os.path.realpath(self.wish.python)],
             [spec.name, spec.engine, spec.no_deps, spec.extras, spec.remove],
             self.requirements.read_text(encoding="utf-8") if self.requirements else "",
-            [[source.distribution, source.version, source.words, source.requires] for source in self.sources],
+            [
+                [source.distribution, source.version, source.words, source.requires]
+                for source in self.sources
+            ],
         ]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
@@ -81,7 +92,10 @@ class Recipe:
         told += [source.distribution for source in self.sources]
         yield f"pip install {' '.join(told)}", ["install", *pins, *own]
         if self.spec.remove:
-            yield f"pip uninstall {' '.join(self.spec.remove)}", ["uninstall", "-y", *self.spec.remove]
+            yield (
+                f"pip uninstall {' '.join(self.spec.remove)}",
+                ["uninstall", "-y", *self.spec.remove],
+            )
 
 
 def interpreter(python: str | None) -> str:
@@ -109,7 +123,10 @@ def recipe(wish: Wish, *, where: str) -> Recipe:
         )
     if not isinstance(spec, EnvironmentProvider):
         raise ConfigError(
-            f"plugin {wish.plugin!r} has no environment {flavour!r}{did_you_mean(flavour, list(offered))}.",
+            (
+                f"plugin {wish.plugin!r} has no environment "
+                f"{flavour!r}{did_you_mean(flavour, list(offered))}."
+            ),
             where=where,
             todo=f"choices: {', '.join(offered)}",
             choices=list(offered),
@@ -131,14 +148,18 @@ def _flavour(offered: Sequence[str]) -> str:
 
 
 def requirements_file(spec: EnvironmentProvider, owner: str) -> Path | None:
-    """The file of pins in the plugin's package, or None where it needs none. Raises ContractError."""
+    """The file of pins in the plugin's package, or None where it needs none. Raises
+    ContractError.
+    """
     if not spec.requirements:
         return None
     package, _, name = spec.requirements.partition(":")
     try:
         file = Path(str(importlib.resources.files(package) / name))
     except (ImportError, TypeError) as error:
-        raise ContractError(f"{owner}: there is no package {package!r} for {spec.requirements!r}.") from error
+        raise ContractError(
+            f"{owner}: there is no package {package!r} for {spec.requirements!r}."
+        ) from error
     if not file.is_file():
         raise ContractError(
             f"{owner}: there is no file {spec.requirements!r}.",
@@ -155,7 +176,10 @@ def _distribution(name: str) -> str:
         return owners[name]
     if _installed(name) is None:
         raise ConfigError(
-            f"neither a plugin nor a distribution named {name!r} is installed here{did_you_mean(name, list(owners))}.",
+            (
+                f"neither a plugin nor a distribution named {name!r} is installed "
+                f"here{did_you_mean(name, list(owners))}."
+            ),
             where="--with",
             choices=list(owners),
         )
@@ -163,13 +187,17 @@ def _distribution(name: str) -> str:
 
 
 def _with_ours(names: Sequence[str]) -> list[str]:
-    """The core, these, and what of G-Core's they require: installed as they are here, not from an index."""
+    """The core, these, and what of G-Core's they require: installed as they are here, not from an
+    index.
+    """
     found, queue = [_CORE], [str(canonicalize_name(name)) for name in names]
     while queue:
         name = queue.pop(0)
         if name not in found and (installed := _installed(name)):
             found.append(name)
-            queue += [required for required in _requires(installed) if required.startswith("gcore-")]
+            queue += [
+                required for required in _requires(installed) if required.startswith("gcore-")
+            ]
     return found
 
 
@@ -182,9 +210,14 @@ def _requires(installed: Distribution) -> Iterator[str]:
 
 
 def _installed(name: str) -> Distribution | None:
-    """The distribution that is installed here; of several copies that which says where it came from."""
+    """The distribution that is installed here; of several copies that which says where it came
+    from.
+    """
     copies = list(distributions(name=name))
-    return next((item for item in copies if item.read_text("direct_url.json")), copies[0] if copies else None)
+    return next(
+        (item for item in copies if item.read_text("direct_url.json")),
+        copies[0] if copies else None,
+    )
 
 
 def _source(name: str, extras: Sequence[str]) -> Source:
@@ -199,7 +232,9 @@ def _source(name: str, extras: Sequence[str]) -> Source:
 
 
 def _from_url(asked: str, direct: dict[str, Any], extras: Sequence[str]) -> tuple[str, ...]:
-    """Words for pip, of what it wrote about an install from a directory, an archive or a repository (PEP 610)."""
+    """Words for pip, of what it wrote about an install from a directory, an archive or a repository
+    (PEP 610).
+    """
     url = str(direct["url"])
     if direct.get("dir_info", {}).get("editable"):
         folder = url2pathname(urlsplit(url).path)

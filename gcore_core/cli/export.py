@@ -1,4 +1,6 @@
-"""``g-core export RUN_DIR --to DIR``: a run's final weights, or those of a checkpoint, in Hugging Face layout."""
+"""``g-core export RUN_DIR --to DIR``: a run's final weights, or those of a checkpoint, in Hugging
+Face layout.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,21 @@ from pathlib import Path
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's directory, e.g. runs/quickstart/001")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a directory that does not exist yet")
-    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N instead of the final weights")
+    parser.add_argument(
+        "run_dir",
+        type=Path,
+        metavar="RUN_DIR",
+        help="the run's directory, e.g. runs/quickstart/001",
+    )
+    parser.add_argument(
+        "--to", type=Path, required=True, metavar="DIR", help="a directory that does not exist yet"
+    )
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the checkpoint of step N instead of the final weights",
+    )
     parser.epilog = (
         "examples:\n  g-core export runs/quickstart/001 --to my-model\n"
         "  g-core export runs/quickstart/001 --step 20 --to my-model"

@@ -18,18 +18,36 @@ INDEX = "model.safetensors.index.json"
 
 #: bits of one element, by the names safetensors uses
 _BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
-    "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64,
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F4": 4,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
     "C64": 64,
-}  # fmt: skip
+}
 
 
 def export(run_dir: Path, to: Path) -> int:
     """Copies ``run_dir/weights`` to the new directory ``to``; returns the number of bytes copied.
 
-    Every safetensors file is checked before and after: its header parses, its tensors fill the file exactly, and all
-    tensors that the index names are there. ``to`` appears whole or not at all. Raises DataError (no such run, no final
-    weights, a damaged file) or ConfigError (``to`` exists or cannot be written).
+    Every safetensors file is checked before and after: its header parses, its tensors fill the file
+    exactly, and all tensors that the index names are there. ``to`` appears whole or not at all.
+    Raises DataError (no such run, no final weights, a damaged file) or ConfigError (``to`` exists
+    or cannot be written).
     """
     weights = _final_weights(run_dir)
 
@@ -41,13 +59,17 @@ def export(run_dir: Path, to: Path) -> int:
 
 
 def write_whole(to: Path, write: Callable[[Path], None]) -> int:
-    """Has ``write`` make a directory of weights, checks it and moves it to ``to``; returns its bytes.
+    """Has ``write`` make a directory of weights, checks it and moves it to ``to``; returns its
+    bytes.
 
-    Raises ConfigError when ``to`` exists or cannot be written, DataError when a file in it is damaged.
+    Raises ConfigError when ``to`` exists or cannot be written, DataError when a file in it is
+    damaged.
     """
     if to.exists() or to.is_symlink():
         raise ConfigError(
-            f"{to} exists already.", where="g-core export", todo="name a directory that does not exist yet"
+            f"{to} exists already.",
+            where="g-core export",
+            todo="name a directory that does not exist yet",
         )
     fresh = to.with_name(f".{to.name}.{os.getpid()}.new")
     try:
@@ -69,7 +91,9 @@ def write_whole(to: Path, write: Callable[[Path], None]) -> int:
 
 def _final_weights(run_dir: Path) -> Path:
     if not run_dir.is_dir():
-        raise DataError("no such run directory.", where=str(run_dir), todo="runs are in runs/<name>/<NNN>")
+        raise DataError(
+            "no such run directory.", where=str(run_dir), todo="runs are in runs/<name>/<NNN>"
+        )
     weights = run_dir / WEIGHTS
     if any(weights.glob("*.safetensors")):
         return weights
@@ -94,7 +118,10 @@ def _check(weights: Path) -> None:
     if not index.exists():
         return
     try:
-        placed = [(str(name), str(file)) for name, file in json.loads(index.read_bytes())["weight_map"].items()]
+        placed = [
+            (str(name), str(file))
+            for name, file in json.loads(index.read_bytes())["weight_map"].items()
+        ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(index, f"the index does not parse: {error!r}") from error
     for name, file in placed:
@@ -103,9 +130,11 @@ def _check(weights: Path) -> None:
 
 
 def tensor_names(file: Path) -> set[str]:
-    """Names of the tensors in a safetensors file. Raises DataError unless they fill the file to its last byte.
+    """Names of the tensors in a safetensors file. Raises DataError unless they fill the file to its
+    last byte.
 
-    Layout (safetensors): u64 little-endian header length, a JSON header, then the data; offsets count from the data.
+    Layout (safetensors): u64 little-endian header length, a JSON header, then the data; offsets
+        count from the data.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -133,5 +162,8 @@ def tensor_names(file: Path) -> set[str]:
 
 def _damaged(file: Path, why: str) -> DataError:
     return DataError(
-        "this file of weights is damaged.", where=str(file), why=why, todo="resume the run to write it again"
+        "this file of weights is damaged.",
+        where=str(file),
+        why=why,
+        todo="resume the run to write it again",
     )

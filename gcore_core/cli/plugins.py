@@ -1,6 +1,8 @@
-"""``g-core plugins``: what is installed, what a plugin offers, whether it works, and the beginning of a new one.
+"""``g-core plugins``: what is installed, what a plugin offers, whether it works, and the beginning
+of a new one.
 
-A listing reads metadata alone; ``show`` imports one plugin; ``check`` imports it in a process of its own.
+A listing reads metadata alone; ``show`` imports one plugin; ``check`` imports it in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -30,19 +32,25 @@ examples:
   g-core plugins show core
   g-core plugins check torch
   g-core plugins new mine --kind balancer --to gcore-mine
-"""
+"""  # noqa: E501
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = ["list", "show", "check", "new"]
     parser.add_argument("action", nargs="?", choices=actions, default="list", help="default: list")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a plugin, or a project's own file (mine.py)")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a plugin, or a project's own file (mine.py)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--python", metavar="PATH", help="the interpreter whose environment is meant; default: this one"
+        "--python",
+        metavar="PATH",
+        help="the interpreter whose environment is meant; default: this one",
     )
     parser.add_argument("--kind", metavar="KIND", help="new: what it provides")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="new: where it is written; default: gcore-NAME")
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help="new: where it is written; default: gcore-NAME"
+    )
     parser.epilog = _EPILOG
 
 
@@ -54,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.errors import ConfigError
 
     if args.action == "list":
-        raise ConfigError(f"no such action: {args.name!r}.", todo=f"g-core plugins show {args.name}")
+        raise ConfigError(
+            f"no such action: {args.name!r}.", todo=f"g-core plugins show {args.name}"
+        )
     if not args.name:
         where = f"g-core plugins {args.action}"
         raise ConfigError("which plugin?", where=where, todo=f"{where} NAME")
@@ -85,7 +95,13 @@ def _list(rows: Sequence[catalog.Installed], as_json: bool) -> int:
     from gcore_core.cli.table import print_table
 
     cells = [
-        [row.name, row.state, row.distribution, row.version, "; ".join(filter(None, (row.reason, *row.notes)))]
+        [
+            row.name,
+            row.state,
+            row.distribution,
+            row.version,
+            "; ".join(filter(None, (row.reason, *row.notes))),
+        ]
         for row in rows
     ]
     print_table(["plugin", "state", "distribution", "version", "remarks"], cells)

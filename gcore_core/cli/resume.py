@@ -7,12 +7,18 @@ from pathlib import Path
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory, such as runs/quickstart/latest")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that win over the run's, e.g. controller.shards=4"
+        "run", type=Path, metavar="RUN", help="the run's directory, such as runs/quickstart/latest"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="values that win over the run's, e.g. controller.shards=4",
     )
     parser.epilog = (
-        "examples:\n  g-core resume runs/quickstart/latest\n  g-core resume runs/quickstart/latest roles.policy.slots=2"
+        "examples:\n  g-core resume runs/quickstart/latest\n  g-core resume "
+        "runs/quickstart/latest roles.policy.slots=2"
     )
 
 
@@ -24,6 +30,9 @@ def run(args: argparse.Namespace) -> int:
     directory = args.run.expanduser().resolve()
     if not (directory / CONFIG).is_file():
         raise ConfigError(
-            "there is no run.", where=str(args.run), why=f"it has no {CONFIG}", todo="give the directory of a run"
+            "there is no run.",
+            where=str(args.run),
+            why=f"it has no {CONFIG}",
+            todo="give the directory of a run",
         )
     return run_file(directory / CONFIG, args.overrides, directory)

@@ -9,9 +9,14 @@ from pathlib import Path
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that win over the file, e.g. run.steps=10"
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="values that win over the file, e.g. run.steps=10",
     )
-    parser.epilog = "examples:\n  g-core run job.yaml\n  g-core run job.yaml run.steps=10 roles.rollout.slots=2"
+    parser.epilog = (
+        "examples:\n  g-core run job.yaml\n  g-core run job.yaml run.steps=10 roles.rollout.slots=2"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

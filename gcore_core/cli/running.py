@@ -1,4 +1,6 @@
-"""What ``g-core run`` and ``g-core resume`` do: prepare a job, supervise it, begin again when a process was lost."""
+"""What ``g-core run`` and ``g-core resume`` do: prepare a job, supervise it, begin again when a
+process was lost.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,12 @@ from gcore_core.run.making import make_model
 log = logging.getLogger(__name__)
 
 
-def prepare(file: Path, overrides: Sequence[str], display_of: Any, resume: Path | None = None) -> tuple[Job, Display]:
-    """Everything before the first process: configuration, run directory, data, models, placement. ``resume``: the
-    directory of the run that goes on."""
+def prepare(
+    file: Path, overrides: Sequence[str], display_of: Any, resume: Path | None = None
+) -> tuple[Job, Display]:
+    """Everything before the first process: configuration, run directory, data, models, placement.
+    ``resume``: the directory of the run that goes on.
+    """
     plan = config.load(file, overrides)
     checks.interpreters(plan.config, plan.provided, plan.source)
     rows = {"train": len(build(plan.factory("data")))}
@@ -52,35 +57,49 @@ def prepare(file: Path, overrides: Sequence[str], display_of: Any, resume: Path 
         display.note(note)
     run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
-    models = {role: _model(role, node["model"], display) for role, node in plan.config["roles"].items()}
+    models = {
+        role: _model(role, node["model"], display) for role, node in plan.config["roles"].items()
+    }
     for role, node in plan.config["roles"].items():
         if node["follows"] and not models[role]:
             models[role] = models[node["follows"]]
     if kept := host_memory(plan, placed, models):
         display.note(kept)
-    return Job(plan=plan, directory=directory, models=models, rows=rows, placed=placed, resumed=resumed), display
+    return Job(
+        plan=plan, directory=directory, models=models, rows=rows, placed=placed, resumed=resumed
+    ), display
 
 
 def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:
     if "make" not in model:
         return model
     cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
-    path = make_model(model["make"], cache, lambda share, text: display.phase(f"roles.{role}: {text}", share))
+    path = make_model(
+        model["make"], cache, lambda share, text: display.phase(f"roles.{role}: {text}", share)
+    )
     return {**model, "path": str(path)}
 
 
 def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
-    """``g-core run`` and ``resume``: 0 when the run ended well. Errors are raised; Ctrl-C gives 130, SIGTERM 143."""
+    """``g-core run`` and ``resume``: 0 when the run ended well. Errors are raised; Ctrl-C gives
+    130, SIGTERM 143.
+    """
     job, display, signals = None, None, Signals()
     with signals.handled():
         try:
-            job, display = prepare(file, overrides, lambda steps: open_display(steps, sys.stdout), resume)
+            job, display = prepare(
+                file, overrides, lambda steps: open_display(steps, sys.stdout), resume
+            )
             _supervise(job, display, signals)
         except KeyboardInterrupt:
             if display is not None and job is not None:
                 saved = Checkpoints(job.directory).steps()[-1:]
-                go_on = [f"go on from step {step} with: g-core resume {job.directory}" for step in saved]
-                display.finish(["stopped; every process has ended", f"the run is in {job.directory}", *go_on])
+                go_on = [
+                    f"go on from step {step} with: g-core resume {job.directory}" for step in saved
+                ]
+                display.finish(
+                    ["stopped; every process has ended", f"the run is in {job.directory}", *go_on]
+                )
             return signals.code
         except BaseException:
             if display is not None and job is not None:
@@ -92,7 +111,8 @@ def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = No
 
 
 def _supervise(job: Job, display: Display, signals: Signals) -> None:
-    """Runs the job; when a process is lost that nobody replaces, once more from the newest checkpoint.
+    """Runs the job; when a process is lost that nobody replaces, once more from the newest
+    checkpoint.
 
     Raises KeyboardInterrupt when a signal has ended it.
     """
@@ -120,7 +140,11 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
                 log.exception("the run goes on from its newest checkpoint")
                 job = replace(job, resumed=newest(job.directory))
                 assert job.resumed is not None
-                for note in (str(error), *job.resumed.notes, f"the run goes on from step {job.resumed.step}"):
+                for note in (
+                    str(error),
+                    *job.resumed.notes,
+                    f"the run goes on from step {job.resumed.step}",
+                ):
                     display.note(note)
 
 
@@ -142,5 +166,14 @@ def _logged(file: Path) -> Iterator[None]:
 
 
 def where_things_are(directory: Path) -> list[str]:
-    named = {"summary": "summary.md", "curves": "curves.png", "weights": "weights", "metrics": "metrics.jsonl"}
-    return [f"{what:8} {directory / name}" for what, name in named.items() if (directory / name).exists()]
+    named = {
+        "summary": "summary.md",
+        "curves": "curves.png",
+        "weights": "weights",
+        "metrics": "metrics.jsonl",
+    }
+    return [
+        f"{what:8} {directory / name}"
+        for what, name in named.items()
+        if (directory / name).exists()
+    ]

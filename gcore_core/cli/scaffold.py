@@ -1,8 +1,10 @@
-"""``g-core plugins new``: writes a distribution from templates, with a contract test and lines marked FILL IN.
+"""``g-core plugins new``: writes a distribution from templates, with a contract test and lines
+marked FILL IN.
 
-A template is a folder of files whose names end in ``.tmpl``, rendered by ``string.Template``; ``module/`` becomes the
-package. ``templates/shared`` belongs to every kind. A plugin brings templates for its own kinds in a folder
-``templates/<kind>/`` of its package; they are asked for as ``--kind <plugin>/<kind>``, and the plugin is not imported.
+A template is a folder of files whose names end in ``.tmpl``, rendered by ``string.Template``;
+``module/`` becomes the package. ``templates/shared`` belongs to every kind. A plugin brings
+templates for its own kinds in a folder ``templates/<kind>/`` of its package; they are asked for as
+``--kind <plugin>/<kind>``, and the plugin is not imported.
 """
 
 from __future__ import annotations
@@ -34,19 +36,27 @@ class Written:
 
 def kinds() -> list[str]:
     """The kinds that the core has a template for."""
-    return sorted(folder.name for folder in _TEMPLATES.iterdir() if folder.is_dir() and folder.name != _SHARED)
+    return sorted(
+        folder.name for folder in _TEMPLATES.iterdir() if folder.is_dir() and folder.name != _SHARED
+    )
 
 
 def write(name: str, kind: str, to: Path | None = None) -> Written:
-    """Writes the distribution gcore-<name>; nothing that exists is overwritten. Raises ConfigError, PluginClash."""
+    """Writes the distribution gcore-<name>; nothing that exists is overwritten. Raises ConfigError,
+    PluginClash.
+    """
     where = "g-core plugins new"
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"a plugin's name is lower case words joined by dashes, not {name!r}.", where=where)
+        raise ConfigError(
+            f"a plugin's name is lower case words joined by dashes, not {name!r}.", where=where
+        )
     template = _template(kind, where)
     taken = [row for row in catalog.scan().plugins if row.name == name]
     if taken:
         raise PluginClash(
-            f"a plugin named {name!r} is installed ({taken[0].owner}).", where=where, todo="a name cannot be shared"
+            f"a plugin named {name!r} is installed ({taken[0].owner}).",
+            where=where,
+            todo="a name cannot be shared",
         )
     directory = to or Path(f"gcore-{name}")
     values = _values(name, kind)
@@ -55,7 +65,9 @@ def write(name: str, kind: str, to: Path | None = None) -> Written:
     present = sorted(str(path) for path in files if path.exists())
     if present:
         raise ConfigError(
-            f"{present[0]} exists; nothing was written.", where=where, todo="name another directory: --to DIR"
+            f"{present[0]} exists; nothing was written.",
+            where=where,
+            todo="name another directory: --to DIR",
         )
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,8 +79,10 @@ def write(name: str, kind: str, to: Path | None = None) -> Written:
         if f"# {MARK}:" in line
     )
     told = (
-        f"{directory}: {len(files)} files\n\nlines to fill in:\n{marked}\n\nnext:\n  cd {directory}\n"
-        f"  pip install -e '.[test]'\n  pytest                    fails until the lines are filled in\n"
+        f"{directory}: {len(files)} files\n\nlines to fill in:\n{marked}\n\nnext:\n  cd "
+        f"{directory}\n"
+        "  pip install -e '.[test]'\n  pytest                    fails until the lines are "
+        "filled in\n"
         f"  g-core plugins check {name}"
     )
     return Written(directory, tuple(files), told)
@@ -82,13 +96,19 @@ def _template(kind: str, where: str) -> Path:
         return folder
     choices = kinds()
     if slash and folder.parent.is_dir():
-        choices = sorted(f"{plugin}/{path.name}" for path in folder.parent.iterdir() if path.is_dir())
+        choices = sorted(
+            f"{plugin}/{path.name}" for path in folder.parent.iterdir() if path.is_dir()
+        )
     elif slash:
         choices = []
     what = (
-        f"there is no template for {kind!r}{did_you_mean(kind, choices)}." if kind else "which kind? say --kind KIND."
+        f"there is no template for {kind!r}{did_you_mean(kind, choices)}."
+        if kind
+        else "which kind? say --kind KIND."
     )
-    raise ConfigError(what, where=where, todo=f"kinds: {', '.join(choices) or 'none'}", choices=choices)
+    raise ConfigError(
+        what, where=where, todo=f"kinds: {', '.join(choices) or 'none'}", choices=choices
+    )
 
 
 def _folder_of(plugin: str, where: str) -> Path:

@@ -1,4 +1,6 @@
-"""SIGTERM and Ctrl-C: the first asks the run to save its state and end, the second ends it at once."""
+"""SIGTERM and Ctrl-C: the first asks the run to save its state and end, the second ends it at
+once.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds in which a state may be saved. SIGTERM mostly comes from a scheduler, which often kills after thirty.
+#: Seconds in which a state may be saved. SIGTERM mostly comes from a scheduler, which often kills
+#: after thirty.
 SAVE_WITHIN_S = {signal.SIGTERM: 20.0, signal.SIGINT: 6.0}
-END_WITHIN_S = 4.0  # after these: a thread that hangs then, as one that waits for a disk, is left where it is
+END_WITHIN_S = (
+    4.0  # after these: a thread that hangs then, as one that waits for a disk, is left where it is
+)
 
 
 class Signals:
@@ -26,8 +31,9 @@ class Signals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Signals are handled here, but for those that are ignored, as in the background of a script. One that comes
-        while nothing is asked by them raises KeyboardInterrupt."""
+        """Signals are handled here, but for those that are ignored, as in the background of a
+        script. One that comes while nothing is asked by them raises KeyboardInterrupt.
+        """
         heard = [number for number in SAVE_WITHIN_S if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._tell) for number in heard}
         try:
@@ -40,13 +46,17 @@ class Signals:
 
     @contextlib.contextmanager
     def ask(self, stop: Callable[[float], bool]) -> Iterator[None]:
-        """Within, the first signal calls ``stop`` with the seconds that are left to save. The next one, or the first
-        when that gives False, cancels the task that is running now. The process ends in time, whatever hangs."""
+        """Within, the first signal calls ``stop`` with the seconds that are left to save. The next
+        one, or the first when that gives False, cancels the task that is running now. The process
+        ends in time, whatever hangs.
+        """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
         def asked(number: signal.Signals) -> None:
             if self._end is None:
-                self._end = threading.Timer(SAVE_WITHIN_S[number] + END_WITHIN_S, os._exit, [self.code])
+                self._end = threading.Timer(
+                    SAVE_WITHIN_S[number] + END_WITHIN_S, os._exit, [self.code]
+                )
                 self._end.daemon = True
                 self._end.start()
                 if stop(SAVE_WITHIN_S[number]):

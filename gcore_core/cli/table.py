@@ -11,4 +11,6 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     lines = [[row[i] for i in used] for row in (head, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(used))]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )

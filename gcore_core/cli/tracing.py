@@ -33,28 +33,46 @@ def numbers(lines: Iterable[Line]) -> dict[str, float]:
 
 
 def timeline(lines: Iterable[Line]) -> Iterator[dict[str, Any]]:
-    """Chrome trace events (microseconds): a process per shard for stages and per replica for records, where records
-    that overlap lie on rows of their own; rewarding follows generation in the same row."""
+    """Chrome trace events (microseconds): a process per shard for stages and per replica for
+    records, where records that overlap lie on rows of their own; rewarding follows generation in
+    the same row.
+    """
     processes: dict[str, int] = {}
     rows: dict[str, list[float]] = defaultdict(list)  # of a replica -> when each row is free again
 
     def process(name: str) -> Iterator[dict[str, Any]]:
         if name not in processes:
             processes[name] = len(processes) + 1
-            yield {"ph": "M", "name": "process_name", "pid": processes[name], "args": {"name": name}}
+            yield {
+                "ph": "M",
+                "name": "process_name",
+                "pid": processes[name],
+                "args": {"name": name},
+            }
 
-    def slice_(name: str, where: tuple[str, int], span: tuple[float, float], facts: dict[str, Any]) -> dict[str, Any]:
+    def slice_(
+        name: str, where: tuple[str, int], span: tuple[float, float], facts: dict[str, Any]
+    ) -> dict[str, Any]:
         start_us, end_us = (1e6 * seconds for seconds in span)
-        placed = {"pid": processes[where[0]], "tid": where[1], "ts": start_us, "dur": end_us - start_us}
+        placed = {
+            "pid": processes[where[0]],
+            "tid": where[1],
+            "ts": start_us,
+            "dur": end_us - start_us,
+        }
         return {"ph": "X", "name": name, "args": facts, **placed}
 
-    for line in sorted((x for x in lines if isinstance(x, Record)), key=lambda record: record.sent_s):
+    for line in sorted(
+        (x for x in lines if isinstance(x, Record)), key=lambda record: record.sent_s
+    ):
         yield from process(line.replica)
         end_s = max(line.finished_s, line.scored_s)
         free = rows[line.replica]
         row = next((i for i, busy_s in enumerate(free) if busy_s <= line.sent_s), len(free))
         free[row : row + 1] = [end_s]
-        facts = {name: getattr(line, name) for name in line.__struct_fields__ if not name.endswith("_s")}
+        facts = {
+            name: getattr(line, name) for name in line.__struct_fields__ if not name.endswith("_s")
+        }
         place = (line.replica, row)
         yield slice_(f"{line.ordinal}/{line.sample}", place, (line.sent_s, line.finished_s), facts)
         if line.scored_s:

@@ -1,1 +1,3 @@
-"""The step programs. They know no backend and no algorithm; they hold headers and forward references."""
+"""The step programs. They know no backend and no algorithm; they hold headers and forward
+references.
+"""

@@ -1,4 +1,6 @@
-"""Saving the run's state while the next step runs: the lead has the ranks begin, and at a later boundary finish."""
+"""Saving the run's state while the next step runs: the lead has the ranks begin, and at a later
+boundary finish.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +11,47 @@ from typing import Any
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.errors import CheckpointError
 from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import Carried, CheckpointPlace, CommitCheckpoint, Nothing, OpenCheckpoint, SaveState
+from gcore_core.processes.messages import (
+    Carried,
+    CheckpointPlace,
+    CommitCheckpoint,
+    Nothing,
+    OpenCheckpoint,
+    SaveState,
+)
 from gcore_core.records import Header
 
 SAVE_DEADLINE_S = 3600.0
 
 
 class Checkpointing:
-    """Done by the lead alone: the others cannot train before it goes on. A save that fails is told, and training too
-    goes on; the checkpoints before stay whole."""
+    """Done by the lead alone: the others cannot train before it goes on. A save that fails is told,
+    and training too goes on; the checkpoints before stay whole.
+    """
 
     def __init__(self, context: ControllerContext, state: Mapping[str, Any]) -> None:
         facts = context.facts
         self._context = context
-        self._newest = CommitCheckpoint(facts.start_step, dict(state), {})  # what the trainers hold between two steps
+        self._newest = CommitCheckpoint(
+            facts.start_step, dict(state), {}
+        )  # what the trainers hold between two steps
         self._saved = facts.start_step if facts.state else -1  # the step of the latest save
         self._begun: CommitCheckpoint | None = None
 
     async def carry(self, step: int, headers: list[Header]) -> None:
-        """What this shard keeps for the next step goes into a checkpoint of ``step``, whenever it is made."""
+        """What this shard keeps for the next step goes into a checkpoint of ``step``, whenever it
+        is made.
+        """
         if headers:
             await self._tell("carried", Carried(step, self._context.facts.shard, headers), Nothing)
 
     async def at(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], last: bool
     ) -> dict[str, float]:
-        """A step's end. Finishes the save that was begun before, begins another where one is due; how long both held
-        the run up. One that is to end early is saved, too, where nothing else is."""
+        """A step's end. Finishes the save that was begun before, begins another where one is due;
+        how long both held the run up. One that is to end early is saved, too, where nothing else
+        is.
+        """
         every, stopping = self._context.facts.checkpoint_every, self._context.stopping.is_set()
         self._newest = CommitCheckpoint(step, dict(state), dict(metrics))
         if not self._context.agree.lead or not (every or (last and stopping)):
@@ -75,10 +91,14 @@ class Checkpointing:
         """Every rank takes part, since saving may need collectives."""
         ranks = self._context.trainers
         try:
-            await asyncio.gather(*(insist(rank, method, request, Nothing, SAVE_DEADLINE_S) for rank in ranks))
+            await asyncio.gather(
+                *(insist(rank, method, request, Nothing, SAVE_DEADLINE_S) for rank in ranks)
+            )
         except CheckpointError as error:
             self._begun = None
-            await self._tell("commit_checkpoint", CommitCheckpoint(request.step, {}, {}, str(error)), Nothing)
+            await self._tell(
+                "commit_checkpoint", CommitCheckpoint(request.step, {}, {}, str(error)), Nothing
+            )
 
     async def _tell(self, method: str, request: Any, reply: Any) -> Any:
         return await insist(self._context.supervisor, method, request, reply, SAVE_DEADLINE_S)

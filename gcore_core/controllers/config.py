@@ -12,16 +12,23 @@ class SyncConfig:
 
     prompts: groups that a step trains on, over all shards.
     minibatches, epochs: a step makes minibatches x epochs optimizer updates over the same records.
-    max_rounds: a step issues at most this many times ``prompts`` groups; then it goes on with those that teach.
-    surplus: groups beyond those that a step needed: "keep" for the next step, under the weights that sampled them;
-        "redraw" with newer ones; "auto" keeps them when the objective corrects for older weights.
-    logprob_band: largest |generator - trainer| log-prob of one action, right after a push, before the run stops; empty:
-        what the pair states for its dtypes and engines, 1e-3 where it states nothing.
-    too_long: what happens to a prompt longer than the context: its group is dropped and counted, or the run stops.
-    failure_limit: share of a step's groups that may be unusable (failed rewards, failed records) before the run stops.
-    push_bucket_bytes: memory that a weight push goes through, on the trainer's machine; a larger tensor takes more.
-    push_transport: how it goes there: "shm" is shared memory, "ipc" memory of a device, "nccl" a broadcast between
-        devices; "auto" is the best that the trainer and all generators speak, "shm" where they have no device.
+    max_rounds: a step issues at most this many times ``prompts`` groups; then it goes on with those
+        that teach.
+    surplus: groups beyond those that a step needed: "keep" for the next step, under the weights
+        that sampled them; "redraw" with newer ones; "auto" keeps them when the objective corrects
+        for older weights.
+    logprob_band: largest |generator - trainer| log-prob of one action, right after a push, before
+        the run stops; empty: what the pair states for its dtypes and engines, 1e-3 where it states
+        nothing.
+    too_long: what happens to a prompt longer than the context: its group is dropped and counted, or
+        the run stops.
+    failure_limit: share of a step's groups that may be unusable (failed rewards, failed records)
+        before the run stops.
+    push_bucket_bytes: memory that a weight push goes through, on the trainer's machine; a larger
+        tensor takes more.
+    push_transport: how it goes there: "shm" is shared memory, "ipc" memory of a device, "nccl" a
+        broadcast between devices; "auto" is the best that the trainer and all generators speak,
+        "shm" where they have no device.
     """
 
     prompts: int = 32

@@ -1,4 +1,6 @@
-"""What a controller is given: facts of the job, peers, agreements, the small objects that algorithms plug in."""
+"""What a controller is given: facts of the job, peers, agreements, the small objects that
+algorithms plug in.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from gcore_core.records import Header
 
 
 class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What the lead tells a placement policy. devices: index, kind, node. needs: the fields of a ``Need``. engines:
-    generator role -> device indexes of each of its replicas. sleeps: roles whose backend can. needed: groups that a
-    step must keep. directory: the run's, for the journal; empty: none is kept.
+    """What the lead tells a placement policy. devices: index, kind, node. needs: the fields of a
+    ``Need``. engines: generator role -> device indexes of each of its replicas. sleeps: roles whose
+    backend can. needed: groups that a step must keep. directory: the run's, for the journal; empty:
+    none is kept.
     """
 
     devices: list[tuple[int, str, str]]
@@ -38,12 +41,15 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
 class JobFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Plain facts of the job, the same for every shard but ``shard``.
 
-    replicas: peer names of generator replicas. ranks: of the workers of each data-parallel trainer rank. scorers: peer
-    name -> the rewards it hosts. rows: size of the datasets "train" and "evaluation". rewards: how each counts.
-    takes_stale: the objective corrects for actions sampled by older weights. judges: generator role that rewards ask ->
-    peer names of its replicas. placement: where devices move between generators. resting: generator roles whose
-    replicas sleep while the trainer works. last_ordinal: the step that consumes up to here is the last. start_step,
-    next_ordinal, state: what a resumed run goes on from. carried: records that its shards had kept for the first step.
+    replicas: peer names of generator replicas. ranks: of the workers of each data-parallel trainer
+    rank. scorers: peer name -> the rewards it hosts. rows: size of the datasets "train" and
+    "evaluation". rewards: how each counts.
+    takes_stale: the objective corrects for actions sampled by older weights. judges: generator role
+    that rewards ask -> peer names of its replicas. placement: where devices move between
+    generators. resting: generator roles whose replicas sleep while the trainer works. last_ordinal:
+    the step that consumes up to here is the last. start_step,
+    next_ordinal, state: what a resumed run goes on from. carried: records that its shards had kept
+        for the first step.
     """
 
     shard: int
@@ -117,6 +123,8 @@ def make_context(
         advantage=build(factories["advantage"]),
         filter=build(factories["filter"]),
         balancer=build(factories["balance"]),
-        judges={role: [network.peer(name) for name in names] for role, names in facts.judges.items()},
+        judges={
+            role: [network.peer(name) for name in names] for role, names in facts.judges.items()
+        },
         placement=build(factories["placement"]) if "placement" in factories else None,
     )

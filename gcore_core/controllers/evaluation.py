@@ -27,10 +27,16 @@ class Evaluation:
         self._context, self._rollout = context, rollout
 
     async def at(self, version: int, last: bool) -> Evaluated | None:
-        """Evaluates weights ``version`` where one is due: at the start, at the end and every so many steps."""
+        """Evaluates weights ``version`` where one is due: at the start, at the end and every so
+        many steps.
+        """
         facts = self._context.facts
         rows = min(facts.evaluate_prompts, facts.rows.get("evaluation", 0))
-        due = last or version == facts.start_step or (facts.evaluate_every and not version % facts.evaluate_every)
+        due = (
+            last
+            or version == facts.start_step
+            or (facts.evaluate_every and not version % facts.evaluate_every)
+        )
         if not rows or not due:
             return None
         found = Evaluated()
@@ -38,11 +44,15 @@ class Evaluation:
             await self._draw(version, purpose, mode, range(facts.shard, rows, facts.shards), found)
         return found
 
-    async def _draw(self, version: int, purpose: str, mode: int, rows: range, found: Evaluated) -> None:
+    async def _draw(
+        self, version: int, purpose: str, mode: int, rows: range, found: Evaluated
+    ) -> None:
         facts = self._context.facts
         # Ordinals below zero: no record of an evaluation can be taken for one of the run.
         leases = [Lease(-(2 * row + 1 + mode), row, 0, (0,)) for row in rows]
-        ledger = Ledger(shard=facts.shard, shards=facts.shards, rows=len(rows), seed=facts.seed, samples=1)
+        ledger = Ledger(
+            shard=facts.shard, shards=facts.shards, rows=len(rows), seed=facts.seed, samples=1
+        )
         ledger.adopt(leases)
         await self._rollout.draw(ledger, version, mode, purpose, leases)
         sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))

@@ -1,4 +1,6 @@
-"""What a rollout's requests were, in columns: each shard tells its own, the lead sees them all and no record."""
+"""What a rollout's requests were, in columns: each shard tells its own, the lead sees them all and
+no record.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from gcore_core.controllers.tracing import Record
 from gcore_core.ledger import TRAINED
 from gcore_core.placement.measured import Requests
 
-#: 27 and 23 bytes: a record and a question to a judge together stay below the 64 that the lead may know of a record
+#: 27 and 23 bytes: a record and a question to a judge together stay below the 64 that the lead may
+#: know of a record
 SAMPLED = np.dtype(
     [
         ("group", "<i8"),
@@ -37,7 +40,9 @@ ANSWERED = np.dtype(
 
 
 def tell(records: Sequence[Record], roles: Sequence[str], since_s: float) -> tuple[bytes, bytes]:
-    """One shard's records and the questions about them. Times count from ``since_s``, the start of its rollout."""
+    """One shard's records and the questions about them. Times count from ``since_s``, the start of
+    its rollout.
+    """
     sampled = np.zeros(len(records), SAMPLED)
     answered = []
     for i, r in enumerate(records):
@@ -50,7 +55,9 @@ def tell(records: Sequence[Record], roles: Sequence[str], since_s: float) -> tup
     return sampled.tobytes(), np.array(answered, ANSWERED).tobytes()
 
 
-def heard(told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Sequence[str]) -> dict[str, Requests]:
+def heard(
+    told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Sequence[str]
+) -> dict[str, Requests]:
     """All shards' requests, by role."""
     parts = [np.frombuffer(sampled, SAMPLED) for sampled, _ in told]
     answers = [np.frombuffer(answered, ANSWERED) for _, answered in told]
@@ -59,16 +66,22 @@ def heard(told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Se
     nobody, start_s = np.full(len(sampled), -1, np.int64), sampled["start_s"]
     found = {policy: _requests(step, sampled, sampled["group"], start_s, nobody)}
     found[policy] = replace(found[policy], kept=sampled["kept"].copy())
-    parent = np.concatenate([part["parent"] + offset for part, offset in zip(answers, offsets, strict=False)])
+    parent = np.concatenate(
+        [part["parent"] + offset for part, offset in zip(answers, offsets, strict=False)]
+    )
     answered = np.concatenate(answers)
     for index, role in enumerate(roles):
         mine = answered["role"] == index
         about = parent[mine].astype(np.int64)
-        found[role] = _requests(step, answered[mine], sampled["group"][about], sampled["end_s"][about], about)
+        found[role] = _requests(
+            step, answered[mine], sampled["group"][about], sampled["end_s"][about], about
+        )
     return found
 
 
-def _requests(step: int, rows: np.ndarray, group: np.ndarray, arrival_s: np.ndarray, parent: np.ndarray) -> Requests:
+def _requests(
+    step: int, rows: np.ndarray, group: np.ndarray, arrival_s: np.ndarray, parent: np.ndarray
+) -> Requests:
     times = {name: rows[name].astype(float) for name in ("start_s", "end_s")}
     counts = {name: rows[name].astype(np.int64) for name in ("prompt", "actions", "replica")}
     return Requests(
@@ -85,8 +98,12 @@ def _requests(step: int, rows: np.ndarray, group: np.ndarray, arrival_s: np.ndar
 def running_s(served: Sequence[tuple[Requests, int]]) -> float:
     """Seconds in which any of these replicas, each with its role's requests, ran something."""
     mine = [requests.replica == replica for requests, replica in served]
-    starts = np.concatenate([requests.start_s[own] for (requests, _), own in zip(served, mine, strict=True)])
-    ends = np.concatenate([requests.end_s[own] for (requests, _), own in zip(served, mine, strict=True)])
+    starts = np.concatenate(
+        [requests.start_s[own] for (requests, _), own in zip(served, mine, strict=True)]
+    )
+    ends = np.concatenate(
+        [requests.end_s[own] for (requests, _), own in zip(served, mine, strict=True)]
+    )
     order = np.argsort(starts)
     starts, ends = starts[order], ends[order]
     reached = np.maximum.accumulate(np.concatenate([[0.0], ends]))[:-1]

@@ -1,4 +1,6 @@
-"""Who is awake in a rollout: the lead asks the placement policy and moves replicas, and every shard learns of it."""
+"""Who is awake in a rollout: the lead asks the placement policy and moves replicas, and every shard
+learns of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from gcore_core.processes.service import Peer
 
 
 class Placing:
-    """One shard's view. In a run whose policy moves nothing every replica is awake in every rollout."""
+    """One shard's view. In a run whose policy moves nothing every replica is awake in every
+    rollout.
+    """
 
     def __init__(self, context: ControllerContext) -> None:
         self._agree, self._facts = context.agree, context.facts.placement
@@ -26,7 +30,9 @@ class Placing:
         self.awake = {role: list(range(len(peers))) for role, peers in self._peers.items()}
         self.in_turns = False
         resting = context.facts.resting
-        self._sleepers = Sleepers(self._peers, resting if self._facts is None else self._facts.sleeps, resting)
+        self._sleepers = Sleepers(
+            self._peers, resting if self._facts is None else self._facts.sleeps, resting
+        )
         moves = self._facts is not None and self._agree.lead
         self._mover = Mover(context, self.awake, self._sleepers) if moves else None
         self._metrics: dict[str, float] = {}
@@ -48,18 +54,27 @@ class Placing:
         self._ended_s, self._records = asyncio.get_running_loop().time(), list(records)
 
     async def rest(self) -> None:
-        """The rollout is over on all shards: until ``at`` the trainer has the memory of those that may sleep."""
+        """The rollout is over on all shards: until ``at`` the trainer has the memory of those that
+        may sleep.
+        """
         if self._agree.lead:
             await self._sleepers.rest()
 
     async def at(self, step: int, release_before: int) -> None:
-        """Decides who is awake in the rollout of ``step``, and has it so. Before the push, which only they hear."""
+        """Decides who is awake in the rollout of ``step``, and has it so. Before the push, which
+        only they hear.
+        """
         if self._facts is None:
             if self._agree.lead:
-                took_s = await self._sleepers.arrange(self.awake, release_before) + self._sleepers.rest_s
+                took_s = (
+                    await self._sleepers.arrange(self.awake, release_before) + self._sleepers.rest_s
+                )
                 self._metrics = {"placement/switch_s": took_s} if took_s else {}
             return
-        judges, clock = [role for role in self._peers if role != POLICY], asyncio.get_running_loop().time
+        judges, clock = (
+            [role for role in self._peers if role != POLICY],
+            asyncio.get_running_loop().time,
+        )
         trained_s, began_s = clock(), time.perf_counter()
         mine = msgspec.msgpack.encode(tell(self._records, judges, self._began_s))
         took_s = time.perf_counter() - began_s
@@ -67,7 +82,9 @@ class Placing:
         async def lead(told: list[bytes]) -> list[bytes]:
             began_s = time.perf_counter()
             rows = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in told]
-            measured = heard(rows, step - 1, POLICY, judges) if any(sampled for sampled, _ in rows) else {}
+            measured = (
+                heard(rows, step - 1, POLICY, judges) if any(sampled for sampled, _ in rows) else {}
+            )
             last = Last(
                 measured=measured,
                 rollout_s=self._ended_s - self._began_s,
@@ -78,23 +95,34 @@ class Placing:
             awake = await cast(Mover, self._mover).decide(step, release_before, last)
             return [msgspec.msgpack.encode(awake)] * self._agree.shards
 
-        self._take(msgspec.msgpack.decode(await self._agree.ask("placement", mine, lead), type=Awake), False)
+        self._take(
+            msgspec.msgpack.decode(await self._agree.ask("placement", mine, lead), type=Awake),
+            False,
+        )
         self._arranged_s = clock()
 
     def _take(self, now: Awake, judging: bool) -> None:
         for role, own in now.replicas.items():
-            self.awake[role][:] = own  # in place: what waits to be asked, or asked again, names those of now
+            self.awake[role][:] = (
+                own  # in place: what waits to be asked, or asked again, names those of now
+            )
         self.in_turns, self._judging = now.in_turns, judging
 
     async def rescue(self) -> bool:
-        """All that was issued is drawn, on all shards, and not all is judged: a judge of which nobody answers gets
-        cells of the policy, which has nothing to do. Whether that was so in this rollout."""
+        """All that was issued is drawn, on all shards, and not all is judged: a judge of which
+        nobody answers gets cells of the policy, which has nothing to do. Whether that was so in
+        this rollout.
+        """
 
         async def lead(_: list[bytes]) -> list[bytes]:
-            return [msgspec.msgpack.encode(await cast(Mover, self._mover).rescue())] * self._agree.shards
+            return [
+                msgspec.msgpack.encode(await cast(Mover, self._mover).rescue())
+            ] * self._agree.shards
 
         if self._facts is not None and not self.in_turns:
-            now = msgspec.msgpack.decode(await self._agree.ask("rescue", b"", lead), type=Awake | None)
+            now = msgspec.msgpack.decode(
+                await self._agree.ask("rescue", b"", lead), type=Awake | None
+            )
             if now is not None:
                 self._take(now, True)
                 self._rescued = True
@@ -110,12 +138,16 @@ class Placing:
         return self._mover.learned() if self._mover is not None else {}
 
     async def sampling(self) -> list[Peer]:
-        """The replicas to draw from. In turns, all shards come here together, and the cells are the policy's."""
+        """The replicas to draw from. In turns, all shards come here together, and the cells are the
+        policy's.
+        """
         await self._turn(False)
         return self.replicas
 
     async def judging(self) -> None:
-        """All that this shard had drawn is there. In turns, all shards come here together, and the cells judge."""
+        """All that this shard had drawn is there. In turns, all shards come here together, and the
+        cells judge.
+        """
         await self._turn(True)
 
     async def _turn(self, judging: bool) -> None:

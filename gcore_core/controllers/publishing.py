@@ -9,7 +9,14 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placing import Placing
 from gcore_core.errors import ContractError, WeightMismatch, WorkerDied
 from gcore_core.processes.insist import backoff_s, brief_s, insist
-from gcore_core.processes.messages import Nothing, OpenPush, Published, PullWeights, PushConfirmed, SaveWeights
+from gcore_core.processes.messages import (
+    Nothing,
+    OpenPush,
+    Published,
+    PullWeights,
+    PushConfirmed,
+    SaveWeights,
+)
 from gcore_core.processes.push import PUSH_DEADLINE_S
 from gcore_core.weight_transfer import SHM
 
@@ -23,19 +30,26 @@ class Publishing:
         self._context, self._config, self._placing = context, config, placing
 
     async def publish(self, version: int, release_before: int) -> bool:
-        """Records of steps before ``release_before`` have been trained on, and every sample of them shown. Returns, the
-        same for all shards, whether the run is to end here."""
+        """Records of steps before ``release_before`` have been trained on, and every sample of them
+        shown. Returns, the same for all shards, whether the run is to end here.
+        """
         if self._context.agree.lead:
             await self._push(version, release_before)
         return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
     async def _push(self, version: int, release_before: int) -> None:
-        """Begun anew when a replica is lost in the middle of it: the one that takes its place asks from the start."""
+        """Begun anew when a replica is lost in the middle of it: the one that takes its place asks
+        from the start.
+        """
         for attempt in range(TRIES):
             try:
                 await self._attempt(version, release_before, attempt)
                 break
-            except (WorkerDied, ContractError, WeightMismatch):  # mismatch: its first buckets are overwritten by now
+            except (
+                WorkerDied,
+                ContractError,
+                WeightMismatch,
+            ):  # mismatch: its first buckets are overwritten by now
                 if attempt == TRIES - 1:
                     raise
                 await asyncio.sleep(backoff_s(attempt))
@@ -44,8 +58,12 @@ class Publishing:
     async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
         ranks, wanted = self._context.trainers, self._config.push_transport
         replicas, patience_s = self._placing.replicas, brief_s(self._context.facts.patience_s)
-        transport = SHM if attempt and wanted == "auto" else wanted  # which needs nothing of anybody's device
-        request = OpenPush(version, self._config.push_bucket_bytes, len(replicas), attempt, transport)
+        transport = (
+            SHM if attempt and wanted == "auto" else wanted
+        )  # which needs nothing of anybody's device
+        request = OpenPush(
+            version, self._config.push_bucket_bytes, len(replicas), attempt, transport
+        )
 
         def pull(receiver: int) -> PullWeights:
             return PullWeights(version, receiver, ranks[0].name, attempt, release_before)
@@ -53,13 +71,20 @@ class Publishing:
         await insist(ranks[0], "open_push", request, Nothing, PUSH_DEADLINE_S)
         await asyncio.gather(
             *(insist(rank, "open_push", request, Nothing, PUSH_DEADLINE_S) for rank in ranks[1:]),
-            *(insist(replica, "pull", pull(i), PushConfirmed, patience_s) for i, replica in enumerate(replicas)),
+            *(
+                insist(replica, "pull", pull(i), PushConfirmed, patience_s)
+                for i, replica in enumerate(replicas)
+            ),
         )
 
     async def save(self) -> None:
-        """The final weights in Hugging Face layout. Every rank takes part, since it may need collectives."""
+        """The final weights in Hugging Face layout. Every rank takes part, since it may need
+        collectives.
+        """
         agree, output = self._context.agree, self._context.facts.output
         if agree.lead and output:
             ranks, request = self._context.trainers, SaveWeights(output)
-            await asyncio.gather(*(insist(r, "save_pretrained", request, Nothing, PUSH_DEADLINE_S) for r in ranks))
+            await asyncio.gather(
+                *(insist(r, "save_pretrained", request, Nothing, PUSH_DEADLINE_S) for r in ranks)
+            )
         await agree.barrier("saved")

@@ -1,8 +1,10 @@
 """Dynamic sampling: how many groups a step issues, and which of them it takes.
 
-Every shard computes the same from the same sums, so that none has to ask another. A step takes the lowest ordinals that
-teach, up to the number it needs, and everything before the last of them: never the first to finish, and whatever was
-issued beyond is as if it had not been. So what is consumed does not depend on timing, shards, or how much was issued.
+Every shard computes the same from the same sums, so that none has to ask another. A step takes the
+lowest ordinals that
+teach, up to the number it needs, and everything before the last of them: never the first to finish,
+and whatever was issued beyond is as if it had not been. So what is consumed does not depend on
+timing, shards, or how much was issued.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class Left:
-    """What a step issued and did not take: groups in all, those that are carried, those of these that teach."""
+    """What a step issued and did not take: groups in all, those that are carried, those of these
+    that teach.
+    """
 
     surplus: int = 0
     carried: int = 0
@@ -46,8 +50,9 @@ class Left:
 
 @dataclass
 class Quota:
-    """One shard's view. exact: nothing is issued that may not be needed, as in a run that is to repeat. carries: what
-    is left over is kept for the next step."""
+    """One shard's view. exact: nothing is issued that may not be needed, as in a run that is to
+    repeat. carries: what is left over is kept for the next step.
+    """
 
     needed: int
     limit: int
@@ -77,7 +82,9 @@ class Quota:
         elif self.exact or not self._drops:
             missing = lacking - done.in_flight
         else:
-            likely = self.belief.missing(needed=due, kept=done.kept, finished=done.complete, in_flight=done.in_flight)
+            likely = self.belief.missing(
+                needed=due, kept=done.kept, finished=done.complete, in_flight=done.in_flight
+            )
             missing = max(likely, 0 if done.in_flight else lacking)
         again = left.surplus - left.carried  # drawn anew, before any that never was
         count = min(left.surplus + max(missing - again, 0), self.limit - done.issued)
@@ -85,10 +92,16 @@ class Quota:
         self.rounds += bool(count)
         return count
 
-    async def settled(self, agree: Agreements, kept: int, unusable: int, complete: int, drawn: bool) -> bool:
-        """Adds what became of this shard's groups since the last time to what became of the others'. Whether all shards
-        have ``drawn`` all, and some is not judged."""
-        new = [round(float(n)) for n in await agree.sum("settled", np.array([kept, unusable, complete, drawn]))]
+    async def settled(
+        self, agree: Agreements, kept: int, unusable: int, complete: int, drawn: bool
+    ) -> bool:
+        """Adds what became of this shard's groups since the last time to what became of the
+        others'. Whether all shards have ``drawn`` all, and some is not judged.
+        """
+        new = [
+            round(float(n))
+            for n in await agree.sum("settled", np.array([kept, unusable, complete, drawn]))
+        ]
         self.totals.kept += new[0]
         self.totals.unusable += new[1]
         self.totals.complete += new[2]
@@ -101,30 +114,42 @@ class Quota:
         done = self.totals
         return not done.in_flight and (done.kept >= self.needed or done.issued >= self.limit)
 
-    async def close(self, agree: Agreements, ledger: Ledger, kept: list[int], counts: Counter[str]) -> int:
+    async def close(
+        self, agree: Agreements, ledger: Ledger, kept: list[int], counts: Counter[str]
+    ) -> int:
         """Ends the step at the ordinal behind the last one it takes; returns that ordinal."""
         await self._learn(agree, ledger)
         start = ledger.next_ordinal - self.totals.issued
 
         async def lead(lists: list[bytes]) -> list[bytes]:
-            teach = sorted(ordinal for part in lists for ordinal in msgspec.msgpack.decode(part, type=list[int]))
+            teach = sorted(
+                ordinal
+                for part in lists
+                for ordinal in msgspec.msgpack.decode(part, type=list[int])
+            )
             end = teach[self.needed - 1] + 1 if len(teach) >= self.needed else ledger.next_ordinal
             return [msgspec.msgpack.encode(end)] * agree.shards
 
-        end = msgspec.msgpack.decode(await agree.ask("kept", msgspec.msgpack.encode(kept), lead), type=int)
+        end = msgspec.msgpack.decode(
+            await agree.ask("kept", msgspec.msgpack.encode(kept), lead), type=int
+        )
         counts["surplus"] += len(ledger.close(end, self.carries))
         carried = ledger.carried()
         counts["surplus_carried"] += len(carried)
         self._left, surplus = Left(), self.totals.issued - (end - start)
         if self.carries and surplus:
-            told = await agree.sum("carried", np.array([len(carried), len(set(carried) & set(kept))]))
+            told = await agree.sum(
+                "carried", np.array([len(carried), len(set(carried) & set(kept))])
+            )
             self._left = Left(surplus, *(round(float(value)) for value in told))
         return end
 
     async def _learn(self, agree: Agreements, ledger: Ledger) -> None:
         if self._drops and not self.exact:
             ended = np.array([verdict == TRAINED for verdict in ledger.verdicts()], np.int64)
-            told = await agree.sum("quarters", np.array([by_quarter(ended), by_quarter(np.ones(len(ended)))]))
+            told = await agree.sum(
+                "quarters", np.array([by_quarter(ended), by_quarter(np.ones(len(ended)))])
+            )
             kept, finished = np.rint(told).astype(int).reshape(2, -1).tolist()
             self.belief = self.belief.after(kept, finished)
 
@@ -136,7 +161,9 @@ class Quota:
     def restore(self, state: Mapping[str, Any]) -> None:
         if state:
             self._drops = state["drops"]
-            self.belief = replace(self.belief, rates=tuple(state["rates"]), change2=state["change2"])
+            self.belief = replace(
+                self.belief, rates=tuple(state["rates"]), change2=state["change2"]
+            )
             self._left = Left(*state.get("left", ())) if self.carries else Left()
 
     @property

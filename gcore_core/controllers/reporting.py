@@ -18,7 +18,9 @@ from gcore_core.records import TRUNCATED, Header, StepReport
 
 
 class ShardReport(msgspec.Struct, array_like=True):
-    """What one shard adds to the report. ``sums``: name -> (sum, weight); ``counts`` are simply added."""
+    """What one shard adds to the report. ``sums``: name -> (sum, weight); ``counts`` are simply
+    added.
+    """
 
     sums: dict[str, tuple[float, float]]
     counts: dict[str, float]
@@ -45,7 +47,10 @@ class Reporting:
         sums: Sums = {
             "length": (float(sum(h.n_actions for h in records)), n),
             "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),
-            "reward": (sum(rewards[name].weight * v for h in records for name, v in h.rewards.items()), n),
+            "reward": (
+                sum(rewards[name].weight * v for h in records for name, v in h.rewards.items()),
+                n,
+            ),
             "controller/bytes_per_record": (float(self._before.nbytes - before.nbytes), n),
         }
         for name in rewards:
@@ -53,7 +58,10 @@ class Reporting:
             sums[f"reward/{name}"] = sum(values), float(len(values))
         told = {f"groups/{name}": float(value) for name, value in counts.items()}
         told |= Counter(f"groups/{verdict}" for verdict, _ in verdicts.values())
-        told |= {"actions": sums["length"][0], "controller/messages": float(self._before.messages - before.messages)}
+        told |= {
+            "actions": sums["length"][0],
+            "controller/messages": float(self._before.messages - before.messages),
+        }
         return ShardReport(sums, told, *_of(evaluated))
 
     async def begin(self, version: int, evaluated: Evaluated | None) -> None:
@@ -61,9 +69,15 @@ class Reporting:
         await self.end(version, ShardReport({}, {}, *_of(evaluated)), {}, {})
 
     async def end(
-        self, version: int, mine: ShardReport, metrics: Mapping[str, float], ledger: Mapping[str, Any]
+        self,
+        version: int,
+        mine: ShardReport,
+        metrics: Mapping[str, float],
+        ledger: Mapping[str, Any],
     ) -> None:
-        """Merges the shards' parts; ``metrics`` (trainer, stages) are the lead's, taken as they are."""
+        """Merges the shards' parts; ``metrics`` (trainer, stages) are the lead's, taken as they
+        are.
+        """
         agree = self._context.agree
         parts = await agree.collect("report", msgspec.msgpack.encode(mine))
         if not agree.lead:
@@ -80,9 +94,13 @@ class Reporting:
             version=version,
             metrics={name: float(value) for name, value in sorted(told.items())},
             evaluation=_means(shard.evaluation for shard in shards),
-            samples=sorted((h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal),
+            samples=sorted(
+                (h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal
+            ),
         )
-        await insist(self._context.supervisor, "step_end", StepEnd(report, dict(ledger)), Nothing, 120.0)
+        await insist(
+            self._context.supervisor, "step_end", StepEnd(report, dict(ledger)), Nothing, 120.0
+        )
 
 
 def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:

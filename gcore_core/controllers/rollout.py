@@ -26,8 +26,12 @@ from gcore_core.processes.service import Peer
 from gcore_core.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
 
 TICK_S = 1.0  # how often shards look together whether more groups must be issued, at most,
-TICK_SHARE = 0.05  # and in a long rollout once in this share of its time: a look costs as much as 30 records
-LANES = 16  # parts of a round that a replica works on at a time, over all shards: so many that its batch stays full
+TICK_SHARE = (
+    0.05  # and in a long rollout once in this share of its time: a look costs as much as 30 records
+)
+# parts of a round that a replica works on at a time, over all shards: so many that its batch stays
+# full
+LANES = 16
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class Rollout:
         return version - 1 if self.quota.holds else version
 
     async def groups(self, ledger: Ledger, step: int) -> tuple[list[list[Header]], Counter[str]]:
-        """Draws until the shards together hold enough groups that teach, or as many are issued as may be.
+        """Draws until the shards together hold enough groups that teach, or as many are issued as
+        may be.
 
         Returns this shard's groups by ordinal, and counts.
         """
@@ -82,7 +87,9 @@ class Rollout:
         if draws:
             tick_s = max(TICK_S, TICK_SHARE * (asyncio.get_running_loop().time() - began_s))
             idle = self.quota.exact or self._placing.in_turns
-            done, _ = await asyncio.wait(draws, timeout=None if idle else tick_s, return_when=asyncio.FIRST_EXCEPTION)
+            done, _ = await asyncio.wait(
+                draws, timeout=None if idle else tick_s, return_when=asyncio.FIRST_EXCEPTION
+            )
             for task in done:
                 task.result()
                 draws.discard(task)
@@ -90,7 +97,9 @@ class Rollout:
     async def _agree_on(self, ledger: Ledger, settled: list[_Verdict]) -> None:
         unusable = [verdict.group for verdict in settled if verdict.verdict == QUARANTINED]
         kept = sum(verdict.verdict == TRAINED for verdict in settled)
-        judging = await self.quota.settled(self._context.agree, kept, len(unusable), len(settled), ledger.drawn)
+        judging = await self.quota.settled(
+            self._context.agree, kept, len(unusable), len(settled), ledger.drawn
+        )
         totals = self.quota.totals
         if unusable and totals.unusable > self._config.failure_limit * totals.complete:
             raise _too_many_failures(unusable, totals.unusable, totals.complete)
@@ -114,12 +123,15 @@ class Rollout:
         counts["rounds"] = self.quota.rounds if self._context.agree.lead else 0
         return kept
 
-    async def draw(self, ledger: Ledger, step: int, turn: int, purpose: str, leases: list[Lease]) -> None:
+    async def draw(
+        self, ledger: Ledger, step: int, turn: int, purpose: str, leases: list[Lease]
+    ) -> None:
         """Has the leases drawn and scored; returns when every record is finished and scored.
 
-        Replicas take groups as they work them off, from whichever shard has some left, so that long answers hold up
-        only themselves. A shard speaks to no more replicas than it has parts. In a deterministic run an ordinal has its
-        replica, which waits for a word from every shard, so that batches repeat.
+        Replicas take groups as they work them off, from whichever shard has some left, so that long
+        answers hold up only themselves. A shard speaks to no more replicas than it has parts. In a
+        deterministic run an ordinal has its replica, which waits for a word from every shard, so
+        that batches repeat.
         """
         facts, replicas = self._context.facts, await self._placing.sampling()
         scoring = Scoring(self._context, ledger, purpose, self._placing)
@@ -139,13 +151,23 @@ class Rollout:
                     await asyncio.sleep(backoff_s(lost))  # others may take it meanwhile
 
         if facts.deterministic or len(replicas) == 1:
-            own = [[x for x in leases if x.ordinal % len(replicas) == i] for i in range(len(replicas))]
-            work = [work_off(replica, deque([part])) for replica, part in zip(replicas, own, strict=True)]
+            own = [
+                [x for x in leases if x.ordinal % len(replicas) == i] for i in range(len(replicas))
+            ]
+            work = [
+                work_off(replica, deque([part]))
+                for replica, part in zip(replicas, own, strict=True)
+            ]
         else:
             lanes = replicas * lanes_of(facts.shards)
             shared = shares(leases, len(replicas), facts.shards)
-            first = facts.shard * len(shared) % len(replicas)  # each shard goes on where the one before it ends
-            work = [work_off(replica, shared) for replica in (lanes[first:] + lanes[:first])[: len(shared)]]
+            first = (
+                facts.shard * len(shared) % len(replicas)
+            )  # each shard goes on where the one before it ends
+            work = [
+                work_off(replica, shared)
+                for replica in (lanes[first:] + lanes[:first])[: len(shared)]
+            ]
         tasks = list(map(asyncio.ensure_future, work))
         try:
             await asyncio.gather(*tasks)  # the first failure ends all
@@ -156,10 +178,16 @@ class Rollout:
             for task in tasks:
                 task.cancel()
 
-    async def _replica(self, ledger: Ledger, replica: Peer, request: GenerateRequest, scoring: Scoring) -> None:
-        """Draws one part. Raises WorkerDied or DeadlineExceeded when the replica is lost on the way."""
+    async def _replica(
+        self, ledger: Ledger, replica: Peer, request: GenerateRequest, scoring: Scoring
+    ) -> None:
+        """Draws one part. Raises WorkerDied or DeadlineExceeded when the replica is lost on the
+        way.
+        """
         sent_s = asyncio.get_running_loop().time()
-        stream = replica.stream("generate", request, list[Header], deadline_s=self._context.facts.patience_s)
+        stream = replica.stream(
+            "generate", request, list[Header], deadline_s=self._context.facts.patience_s
+        )
         async with contextlib.aclosing(stream):
             async for headers in stream:
                 fresh = [header for header in headers if ledger.finished(header)]
@@ -187,7 +215,10 @@ class Rollout:
                     raise DataError(
                         "the prompt is longer than the context allows",
                         where=f"row {header.row} of the dataset",
-                        todo="shorten it, raise the context length, or set controller.config.too_long: drop",
+                        todo=(
+                            "shorten it, raise the context length, or set "
+                            "controller.config.too_long: drop"
+                        ),
                     )
                 return header.reason or "failed"
             if any(status not in (OK, REWARD_SKIPPED) for status in header.reward_status.values()):
@@ -211,17 +242,24 @@ def lanes_of(shards: int) -> int:
 
 
 def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]]:
-    """The leases in parts to be taken one after the other: three quarters of what is left in equal parts for the lanes,
-    and so on (factoring: Hummel, Schonberg and Flynn 1992). So replicas are full at first and end together.
+    """The leases in parts to be taken one after the other: three quarters of what is left in equal
+    parts for the lanes, and so on (factoring: Hummel, Schonberg and Flynn 1992). So replicas are
+    full at first and end together.
 
-    Records are dealt in turn, beginning at the next part each time: answers to one prompt are alike, so who has several
-    long ones ends last. There are no more parts, each of which is a request, than groups, unless replicas would have
-    nothing to do; and if there can be as many for every replica, from all shards together, there are.
+    Records are dealt in turn, beginning at the next part each time: answers to one prompt are
+    alike, so who has several long ones ends last. There are no more parts, each of which is a
+    request, than groups, unless replicas would have nothing to do; and if there can be as many for
+    every replica, from all shards together, there are.
     """
     found: deque[list[Lease]] = deque()
     left = [(lease, sample) for lease in leases for sample in lease.samples]
     lanes, even = replicas * lanes_of(shards), replicas // math.gcd(replicas, shards)
-    least = max(1, min(max((len(lease.samples) for lease in leases), default=1), shards * len(left) // replicas))
+    least = max(
+        1,
+        min(
+            max((len(lease.samples) for lease in leases), default=1), shards * len(left) // replicas
+        ),
+    )
     while left:
         size = max(least, 3 * len(left) // (4 * lanes))
         count = min(lanes, -(-len(left) // size))
@@ -232,6 +270,8 @@ def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]
         for at, (lease, sample) in enumerate(left[: count * size]):
             part = parts[(at + at // count) % count]
             part[lease] = (*part.get(lease, ()), sample)
-        found += [[replace(lease, samples=samples) for lease, samples in part.items()] for part in parts]
+        found += [
+            [replace(lease, samples=samples) for lease, samples in part.items()] for part in parts
+        ]
         del left[: count * size]
     return found

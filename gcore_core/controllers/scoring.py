@@ -1,4 +1,6 @@
-"""Rewarding: records go to the scorers as they are finished, those that end close together in one request."""
+"""Rewarding: records go to the scorers as they are finished, those that end close together in one
+request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MOST = 64  # records of a request: a reward's time limit is for all of them
 class Scoring:
     """The records of one draw."""
 
-    def __init__(self, context: ControllerContext, ledger: Ledger, purpose: str, placing: Placing) -> None:
+    def __init__(
+        self, context: ControllerContext, ledger: Ledger, purpose: str, placing: Placing
+    ) -> None:
         self._context, self._ledger, self._purpose = context, ledger, purpose
         self._awake = {role: placing.awake[role] for role in context.judges}
         self._open = asyncio.Event()  # shut while judges sleep
@@ -34,8 +38,9 @@ class Scoring:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, headers: list[Header]) -> None:
-        """Has these scored by the rewards that see one record and, where they are the last of a group, by those that
-        see the group."""
+        """Has these scored by the rewards that see one record and, where they are the last of a
+        group, by those that see the group.
+        """
         if not headers:
             return
         if self._task is None or len(self._waiting) + len(headers) > MOST:
@@ -47,11 +52,18 @@ class Scoring:
     async def route(self) -> None:
         """Tells all that ask judges who is awake now."""
         patience_s = self._context.facts.patience_s
-        told = ((peer, ScoreRequest(self._purpose, [], hosted, self._awake)) for peer, hosted in self._context.scorers)
-        await asyncio.gather(*(insist(peer, "score", word, list[RecordScore], patience_s) for peer, word in told))
+        told = (
+            (peer, ScoreRequest(self._purpose, [], hosted, self._awake))
+            for peer, hosted in self._context.scorers
+        )
+        await asyncio.gather(
+            *(insist(peer, "score", word, list[RecordScore], patience_s) for peer, word in told)
+        )
 
     async def finish(self) -> None:
-        """Nothing more comes, and judges are awake: returns when everything is scored, or raises what failed."""
+        """Nothing more comes, and judges are awake: returns when everything is scored, or raises
+        what failed.
+        """
         self._open.set()
         await asyncio.gather(*self._tasks)
 
@@ -64,13 +76,27 @@ class Scoring:
         if headers is self._waiting:
             self._task = None
         await self._open.wait()
-        work = [([header for header in headers if header.status != FAILED], self._names - self._of_groups)]
+        work = [
+            (
+                [header for header in headers if header.status != FAILED],
+                self._names - self._of_groups,
+            )
+        ]
         if self._of_groups:
-            groups = [self._ledger.whole(ordinal) for ordinal in dict.fromkeys(header.ordinal for header in headers)]
+            groups = [
+                self._ledger.whole(ordinal)
+                for ordinal in dict.fromkeys(header.ordinal for header in headers)
+            ]
             work.append((self._usable(groups), self._of_groups))
         scorers = self._context.scorers
-        asks = ((peer, part, rewards.intersection(hosted)) for part, rewards in work for peer, hosted in scorers)
-        await asyncio.gather(*(self._ask(peer, part, wanted) for peer, part, wanted in asks if part and wanted))
+        asks = (
+            (peer, part, rewards.intersection(hosted))
+            for part, rewards in work
+            for peer, hosted in scorers
+        )
+        await asyncio.gather(
+            *(self._ask(peer, part, wanted) for peer, part, wanted in asks if part and wanted)
+        )
 
     def _usable(self, groups: list[list[Header]]) -> list[Header]:
         """The records of whole groups; where one has failed, the rewards of the others have too."""
@@ -79,7 +105,9 @@ class Scoring:
             if any(header.status == FAILED for header in group):
                 for header in group:
                     statuses = dict.fromkeys(self._of_groups, REWARD_FAILED)
-                    score = RecordScore(*header.key, {}, statuses, "another record of the group failed")
+                    score = RecordScore(
+                        *header.key, {}, statuses, "another record of the group failed"
+                    )
                     self._ledger.scored(score, self._names)
             else:
                 found += group
@@ -87,7 +115,9 @@ class Scoring:
 
     async def _ask(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
         request = ScoreRequest(self._purpose, headers, sorted(rewards), self._awake)
-        scores = await insist(peer, "score", request, list[RecordScore], self._context.facts.patience_s)
+        scores = await insist(
+            peer, "score", request, list[RecordScore], self._context.facts.patience_s
+        )
         for score in scores:
             self._ledger.scored(score, self._names)
         self._context.trace.scored(scores)

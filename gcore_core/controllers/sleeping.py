@@ -17,11 +17,15 @@ Replica = tuple[str, int]  # role, number
 
 
 class Sleepers:
-    """The lead's. able: roles whose backend can sleep; of others, those that should are only not asked. resting: those
-    of them that sleep while the trainer works. moved: how many woke that another role had put to sleep. rest_s: what
-    the latest rest took. lost: who is not asked, since nobody answers there."""
+    """The lead's. able: roles whose backend can sleep; of others, those that should are only not
+    asked. resting: those of them that sleep while the trainer works. moved: how many woke that
+    another role had put to sleep. rest_s: what the latest rest took. lost: who is not asked, since
+    nobody answers there.
+    """
 
-    def __init__(self, peers: Mapping[str, Sequence[Peer]], able: Collection[str], resting: Collection[str]) -> None:
+    def __init__(
+        self, peers: Mapping[str, Sequence[Peer]], able: Collection[str], resting: Collection[str]
+    ) -> None:
         self._peers, self._able, self._resting = peers, set(able), set(resting)
         self._asleep: dict[str, set[int]] = {role: set() for role in peers}
         self._rested = set[Replica]()
@@ -33,15 +37,25 @@ class Sleepers:
     async def rest(self) -> None:
         """The rollout is over: the trainer gets the memory."""
         every = {role: set(range(len(peers))) for role, peers in self._peers.items()}
-        awake = {role: set() if role in self._resting else every[role] - self._asleep[role] for role in every}
-        self._rested = {(role, i) for role in every for i in every[role] - self._asleep[role] - awake[role]}
+        awake = {
+            role: set() if role in self._resting else every[role] - self._asleep[role]
+            for role in every
+        }
+        self._rested = {
+            (role, i) for role in every for i in every[role] - self._asleep[role] - awake[role]
+        }
         self.rest_s = await self.arrange(awake)
 
     async def arrange(self, awake: Mapping[str, Collection[int]], release_before: int = 0) -> float:
-        """Those that sleep give their memory back before others take it, and their records of steps before
-        ``release_before``, of which no push will tell them. Returns the seconds that it took."""
+        """Those that sleep give their memory back before others take it, and their records of steps
+        before ``release_before``, of which no push will tell them. Returns the seconds that it
+        took.
+        """
         sleep, wake = [], []
-        news, self._release_before = release_before > self._release_before, max(release_before, self._release_before)
+        news, self._release_before = (
+            release_before > self._release_before,
+            max(release_before, self._release_before),
+        )
         for role, peers in self._peers.items():
             before, asleep = self._asleep[role], set(range(len(peers))) - set(awake[role])
             sleep += [(role, i) for i in sorted(asleep if news else asleep - before)]
@@ -71,6 +85,12 @@ class Sleepers:
 
     async def _ask(self, whom: list[Replica], method: str, request: object, reply: Any) -> int:
         """How many of them can do it."""
-        peers = [self._peers[one[0]][one[1]] for one in whom if one[0] in self._able and one not in self.lost]
-        await asyncio.gather(*(insist(peer, method, request, reply, MOVE_DEADLINE_S) for peer in peers))
+        peers = [
+            self._peers[one[0]][one[1]]
+            for one in whom
+            if one[0] in self._able and one not in self.lost
+        ]
+        await asyncio.gather(
+            *(insist(peer, method, request, reply, MOVE_DEADLINE_S) for peer in peers)
+        )
         return len(peers)

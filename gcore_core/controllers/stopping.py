@@ -1,4 +1,6 @@
-"""A run that is to end: what takes long, and leaves the trainers' state alone, is given up for it."""
+"""A run that is to end: what takes long, and leaves the trainers' state alone, is given up for
+it.
+"""
 
 from __future__ import annotations
 

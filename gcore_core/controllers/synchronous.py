@@ -1,7 +1,8 @@
 """``core/sync``: generation, rewarding, preparation, training, push; then the next step.
 
-Every shard runs this same program over its own groups. ``step`` is the whole of it; the rest is in its three parts:
-``Rollout`` (generation and rewarding), ``Training`` (balance, preparation, training) and ``Publishing`` (the push).
+Every shard runs this same program over its own groups. ``step`` is the whole of it; the rest is in
+its three parts: ``Rollout`` (generation and rewarding), ``Training`` (balance, preparation,
+training) and ``Publishing`` (the push).
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class SynchronousController:
     async def step(self, step: int) -> bool:
         """One pass of the four stages and one push; whether it was the last one.
 
-        Raises Stopped when the run is to end before: in the lead at any time at which the trainers hold what a step
-        left, in all shards when a step has ended.
+        Raises Stopped when the run is to end before: in the lead at any time at which the trainers
+        hold what a step left, in all shards when a step has ended.
         """
         stopping = self._context.stopping
         watch = Stopwatch(self._context.trace, step)

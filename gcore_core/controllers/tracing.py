@@ -1,7 +1,9 @@
-"""What a shard saw of every record and stage, with times: a JSON line each, in ``trace/controller.<shard>.jsonl``.
+"""What a shard saw of every record and stage, with times: a JSON line each, in
+``trace/controller.<shard>.jsonl``.
 
-Times are seconds of the event loop's clock, which the processes of one machine share; the first line of a file says how
-far that is from the time of day. Lines have a ``what``: "clock", "record" or "stage"; docs/trace.md lists their fields.
+Times are seconds of the event loop's clock, which the processes of one machine share; the first
+line of a file says how far that is from the time of day. Lines have a ``what``: "clock", "record"
+or "stage"; docs/trace.md lists their fields.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _FLUSH_LINES = 1024
 
 
 class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
-    """First line of every start of a shard. wall_s: what to add to a time to get seconds since 1970."""
+    """First line of every start of a shard. wall_s: what to add to a time to get seconds since
+    1970.
+    """
 
     shard: int
     wall_s: float
@@ -39,10 +43,12 @@ class Asked(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_defaults=True):
-    """One sampled record. sent_s: its lease left for the replica; finished_s: its header came; scored_s: its last
-    reward came, or never (0). chunk_bytes: of the chunk its columns lie in, with others; media_bytes: of its media.
-    verdict: "trained", "filtered", "quarantined", or "surplus" of one that its step did not need. asked: what judges
-    answered about it. Fields that have their default are left out."""
+    """One sampled record. sent_s: its lease left for the replica; finished_s: its header came;
+    scored_s: its last reward came, or never (0). chunk_bytes: of the chunk its columns lie in, with
+    others; media_bytes: of its media.
+    verdict: "trained", "filtered", "quarantined", or "surplus" of one that its step did not need.
+    asked: what judges answered about it. Fields that have their default are left out.
+    """
 
     step: int
     ordinal: int
@@ -77,17 +83,23 @@ Line = Clock | Record | Stage
 
 
 def read_trace(directory: Path) -> Iterator[Line]:
-    """The lines of all shards' files in a run's directory, each file from its start; times are those of day.
+    """The lines of all shards' files in a run's directory, each file from its start; times are
+    those of day.
 
-    Raises DataError for a run without a trace, or a line that is none (the last one of a killed run is left out).
+    Raises DataError for a run without a trace, or a line that is none (the last one of a killed run
+    is left out).
     """
     files = sorted((directory / "trace").glob("*.jsonl"))
     if not files:
-        raise DataError("the run has no trace.", where=str(directory), todo="give the directory of a run")
+        raise DataError(
+            "the run has no trace.", where=str(directory), todo="give the directory of a run"
+        )
     decode = msgspec.json.Decoder(Line).decode
     for path in files:
         ahead_s, lines = 0.0, path.read_bytes().split(b"\n")
-        for number, text in enumerate(lines[:-1], 1):  # behind the last newline is nothing, or half a line
+        for number, text in enumerate(
+            lines[:-1], 1
+        ):  # behind the last newline is nothing, or half a line
             try:
                 line = decode(text)
             except msgspec.MsgspecError as error:
@@ -100,12 +112,19 @@ def read_trace(directory: Path) -> Iterator[Line]:
 
 
 def _of_day(line: Line, ahead_s: float) -> Line:
-    times = {name: getattr(line, name) for name in line.__struct_fields__ if name.endswith("_s") and name != "wall_s"}
+    times = {
+        name: getattr(line, name)
+        for name in line.__struct_fields__
+        if name.endswith("_s") and name != "wall_s"
+    }
     if isinstance(line, Record):
         line.asked = [
-            msgspec.structs.replace(a, sent_s=a.sent_s + ahead_s, finished_s=a.finished_s + ahead_s) for a in line.asked
+            msgspec.structs.replace(a, sent_s=a.sent_s + ahead_s, finished_s=a.finished_s + ahead_s)
+            for a in line.asked
         ]
-    return msgspec.structs.replace(line, **{name: value + ahead_s for name, value in times.items() if value})
+    return msgspec.structs.replace(
+        line, **{name: value + ahead_s for name, value in times.items() if value}
+    )
 
 
 class Trace:
@@ -135,7 +154,14 @@ class Trace:
                 if record := self._open.get((score.ordinal, score.sample)):
                     record.scored_s = now_s
                     record.asked = record.asked + [
-                        Asked(a.role, a.replica, a.n_prompt, a.n_actions, now_s - a.began_ago_s, now_s - a.ended_ago_s)
+                        Asked(
+                            a.role,
+                            a.replica,
+                            a.n_prompt,
+                            a.n_actions,
+                            now_s - a.began_ago_s,
+                            now_s - a.ended_ago_s,
+                        )
                         for a in score.asked
                     ]
 
@@ -145,7 +171,11 @@ class Trace:
         for h in group:
             record = self._open.pop(h.key, None)
             if record is not None:
-                record.version, record.n_prompt, record.n_actions = h.versions[1], h.n_prompt, h.n_actions
+                record.version, record.n_prompt, record.n_actions = (
+                    h.versions[1],
+                    h.n_prompt,
+                    h.n_actions,
+                )
                 record.status, record.verdict, record.reason = h.status, verdict, h.reason or reason
                 record.chunk_bytes = 0 if h.columns is None else h.columns.nbytes
                 record.media_bytes = sum(ref.nbytes for ref in h.media.values())

@@ -1,4 +1,6 @@
-"""Balance, preparation, advantages, training: the part of a step in which every device serves the trainer."""
+"""Balance, preparation, advantages, training: the part of a step in which every device serves the
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from gcore_core.controllers.weighing import rewards_of, statistics
 from gcore_core.errors import ContractError, TrainingError, WeightMismatch
 from gcore_core.order import step_seed
 from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import PrepareRequest, RelayRequest, TrainItem, TrainReply, TrainRequest
+from gcore_core.processes.messages import (
+    PrepareRequest,
+    RelayRequest,
+    TrainItem,
+    TrainReply,
+    TrainRequest,
+)
 from gcore_core.processes.relay import RELAYED
 from gcore_core.processes.service import Peer, encode
 from gcore_core.protocols import Balancer, GroupScalars, LearnsCosts, Work
@@ -28,7 +36,9 @@ Plan = dict[Key, Assignment]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A plan, what each rank has by it, and the worst imbalance of a minibatch that the balancer predicts."""
+    """A plan, what each rank has by it, and the worst imbalance of a minibatch that the balancer
+    predicts.
+    """
 
     plan: Plan
     loads: list[Work]
@@ -36,14 +46,18 @@ class Drawn:
 
 
 class Training:
-    """One shard's part. The plan of a step says on which data-parallel rank and in which minibatch a record trains."""
+    """One shard's part. The plan of a step says on which data-parallel rank and in which minibatch
+    a record trains.
+    """
 
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
         self._context, self._config = context, config
         self._drawn: Drawn | None = None  # the lead's
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
-        """Facts to the lead, a plan back. Only the lead sees all facts; each shard gets the part of its records."""
+        """Facts to the lead, a plan back. Only the lead sees all facts; each shard gets the part of
+        its records.
+        """
 
         async def lead(told: list[bytes]) -> list[bytes]:
             by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in told]
@@ -55,20 +69,35 @@ class Training:
                 self._context.balancer,
             )
             plan = self._drawn.plan
-            return [msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part]) for part in by_shard]
+            return [
+                msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part])
+                for part in by_shard
+            ]
 
-        facts = [Facts(h.ordinal, h.sample, h.n_prompt, h.n_actions, h.cost) for group in groups for h in group]
+        facts = [
+            Facts(h.ordinal, h.sample, h.n_prompt, h.n_actions, h.cost)
+            for group in groups
+            for h in group
+        ]
         mine = await self._context.agree.ask("facts", msgspec.msgpack.encode(facts), lead)
-        return {(a.ordinal, a.sample): a for a in msgspec.msgpack.decode(mine, type=list[Assignment])}
+        return {
+            (a.ordinal, a.sample): a for a in msgspec.msgpack.decode(mine, type=list[Assignment])
+        }
 
-    async def prepare(self, step: int, groups: list[list[Header]], plan: Plan) -> dict[Key, list[float]]:
-        """Sends every rank the references of its records; gets back the scalars that the advantage requires."""
+    async def prepare(
+        self, step: int, groups: list[list[Header]], plan: Plan
+    ) -> dict[Key, list[float]]:
+        """Sends every rank the references of its records; gets back the scalars that the advantage
+        requires.
+        """
         names = sorted(self._context.advantage.requires)
         items: list[list[TrainItem]] = [[] for _ in self._context.ranks]
         for header in (header for group in groups for header in group):
             place = plan[header.key]
             ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
-            item = TrainItem(*header.key, place.minibatch, ref, header.slot, header.media, header.versions[0])
+            item = TrainItem(
+                *header.key, place.minibatch, ref, header.slot, header.media, header.versions[0]
+            )
             items[place.rank].append(item)
         requests = [PrepareRequest(step, part, names) for part in items]
         replies = await self._ask("prepare", step, requests, list[list[float]])
@@ -78,14 +107,19 @@ class Training:
             for item, row in zip(part, rows, strict=True)
         }
 
-    async def advantages(self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]) -> dict[Key, float]:
+    async def advantages(
+        self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]
+    ) -> dict[Key, float]:
         """One number per record, from this shard's groups and statistics summed over all shards."""
         advantage = self._context.advantage
         names, rewards = sorted(advantage.requires), self._context.facts.rewards
         totals = statistics(groups, rewards)
         if totals.size:
             totals = (await self._context.agree.sum("rewards", totals)).reshape(totals.shape)
-        told = [self._scalars(group, rewards_of(group, rewards, totals), names, scalars) for group in groups]
+        told = [
+            self._scalars(group, rewards_of(group, rewards, totals), names, scalars)
+            for group in groups
+        ]
         shared = np.asarray(advantage.statistics(told), np.float64)
         if shared.size:
             shared = await self._context.agree.sum("statistics", shared)
@@ -97,25 +131,42 @@ class Training:
         }
 
     def _scalars(
-        self, group: list[Header], rewards: np.ndarray, names: list[str], scalars: Mapping[Key, list[float]]
+        self,
+        group: list[Header],
+        rewards: np.ndarray,
+        names: list[str],
+        scalars: Mapping[Key, list[float]],
     ) -> GroupScalars:
-        rows = np.array([scalars[header.key] for header in group], np.float64).reshape(len(group), len(names))
-        return replace(group_scalars(group, rewards), scalars={name: rows[:, i] for i, name in enumerate(names)})
+        rows = np.array([scalars[header.key] for header in group], np.float64).reshape(
+            len(group), len(names)
+        )
+        return replace(
+            group_scalars(group, rewards),
+            scalars={name: rows[:, i] for i, name in enumerate(names)},
+        )
 
-    async def train(self, step: int, advantages: Mapping[Key, float], plan: Plan) -> dict[str, float]:
-        """All updates of the step, on all ranks; for the lead, metrics as the ranks agreed on them."""
+    async def train(
+        self, step: int, advantages: Mapping[Key, float], plan: Plan
+    ) -> dict[str, float]:
+        """All updates of the step, on all ranks; for the lead, metrics as the ranks agreed on
+        them.
+        """
         config = self._config
         parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
         for (ordinal, sample), value in advantages.items():
             parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
         requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
-        replies: list[TrainReply | None] = await self._ask("train", step, requests, TrainReply | None)
+        replies: list[TrainReply | None] = await self._ask(
+            "train", step, requests, TrainReply | None
+        )
         told = [reply for reply in replies if reply is not None]
         if not told:
             return {}
         metrics = told[0].metrics
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
-        return metrics | self._balance_metrics(np.array([reply.busy_s for reply in told], np.float64))
+        return metrics | self._balance_metrics(
+            np.array([reply.busy_s for reply in told], np.float64)
+        )
 
     async def _ask(self, method: str, step: int, parts: Sequence[object], reply: Any) -> list[Any]:
         """One part for each data-parallel rank, through relays; the ranks' answers."""
@@ -124,7 +175,9 @@ class Training:
             names = [[worker.name for worker in rank] for rank in ranks]
             bodies = [msgspec.Raw(encode(part)) for part in parts]
             request = RelayRequest(method, step, self._context.facts.shard, names, bodies)
-            return await insist(ranks[0][0], "relay", request, list[reply], self._context.facts.patience_s)
+            return await insist(
+                ranks[0][0], "relay", request, list[reply], self._context.facts.patience_s
+            )
 
         ranks = self._context.ranks
         relayed = [slice(first, first + RELAYED) for first in range(0, len(ranks), RELAYED)]
@@ -132,7 +185,9 @@ class Training:
         return [answer for part in answers for answer in part]
 
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
-        """How even the ranks' work was meant to be and was; shows it to a balancer that learns. Only the lead can."""
+        """How even the ranks' work was meant to be and was; shows it to a balancer that learns.
+        Only the lead can.
+        """
         drawn, balancer = self._drawn, self._context.balancer
         if drawn is None:
             return {}
@@ -149,18 +204,26 @@ class Training:
 
 def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:
     """A group in numbers: its weighted rewards and its lengths."""
-    return GroupScalars(rewards=rewards, lengths=np.array([header.n_actions for header in group], np.int64))
+    return GroupScalars(
+        rewards=rewards, lengths=np.array([header.n_actions for header in group], np.int64)
+    )
 
 
-def draw_plan(facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer) -> Drawn:
-    """Minibatches by seed over whole groups, so that a prompt is encoded once; inside each, ranks by the balancer.
+def draw_plan(
+    facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer
+) -> Drawn:
+    """Minibatches by seed over whole groups, so that a prompt is encoded once; inside each, ranks
+    by the balancer.
 
-    Never by length: a length that decides the update in which a record takes part would bias the gradient. So a
-    balancer is asked about one minibatch at a time, and cannot move a record to another.
+    Never by length: a length that decides the update in which a record takes part would bias the
+    gradient. So a balancer is asked about one minibatch at a time, and cannot move a record to
+    another.
     """
     if not facts:
         raise TrainingError(
-            "no group was left to train on", where="balance", todo="look at the counts of dropped groups"
+            "no group was left to train on",
+            where="balance",
+            todo="look at the counts of dropped groups",
         )
     facts = sorted(facts, key=lambda fact: (fact.ordinal, fact.sample))
     work = Work(
@@ -177,35 +240,57 @@ def draw_plan(facts: list[Facts], ranks: int, minibatches: int, seed: int, balan
         bins, costs = balancer.split(work.take(mine), ranks), balancer.costs(work.take(mine))
         if len(bins) != ranks or sorted(i for part in bins for i in part) != list(range(len(mine))):
             raise ContractError(
-                f"{type(balancer).__name__} did not put each of {len(mine)} records on one of {ranks} ranks",
+                (
+                    f"{type(balancer).__name__} did not put each of {len(mine)} records on one of "
+                    f"{ranks} ranks"
+                ),
                 where="balance.use",
                 todo="ask its author; its contract is gcore_core.testing.BalancerContract",
             )
         minibatch_of[mine] = minibatch
         for rank, indexes in enumerate(bins):
             rank_of[mine[indexes]] = rank
-        imbalances.append(most_over_mean(np.bincount(rank_of[mine], weights=costs, minlength=ranks)))
+        imbalances.append(
+            most_over_mean(np.bincount(rank_of[mine], weights=costs, minlength=ranks))
+        )
     places = zip(facts, rank_of.tolist(), minibatch_of.tolist(), strict=True)
     return Drawn(
-        {(f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch) for f, rank, minibatch in places},
+        {
+            (f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch)
+            for f, rank, minibatch in places
+        },
         [work.take(np.flatnonzero(rank_of == rank)) for rank in range(ranks)],
         max(imbalances),
     )
 
 
 def most_over_mean(loads: np.ndarray) -> float:
-    """1 when all are equal. Everybody waits for the most burdened, so this is how much longer a step takes."""
+    """1 when all are equal. Everybody waits for the most burdened, so this is how much longer a
+    step takes.
+    """
     mean = float(loads.mean())
     return float(loads.max()) / mean if mean > 0 else 1.0
 
 
 def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None:
-    """The first forward of a step runs under the weights that sampled it: log-probs must agree within the band."""
+    """The first forward of a step runs under the weights that sampled it: log-probs must agree
+    within the band.
+    """
     gap = metrics.get("logprob_gap_max", 0.0)
     if not gap <= band:
         raise WeightMismatch(
-            f"generator and trainer disagree by {gap:.3g} in the log-prob of an action, the band is {band:g}",
+            (
+                f"generator and trainer disagree by {gap:.3g} in the log-prob of an action, the "
+                "band "
+                f"is {band:g}"
+            ),
             where=f"step {step}",
-            why="the generator does not compute what the trainer computes: wrong weights, cache, dtype or temperature",
-            todo="check the pair in float32; a wider band for a low-precision pair is controller.config.logprob_band",
+            why=(
+                "the generator does not compute what the trainer computes: wrong weights, cache, "
+                "dtype or temperature"
+            ),
+            todo=(
+                "check the pair in float32; a wider band for a low-precision pair is "
+                "controller.config.logprob_band"
+            ),
         )

@@ -25,19 +25,26 @@ class InOrder:
 
 @runtime_checkable
 class KeepsCosts(Protocol):
-    """Of a balancer with the capability "costs.learned", which may do without: a resumed run goes on with what it
-    learned."""
+    """Of a balancer with the capability "costs.learned", which may do without: a resumed run goes
+    on with what it learned.
+    """
 
     def state(self) -> dict[str, Any]:
-        """Plain values, of which JSON gives the same back: finite numbers, texts, lists, dicts with texts as keys."""
+        """Plain values, of which JSON gives the same back: finite numbers, texts, lists, dicts with
+        texts as keys.
+        """
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on with what ``state`` of another one like this gave."""
 
 
 def learned(balancer: Balancer) -> dict[str, Any]:
-    """What goes into a checkpoint, under the balancer's name: a resumed run may have chosen another one."""
-    return {type(balancer).__qualname__: balancer.state()} if isinstance(balancer, KeepsCosts) else {}
+    """What goes into a checkpoint, under the balancer's name: a resumed run may have chosen another
+    one.
+    """
+    return (
+        {type(balancer).__qualname__: balancer.state()} if isinstance(balancer, KeepsCosts) else {}
+    )
 
 
 def go_on(balancer: Balancer, learned: Mapping[str, Any]) -> None:

@@ -38,8 +38,9 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a role asks of placement. follows: the role whose weights it takes, "" for a model of its own. size: slots
-    that one replica takes together. least: replicas that it must keep."""
+    """What a role asks of placement. follows: the role whose weights it takes, "" for a model of
+    its own. size: slots that one replica takes together. least: replicas that it must keep.
+    """
 
     kind: str  # "trainer", "generator" or "reward"
     follows: str = ""
@@ -49,17 +50,20 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What a policy sees at a step boundary: the devices, the slots that every role may occupy, and what was measured.
+    """What a policy sees at a step boundary: the devices, the slots that every role may occupy, and
+    what was measured.
 
-    Generators are the roles between which devices move: they have an engine at every cell, awake or asleep. Mappings
-    are by role; what was not measured is not in them.
+    Generators are the roles between which devices move: they have an engine at every cell, awake or
+    asleep. Mappings are by role; what was not measured is not in them.
 
-    step: that is about to begin. needed: groups that it must keep. requests: finished ones of the latest steps, the
-    policy's under the role that follows it. busy, filled: shares, in the latest step, of a role's replica-seconds with
-    anything running, and of its places that ran something. backlog: requests that wait, at a decision within a step.
-    switch_s: seconds it takes a cell to change roles; None before one did. outcomes: of earlier decisions, oldest
-    first. state: what the latest decision carried over. starving: at a rescue, the role of which nobody answers. lost:
-    device indexes of replicas that do not answer.
+    step: that is about to begin. needed: groups that it must keep. requests: finished ones of the
+    latest steps, the policy's under the role that follows it. busy, filled: shares, in the latest
+    step, of a role's replica-seconds with anything running, and of its places that ran something.
+    backlog: requests that wait, at a decision within a step.
+    switch_s: seconds it takes a cell to change roles; None before one did. outcomes: of earlier
+        decisions, oldest
+    first. state: what the latest decision carried over. starving: at a rescue, the role of which
+    nobody answers. lost: device indexes of replicas that do not answer.
     """
 
     devices: tuple[Device, ...]
@@ -86,12 +90,14 @@ Mode = Literal["split", "colocated", "coresident"]
 class Decision:
     """Who is awake where in the next rollout, and why.
 
-    engines: every cell at which a role has an engine, awake or asleep; None: where it is awake. They are made once, so
-    they stay as the first decision says. mode: "split", each cell serves one generator; "colocated", every cell serves
-    the policy until all its records are there, then the judge, and in turn again for a refill; "coresident", both
-    models are awake in every cell.
-    predicted_s: candidate -> seconds of the rollout; ``chosen`` is one of the candidates. reason: one sentence.
-    seen: what the policy looked at, summed up. state: carried to the next decision. Both are plain values, for JSON.
+    engines: every cell at which a role has an engine, awake or asleep; None: where it is awake.
+    They are made once, so they stay as the first decision says. mode: "split", each cell serves one
+    generator; "colocated", every cell serves the policy until all its records are there, then the
+    judge, and in turn again for a refill; "coresident", both models are awake in every cell.
+    predicted_s: candidate -> seconds of the rollout; ``chosen`` is one of the candidates. reason:
+        one sentence.
+    seen: what the policy looked at, summed up. state: carried to the next decision. Both are plain
+        values, for JSON.
     """
 
     partition: Partition
@@ -106,7 +112,8 @@ class Decision:
 
 class PlacementPolicy(Protocol):
     def revise(self, partition: Partition | None, window: Window) -> Decision:
-        """The decision for the next step; ``partition`` is the latest one's, None before the first. Pure.
+        """The decision for the next step; ``partition`` is the latest one's, None before the first.
+        Pure.
 
         Raises PlacementError naming the role that does not fit.
         """
@@ -117,5 +124,7 @@ class Rescues(Protocol):
     """Of a policy that knows help for a judge of which nobody answers."""
 
     def rescue(self, partition: Partition, window: Window) -> Decision | None:
-        """Who is awake from here on instead of ``partition``, None where there is no help. Asked at a step's start, or
-        within it when all is drawn and the policy's generators have nothing to do. Pure."""
+        """Who is awake from here on instead of ``partition``, None where there is no help. Asked at
+        a step's start, or within it when all is drawn and the policy's generators have nothing to
+        do. Pure.
+        """

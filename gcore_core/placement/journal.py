@@ -1,7 +1,9 @@
-"""``placement.jsonl`` of a run: what was decided before each step, what it came to; one JSON object a line.
+"""``placement.jsonl`` of a run: what was decided before each step, what it came to; one JSON object
+a line.
 
-Lines have a ``what``: "decision" or "outcome". A step that was begun again after a crash has several; the last counts.
-A decision with ``rescued`` took the place of its step's within the step or right at its start.
+Lines have a ``what``: "decision" or "outcome". A step that was begun again after a crash has
+several; the last counts. A decision with ``rescued`` took the place of its step's within the step
+or right at its start.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ from gcore_core.placement.devices import Decision, Partition
 FILE = "placement.jsonl"
 
 
-class Decided(msgspec.Struct, tag="decision", tag_field="what", kw_only=True, omit_defaults=True, frozen=True):
-    """A ``Decision`` as plain values; cells as lists of device indexes, by role. took_s: what deciding took. rescued:
-    the role for which it took the place of the one before. rescues: those that took this one's place."""
+class Decided(
+    msgspec.Struct, tag="decision", tag_field="what", kw_only=True, omit_defaults=True, frozen=True
+):
+    """A ``Decision`` as plain values; cells as lists of device indexes, by role. took_s: what
+    deciding took. rescued: the role for which it took the place of the one before. rescues: those
+    that took this one's place.
+    """
 
     step: int
     mode: str
@@ -35,10 +41,13 @@ class Decided(msgspec.Struct, tag="decision", tag_field="what", kw_only=True, om
     rescues: list[Decided] = []
 
 
-class Measured(msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, omit_defaults=True, frozen=True):
-    """What a decision came to, in seconds: of the rollout (measured_s), of changing roles, of which turns_s within the
-    rollout, of training and of pushing. ran: first device of each cell of the generators -> role -> how long it ran
-    anything in the rollout; waited: how long nothing ran there. monitoring_s: of telling, hearing and deciding.
+class Measured(
+    msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, omit_defaults=True, frozen=True
+):
+    """What a decision came to, in seconds: of the rollout (measured_s), of changing roles, of which
+    turns_s within the rollout, of training and of pushing. ran: first device of each cell of the
+    generators -> role -> how long it ran anything in the rollout; waited: how long nothing ran
+    there. monitoring_s: of telling, hearing and deciding.
     """
 
     step: int
@@ -56,14 +65,19 @@ class Measured(msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, om
 
 def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "") -> Decided:
     """What is written of a decision. ``state`` and ``seen`` must be plain values."""
-    plain = {name: told for name, told in vars(decision).items() if name not in ("partition", "engines")}
+    plain = {
+        name: told for name, told in vars(decision).items() if name not in ("partition", "engines")
+    }
     engines = None if decision.engines is None else _indexes(decision.engines)
     plain |= {"cells": _indexes(decision.partition), "engines": engines, "rescued": rescued}
     return Decided(step=step, took_s=took_s, **plain)
 
 
 def _indexes(partition: Partition) -> dict[str, list[list[int]]]:
-    return {role: [[device.index for device in cell.devices] for cell in own] for role, own in partition.cells.items()}
+    return {
+        role: [[device.index for device in cell.devices] for cell in own]
+        for role, own in partition.cells.items()
+    }
 
 
 def append(directory: Path, line: Decided | Measured) -> None:
@@ -73,7 +87,8 @@ def append(directory: Path, line: Decided | Measured) -> None:
 
 
 def read(directory: Path) -> tuple[dict[int, Decided], dict[int, Measured]]:
-    """The decisions and the outcomes of a run, by step; half a line at the end, of a run that was killed, is left out.
+    """The decisions and the outcomes of a run, by step; half a line at the end, of a run that was
+    killed, is left out.
 
     Raises DataError for a run without a journal or a line that is none.
     """
@@ -92,7 +107,9 @@ def read(directory: Path) -> tuple[dict[int, Decided], dict[int, Measured]]:
         try:
             line = decode(text)
         except msgspec.MsgspecError as error:
-            raise DataError("a line cannot be read.", where=f"{path}:{number}", why=str(error)) from None
+            raise DataError(
+                "a line cannot be read.", where=f"{path}:{number}", why=str(error)
+            ) from None
         if isinstance(line, Decided) and line.rescued and line.step in decisions:
             decisions[line.step].rescues.append(line)
         elif isinstance(line, Decided):

@@ -11,9 +11,10 @@ from gcore_core.placement.devices import Window
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """workers: role -> device indexes of each of its workers. window: what the policy was shown. moves: devices may
-    change between generators, so the policy is asked before every step. sleeps: roles whose backend can. resting: those
-    of them that sleep while the trainer works."""
+    """workers: role -> device indexes of each of its workers. window: what the policy was shown.
+    moves: devices may change between generators, so the policy is asked before every step. sleeps:
+    roles whose backend can. resting: those of them that sleep while the trainer works.
+    """
 
     workers: Mapping[str, list[list[int]]] = field(default_factory=dict)
     window: Window = field(default_factory=lambda: Window(devices=(), slots={}))
@@ -22,7 +23,9 @@ class Placed:
     resting: Sequence[str] = ()
 
     def facts(self, needed: int, directory: str) -> dict[str, Any] | None:
-        """What the controllers need to ask the policy again, as plain values; None where nothing moves."""
+        """What the controllers need to ask the policy again, as plain values; None where nothing
+        moves.
+        """
         if not self.moves:
             return None
         generators = [role for role, need in self.window.needs.items() if need.kind == "generator"]

@@ -16,13 +16,17 @@ class Even:
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         if partition is None:
-            return Decision(partition=every_slot(window), reason="every role takes its slots from all devices in turn")
+            return Decision(
+                partition=every_slot(window),
+                reason="every role takes its slots from all devices in turn",
+            )
         return Decision(partition=partition, reason="roles keep their devices")
 
 
 def every_slot(window: Window) -> Partition:
-    """Cells for every slot that roles may occupy, from all devices in turn: of as many devices as a generator's replica
-    spreads over, else of one."""
+    """Cells for every slot that roles may occupy, from all devices in turn: of as many devices as a
+    generator's replica spreads over, else of one.
+    """
     cells, turn = {}, count()
     for role, slots in window.slots.items():
         if slots > len(window.devices):

@@ -1,6 +1,8 @@
-"""The node agent: spawns and watches the workers of one node, owns its slabs. ``python -m gcore_core.processes.agent``.
+"""The node agent: spawns and watches the workers of one node, owns its slabs. ``python -m
+gcore_core.processes.agent``.
 
-It ends, with all its workers, when told to or when the pipe from its launcher ends; the slabs go with it.
+It ends, with all its workers, when told to or when the pipe from its launcher ends; the slabs go
+with it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[str, str]
     secret: bytes
     store: StoreSpec
-    meeting: str  # the run's private directory; removed, like the store, when the launcher could not
+    meeting: (
+        str  # the run's private directory; removed, like the store, when the launcher could not
+    )
 
 
 class Agent:
@@ -78,7 +82,9 @@ class Agent:
     async def _start(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
         command = [spec.python or sys.executable, "-u", "-m", "gcore_core.processes.worker"]
         try:
-            process, self._lifelines[spec.name] = await spawn_process(command, spec, spec.log, _environment(spec))
+            process, self._lifelines[spec.name] = await spawn_process(
+                command, spec, spec.log, _environment(spec)
+            )
         except OSError as error:
             raise WorkerError(
                 f"{command[0]} cannot be started: {error.strerror}.",
@@ -97,7 +103,9 @@ class Agent:
             os.close(self._lifelines.pop(spec.name))
             del self._workers[spec.name]
             self.slabs.ended(f"{spec.name}-{process.pid}")
-            lost = code == RESTART_EXIT_CODE or code < 0  # it asked for it, or was killed; else it has told a cause
+            lost = (
+                code == RESTART_EXIT_CODE or code < 0
+            )  # it asked for it, or was killed; else it has told a cause
             again = lost and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
             self._exits.put_nowait(WorkerExit(spec.name, process.pid, code, again, _tail(spec.log)))
@@ -112,7 +120,9 @@ class Agent:
             yield await self._exits.get()
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
-        pids = {name: process.pid for name, process in self._workers.items()} | {self._spec.name: os.getpid()}
+        pids = {name: process.pid for name, process in self._workers.items()} | {
+            self._spec.name: os.getpid()
+        }
         cpu_s, memory_mib = {}, {}
         for name, pid in pids.items():
             with contextlib.suppress(OSError):
@@ -138,7 +148,9 @@ class Agent:
 
 
 async def end_hung(process: asyncio.subprocess.Process) -> None:
-    """Ends one that hangs; its stacks go to its log first, for which one that is stopped is woken."""
+    """Ends one that hangs; its stacks go to its log first, for which one that is stopped is
+    woken.
+    """
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGCONT)
@@ -149,7 +161,9 @@ async def end_hung(process: asyncio.subprocess.Process) -> None:
 def _environment(spec: WorkerSpec) -> dict[str, str]:
     """Another interpreter must not be given this one's modules."""
     foreign = spec.python not in ("", sys.executable)
-    return {k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))}
+    return {
+        k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))
+    }
 
 
 def process_usage(pid: int) -> tuple[float, float]:
@@ -197,7 +211,9 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
 
 def main() -> None:
     spec, lifeline = read_spec("a node agent; started by a launcher only", AgentSpec)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
+    )
     asyncio.run(_main(spec, lifeline))
 
 

@@ -1,7 +1,8 @@
-"""What shards agree on: sums, small gathers to the lead, its answers. A star through the supervisor.
+"""What shards agree on: sums, small gathers to the lead, its answers. A star through the
+supervisor.
 
-Every agreement has a key made of the step and a name, so asking twice is harmless, and an epoch: a shard of an older
-epoch (one that was replaced) is refused. Nothing here returns records.
+Every agreement has a key made of the step and a name, so asking twice is harmless, and an epoch: a
+shard of an older epoch (one that was replaced) is refused. Nothing here returns records.
 """
 
 from __future__ import annotations
@@ -41,14 +42,23 @@ class AgreementService:
 
     async def _join(self, request: Agreement, value: Any, act: Act = _told) -> Any:
         if request.epoch != self.epoch:
-            raise ContractError(f"epoch {request.epoch} is over, this is {self.epoch}", where=f"shard {request.shard}")
-        return await self._gathering.join((type(request).__name__, request.key), request.shard, value, act)
+            raise ContractError(
+                f"epoch {request.epoch} is over, this is {self.epoch}",
+                where=f"shard {request.shard}",
+            )
+        return await self._gathering.join(
+            (type(request).__name__, request.key), request.shard, value, act
+        )
 
     async def sum(self, request: SumRequest, call: Call) -> list[float]:
         async def act(parts: list[list[float]]) -> list[float]:
             if len({len(part) for part in parts}) > 1:
-                raise ContractError(f"shards sum {[len(part) for part in parts]} values", where=request.key)
-            return [float(value) for value in np.sum(np.array(parts, np.float64), axis=0)]  # in shard order
+                raise ContractError(
+                    f"shards sum {[len(part) for part in parts]} values", where=request.key
+                )
+            return [
+                float(value) for value in np.sum(np.array(parts, np.float64), axis=0)
+            ]  # in shard order
 
         total: list[float] = await self._join(request, request.values, act)
         return total
@@ -56,13 +66,17 @@ class AgreementService:
     async def collect(self, request: CollectRequest, call: Call) -> list[bytes]:
         """The payloads in shard order for the lead, none for the others."""
         if len(request.payload) * self._shards > _PAYLOAD_LIMIT_BYTES:
-            raise ContractError(f"{len(request.payload)} bytes are too many to agree on", where=request.key)
+            raise ContractError(
+                f"{len(request.payload)} bytes are too many to agree on", where=request.key
+            )
         parts: list[bytes] = await self._join(request, request.payload)
         return parts if request.shard == 0 else []
 
     async def deal(self, request: DealRequest, call: Call) -> bytes:
         if request.shard == 0 and len(request.parts) != self._shards:
-            raise ContractError(f"{len(request.parts)} parts for {self._shards} shards", where=request.key)
+            raise ContractError(
+                f"{len(request.parts)} parts for {self._shards} shards", where=request.key
+            )
         parts: list[list[bytes]] = await self._join(request, request.parts)
         return parts[0][request.shard]
 
@@ -73,7 +87,9 @@ class AgreementService:
 
 
 class Agreements:
-    """One shard's end. All shards call the same agreements in the same order; shard 0 is the lead."""
+    """One shard's end. All shards call the same agreements in the same order; shard 0 is the
+    lead.
+    """
 
     def __init__(self, peer: Peer, shard: int, shards: int, insist: Any, epoch: int = 0) -> None:
         self.shard, self.shards, self.lead = shard, shards, shard == 0
@@ -94,13 +110,21 @@ class Agreements:
         request = CollectRequest(self._key(name), self.shard, self._epoch, payload)
         return list(await self._call("collect", request, list[bytes]))
 
-    async def ask(self, name: str, payload: bytes, lead: Callable[[list[bytes]], Awaitable[list[bytes]]]) -> bytes:
-        """This shard's part of what the lead makes of all payloads. ``lead``: payloads, in shard order, -> parts."""
+    async def ask(
+        self, name: str, payload: bytes, lead: Callable[[list[bytes]], Awaitable[list[bytes]]]
+    ) -> bytes:
+        """This shard's part of what the lead makes of all payloads. ``lead``: payloads, in shard
+        order, -> parts.
+        """
         request = CollectRequest(self._key(name), self.shard, self._epoch, payload)
         if not self.lead:
             return bytes(await self._call("ask", request, bytes))
         parts = await lead(await self._call("collect", request, list[bytes]))
-        return bytes(await self._call("deal", DealRequest(request.key, self.shard, self._epoch, parts), bytes))
+        return bytes(
+            await self._call(
+                "deal", DealRequest(request.key, self.shard, self._epoch, parts), bytes
+            )
+        )
 
     async def _call(self, method: str, request: Agreement, reply: Any) -> Any:
         return await self._insist(self._peer, f"agree.{method}", request, reply, DEADLINE_S)

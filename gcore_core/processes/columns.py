@@ -1,8 +1,10 @@
 """A chunk: the columns of some records as bytes, column by column.
 
-    uint32 length of the table | table (msgpack: name -> [dtype, offset, shape per record]) | arrays, 8-aligned
+    uint32 length of the table | table (msgpack: name -> [dtype, offset, shape per record]) |
+    arrays, 8-aligned
 
-A record that lacks a column has null for its shape. Arrays are numbers or bools; nothing is pickled.
+A record that lacks a column has null for its shape. Arrays are numbers or bools; nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -43,13 +45,19 @@ def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
         arrays = [array for array in held if array is not None]
         dtypes = {array.dtype.str for array in arrays}
         if len(dtypes) > 1 or not NUMBERS.fullmatch(min(dtypes)):
-            raise ContractError(f"column {name!r} has dtypes {sorted(dtypes)}; it must be one, of numbers or bools")
+            raise ContractError(
+                f"column {name!r} has dtypes {sorted(dtypes)}; it must be one, of numbers or bools"
+            )
         flat = [np.ascontiguousarray(array.reshape(-1)) for array in arrays]
         nbytes = sum(array.nbytes for array in flat)
         if len(flat) > 1 and nbytes < _JOIN_BYTES:
-            flat = [np.concatenate(flat, dtype=flat[0].dtype)]  # else it would turn bytes into the machine's order
+            flat = [
+                np.concatenate(flat, dtype=flat[0].dtype)
+            ]  # else it would turn bytes into the machine's order
         parts += [*(array.view(np.uint8).data for array in flat), bytes(-nbytes % 8)]
-        table[name] = _Column(min(dtypes), offset, [None if array is None else array.shape for array in held])
+        table[name] = _Column(
+            min(dtypes), offset, [None if array is None else array.shape for array in held]
+        )
         offset += nbytes + -nbytes % 8
     head = _encode_table(table)
     return [len(head).to_bytes(4, "little"), head, bytes(-(len(head) + 4) % 8), *parts]
@@ -65,7 +73,11 @@ class Chunk:
         length = int.from_bytes(memory[:4], "little")
         try:
             self._table = _decode_table(memory[4 : 4 + length])
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8
+        except (
+            msgspec.MsgspecError,
+            ValueError,
+            RecursionError,
+        ) as error:  # ValueError: text that is no UTF-8
             raise DataError(f"a chunk of columns is malformed: {error}", where="store") from None
         self._body = memory[4 + length + -(length + 4) % 8 :].toreadonly()
         self._size = max((len(column.shapes) for column in self._table.values()), default=0)
@@ -80,7 +92,9 @@ class Chunk:
         return RecordColumns(self, slot)
 
     def names(self, slot: int) -> list[str]:
-        return [name for name, column in self._table.items() if self._shape(column, slot) is not None]
+        return [
+            name for name, column in self._table.items() if self._shape(column, slot) is not None
+        ]
 
     @staticmethod
     def _shape(column: _Column, slot: int) -> tuple[int, ...] | None:
@@ -104,7 +118,9 @@ class Chunk:
         column = self._table[name]
         if not NUMBERS.fullmatch(column.dtype):
             raise ValueError(f"dtype {column.dtype!r}")
-        if any(len(shape) > MOST_AXES or min(shape, default=0) < 0 for shape in column.shapes if shape):
+        if any(
+            len(shape) > MOST_AXES or min(shape, default=0) < 0 for shape in column.shapes if shape
+        ):
             raise ValueError("a shape that no array has")
         sizes = [0 if shape is None else math.prod(shape) for shape in column.shapes]
         bounds = list(accumulate(sizes, initial=0))

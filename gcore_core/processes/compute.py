@@ -15,7 +15,9 @@ class Compute(Protocol):
 
 
 class ThreadCompute:
-    """One thread of its own, so that the worker answers while it computes; backends need not be thread-safe."""
+    """One thread of its own, so that the worker answers while it computes; backends need not be
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="backend")

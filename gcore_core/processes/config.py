@@ -9,9 +9,11 @@ from dataclasses import dataclass
 class LocalConfig:
     """Settings of ``core/local``.
 
-    socket_dir: where the run's private directory of sockets is made; its path must be short. Default: the system's.
+    socket_dir: where the run's private directory of sockets is made; its path must be short.
+        Default: the system's.
     port: first of a row of loopback ports to use instead of unix sockets.
-    store_gib: shared memory for what generators make; when it is used up, they wait. Default: half of what is free.
+    store_gib: shared memory for what generators make; when it is used up, they wait. Default: half
+        of what is free.
     spill_after_s: how long nothing may be freed in a full store before more of it is made on disk.
     spill_dir: where on disk. Default: in the run's directory.
     """

@@ -13,10 +13,13 @@ Act = Callable[[list[Any]], Awaitable[Any]]
 
 
 class Gathering:
-    """Members 0..n-1 join under a key with a value; when all have, ``act(values in member order)`` runs once.
+    """Members 0..n-1 join under a key with a value; when all have, ``act(values in member order)``
+    runs once.
 
-    A member that joins again (its reply was lost) gets the same result, for as long as the last ``keep`` keys are
-    remembered. Whoever joins with another value under the same key is refused: it is not the same request.
+    A member that joins again (its reply was lost) gets the same result, for as long as the last
+    ``keep`` keys are
+    remembered. Whoever joins with another value under the same key is refused: it is not the same
+        request.
     """
 
     def __init__(self, members: int, keep: int = 32) -> None:
@@ -26,10 +29,14 @@ class Gathering:
     async def join(self, key: Any, member: int, value: Any, act: Act) -> Any:
         if not 0 <= member < self.members:
             raise ContractError(f"there is no member {member}, only {self.members}", where=str(key))
-        values, result = self._open.setdefault(key, ({}, asyncio.get_running_loop().create_future()))
+        values, result = self._open.setdefault(
+            key, ({}, asyncio.get_running_loop().create_future())
+        )
         if member in values:
             if values[member] != value:
-                raise ContractError(f"member {member} came twice with different values", where=str(key))
+                raise ContractError(
+                    f"member {member} came twice with different values", where=str(key)
+                )
         else:
             values[member] = value
             if len(values) == self.members:

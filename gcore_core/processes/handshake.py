@@ -19,22 +19,34 @@ def versions(plugins: Iterable[str]) -> Versions:
     names = list(plugins)
     found = {}
     if names:
-        from importlib.metadata import distributions  # slow to import, and a worker of the core alone needs none of it
+        from importlib.metadata import (
+            distributions,
+        )  # slow to import, and a worker of the core alone needs none of it
 
-        found = {name: next((item.version for item in distributions(name=name)), "") for name in names}
+        found = {
+            name: next((item.version for item in distributions(name=name)), "") for name in names
+        }
     return Versions(sys.executable, __version__, found)
 
 
 def agree(name: str, *, worker: Versions, supervisor: Versions) -> None:
-    """Raises PluginIncompatible, with both interpreters, at the first distribution whose versions differ."""
+    """Raises PluginIncompatible, with both interpreters, at the first distribution whose versions
+    differ.
+    """
     theirs = {"gcore-core": worker.core, **worker.plugins}
     for distribution, version in {"gcore-core": supervisor.core, **supervisor.plugins}.items():
         other = theirs.get(distribution, "")
         if other != version:
             raise PluginIncompatible(
-                f"its {distribution} is {other or 'missing'}, the supervisor's is {version or 'missing'}.",
+                (
+                    f"its {distribution} is {other or 'missing'}, the supervisor's is "
+                    f"{version or 'missing'}."
+                ),
                 where=name,
-                why=f"{other or 'missing'} for {worker.python}\n{version or 'missing'} for {supervisor.python}",
+                why=(
+                    f"{other or 'missing'} for {worker.python}\n{version or 'missing'} for "
+                    f"{supervisor.python}"
+                ),
                 todo=f"install the same: {shlex.quote(worker.python)} -m pip install "
                 f"{shlex.quote(f'{distribution}=={version}')}",
                 distribution=distribution,

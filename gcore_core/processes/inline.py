@@ -1,8 +1,8 @@
 """The network inside one process: the same services, the same bytes, no sockets.
 
-Requests, items and replies are encoded and decoded like on a socket, so nothing is shared as an object. ``Weather``
-decides what happens to a message on its way; the simulator of the test kit delays and loses some, the inline launcher
-uses the calm one.
+Requests, items and replies are encoded and decoded like on a socket, so nothing is shared as an
+object. ``Weather`` decides what happens to a message on its way; the simulator of the test kit
+delays and loses some, the inline launcher uses the calm one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,25 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from gcore_core.errors import ContractError, DeadlineExceeded, WorkerDied
-from gcore_core.processes.service import Call, Peer, RemoteFailure, Service, Traffic, encode, from_wire, to_wire
+from gcore_core.processes.service import (
+    Call,
+    Peer,
+    RemoteFailure,
+    Service,
+    Traffic,
+    encode,
+    from_wire,
+    to_wire,
+)
 
 T = TypeVar("T")
 
 
 class Weather(Protocol):
     async def travel(self, source: str, target: str, method: str) -> int:
-        """Takes the time of the way; how often the message arrives, 0 when it is lost. Only requests come twice."""
+        """Takes the time of the way; how often the message arrives, 0 when it is lost. Only
+        requests come twice.
+        """
 
 
 class Calm:
@@ -61,7 +72,9 @@ class InlinePeer:
         self.name, self._traffic = name, traffic
         self._network, self._source = network, source
 
-    async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
+    async def call(
+        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
+    ) -> T:
         async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as messages:
             async for kind, body in messages:
                 if kind == "reply":
@@ -79,7 +92,9 @@ class InlinePeer:
     async def close(self) -> None:
         pass
 
-    async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncGenerator[tuple[str, bytes], None]:
+    async def _exchange(
+        self, method: str, request: Any, deadline_s: float
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         body = encode(request)
         self._traffic.add(body)
@@ -95,7 +110,9 @@ class InlinePeer:
                     ) from None
                 self._traffic.add(body)
                 if kind == "lost":
-                    raise WorkerDied(f"the connection to {self.name} broke", where=self.name, why=method)
+                    raise WorkerDied(
+                        f"the connection to {self.name} broke", where=self.name, why=method
+                    )
                 if kind == "error":
                     raise from_wire(msgspec.msgpack.decode(body, type=RemoteFailure))
                 if kind != "progress":
@@ -130,7 +147,9 @@ class InlinePeer:
             raise
         except Exception as error:  # isolation point: it is re-raised at the caller
             message = "error", encode(to_wire(error, self.name))
-        inbox.put_nowait(message if await travel(self.name, self._source, method) else ("lost", b""))
+        inbox.put_nowait(
+            message if await travel(self.name, self._source, method) else ("lost", b"")
+        )
 
     async def _serve_copy(self, service: Service, method: str, body: bytes) -> None:
         """The same request once more, some time later; nobody listens to its answer."""
@@ -139,5 +158,7 @@ class InlinePeer:
             pass
 
         await self._network.weather.travel(self._source, self.name, method)
-        with contextlib.suppress(Exception):  # isolation point: the caller has the answer to the first
+        with contextlib.suppress(
+            Exception
+        ):  # isolation point: the caller has the answer to the first
             await service.handle(method, body, Call(lambda: None), emit)

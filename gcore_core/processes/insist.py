@@ -1,5 +1,6 @@
-"""Asking again when a message or a connection was lost, and how long that may take. Requests are keyed, so their
-receivers run them once."""
+"""Asking again when a message or a connection was lost, and how long that may take. Requests are
+keyed, so their receivers run them once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ TRIES = 100  # three minutes: one that was lost may have a model to load
 
 
 async def insist(peer: Peer, method: str, request: Any, reply: type[T], deadline_s: float) -> T:
-    """Calls until there is an answer, at most ``TRIES`` times; what the peer itself raised is raised at once."""
+    """Calls until there is an answer, at most ``TRIES`` times; what the peer itself raised is
+    raised at once.
+    """
     for attempt in range(TRIES):
         try:
             return await peer.call(method, request, reply, deadline_s=deadline_s)
@@ -29,7 +32,9 @@ async def insist(peer: Peer, method: str, request: Any, reply: type[T], deadline
 
 @contextlib.contextmanager
 def shown(progress: Callable[[], None], waits: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Within, while it ``waits`` for others, who have deadlines of their own, progress is shown all the time."""
+    """Within, while it ``waits`` for others, who have deadlines of their own, progress is shown all
+    the time.
+    """
 
     async def tick() -> None:
         while True:
@@ -45,7 +50,9 @@ def shown(progress: Callable[[], None], waits: Callable[[], bool] = lambda: True
 
 
 def brief_s(patience_s: float) -> float:
-    """Of ``run.patience_s``, what is enough for work of seconds: a node agent's answer, a bucket that is loaded."""
+    """Of ``run.patience_s``, what is enough for work of seconds: a node agent's answer, a bucket
+    that is loaded.
+    """
     return min(patience_s, max(60.0, patience_s / 10))
 
 

@@ -1,4 +1,6 @@
-"""From a resolved plan to the workers of a run: names, addresses, what each is told. Pure but for finding devices."""
+"""From a resolved plan to the workers of a run: names, addresses, what each is told. Pure but for
+finding devices.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config import Plan
-from gcore_core.factories import FactorySpec, config_object, logprob_band, replica_slots, takes_stale
+from gcore_core.factories import (
+    FactorySpec,
+    config_object,
+    logprob_band,
+    replica_slots,
+    takes_stale,
+)
 from gcore_core.placement.placed import Placed
 from gcore_core.processes import handshake
 from gcore_core.processes.keeper import TRAINER, Resumed
@@ -42,7 +50,11 @@ class Job:
     def names(self) -> list[str]:
         """Every process that serves or is served, but the supervisor and the agent."""
         workers = [name for role in self.plan.config["roles"] for name in self.workers(role)]
-        scorers = [f"{name}.{i}" for name, rewards in self.scorers().items() for i in range(self.scorer_count(rewards))]
+        scorers = [
+            f"{name}.{i}"
+            for name, rewards in self.scorers().items()
+            for i in range(self.scorer_count(rewards))
+        ]
         return [*workers, *scorers, *(f"controller.{shard}" for shard in range(self.shards))]
 
     def workers(self, role: str) -> list[str]:
@@ -74,17 +86,30 @@ def worker_specs(job: Job, site: Site) -> list[WorkerSpec]:
         for rank in range(len(job.workers(role))):
             specs.append(_role_worker(job, site, role, rank, kind))
     for worker, rewards in job.scorers().items():
-        specs += [_scorer(job, site, worker, rank, rewards) for rank in range(job.scorer_count(rewards))]
+        specs += [
+            _scorer(job, site, worker, rank, rewards) for rank in range(job.scorer_count(rewards))
+        ]
     specs += [_controller(job, site, shard) for shard in range(job.shards)]
     return specs
 
 
 def _spec(
-    job: Job, site: Site, name: str, kind: str, factories: dict[str, FactorySpec], settings: dict[str, Any]
+    job: Job,
+    site: Site,
+    name: str,
+    kind: str,
+    factories: dict[str, FactorySpec],
+    settings: dict[str, Any],
 ) -> WorkerSpec:
     role, _, rank = name.rpartition(".")
     built = {spec.factory for spec in factories.values()}
-    plugins = sorted({p.distribution for p in job.plan.provided.values() if p.installed and p.spec.factory in built})
+    plugins = sorted(
+        {
+            p.distribution
+            for p in job.plan.provided.values()
+            if p.installed and p.spec.factory in built
+        }
+    )
     node = job.plan.config["roles"].get(role, {})
     ranks = len(job.workers(role)) if node else settings.pop("workers", 1)
     return WorkerSpec(
@@ -96,7 +121,13 @@ def _spec(
         factories=factories,
         secret=site.secret,
         versions=handshake.versions(plugins),
-        settings={"node": AGENT, "agent": AGENT, "store": str(site.store), "shards": job.shards, **settings},
+        settings={
+            "node": AGENT,
+            "agent": AGENT,
+            "store": str(site.store),
+            "shards": job.shards,
+            **settings,
+        },
         python=node.get("python") or "",
         log=str(job.directory / "logs" / f"{name}.log"),
         restarts=RESTARTS.get(kind, 0),
@@ -106,7 +137,9 @@ def _spec(
 def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> WorkerSpec:
     config = job.plan.config
     factories = {"backend": job.plan.factory(f"roles.{role}")}
-    factories |= {"objective": job.plan.factory("objective")} if kind == "trainer" else _datasets(job)
+    factories |= (
+        {"objective": job.plan.factory("objective")} if kind == "trainer" else _datasets(job)
+    )
     settings = {
         "rank": rank,
         "seed": config["run"]["seed"],
@@ -131,7 +164,9 @@ def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) ->
             }
             for name, node in nodes.items()
         },
-        "asks": {node["role"]: job.workers(node["role"]) for node in nodes.values() if node["role"]},
+        "asks": {
+            node["role"]: job.workers(node["role"]) for node in nodes.values() if node["role"]
+        },
         "context": _context(job, site, worker, rank),
     }
     return _spec(job, site, f"{worker}.{rank}", "scorer", factories | _datasets(job), settings)
@@ -148,7 +183,13 @@ def _last_ordinal(job: Job) -> dict[str, int]:
 
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     config = job.plan.config
-    names = ("controller", "advantage", "filter", "balance", *(["placement"] if job.placed.moves else []))
+    names = (
+        "controller",
+        "advantage",
+        "filter",
+        "balance",
+        *(["placement"] if job.placed.moves else []),
+    )
     factories = {name: job.plan.factory(name) for name in names}
     roles, asked = config["roles"], {node["role"]: None for node in config["rewards"].values()}
     controller = config_object(job.plan.factory("controller"))
@@ -161,9 +202,12 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "replicas": job.workers("rollout"),
         "ranks": _data_parallel(job),
         "scorers": {
-            f"{worker}.{shard % job.scorer_count(rewards)}": rewards for worker, rewards in job.scorers().items()
+            f"{worker}.{shard % job.scorer_count(rewards)}": rewards
+            for worker, rewards in job.scorers().items()
         },
-        "logprob_band": logprob_band(*(config_object(job.plan.factory(f"roles.{role}")) for role in roles)),
+        "logprob_band": logprob_band(
+            *(config_object(job.plan.factory(f"roles.{role}")) for role in roles)
+        ),
         "rewards": {
             name: {
                 "weight": node["weight"],
@@ -199,7 +243,9 @@ def _start(job: Job) -> dict[str, Any]:
 
 
 def _data_parallel(job: Job) -> list[list[str]]:
-    """The workers of each of the policy's data-parallel ranks: neighbours that hold one replica together."""
+    """The workers of each of the policy's data-parallel ranks: neighbours that hold one replica
+    together.
+    """
     size = replica_slots(config_object(job.plan.factory("roles.policy")))
     workers = job.workers("policy")
     return [workers[i : i + size] for i in range(0, len(workers), size)]

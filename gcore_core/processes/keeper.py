@@ -15,7 +15,13 @@ from gcore_core.errors import CheckpointError
 from gcore_core.processes import surplus
 from gcore_core.processes.gathering import Gathering
 from gcore_core.processes.launchers import AGENT, Site
-from gcore_core.processes.messages import Carried, CheckpointPlace, CommitCheckpoint, Nothing, OpenCheckpoint
+from gcore_core.processes.messages import (
+    Carried,
+    CheckpointPlace,
+    CommitCheckpoint,
+    Nothing,
+    OpenCheckpoint,
+)
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.records import Header
@@ -31,7 +37,9 @@ class Keeper:
         self._plan, self._told = plan, told
         self._checkpoints = Checkpoints(directory)
         self._once = Gathering(1)  # the lead asks again when an answer was lost
-        self._carried: dict[tuple[int, int], list[Header]] = {}  # by step and shard; of the latest step
+        self._carried: dict[
+            tuple[int, int], list[Header]
+        ] = {}  # by step and shard; of the latest step
         self._store: StoreReader | None = None
 
     def register(self, service: Service) -> None:
@@ -40,12 +48,16 @@ class Keeper:
         service.add("commit_checkpoint", CommitCheckpoint, self.commit)
 
     async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
-        """The run's store is there: puts the records into it that were kept for the step after the checkpoint."""
+        """The run's store is there: puts the records into it that were kept for the step after the
+        checkpoint.
+        """
         self._store = StoreReader(site.store, AGENT, site.secret, site.agent)
         if resumed is None or not (Path(resumed.path) / SURPLUS).is_dir():
             return resumed
         writer = StoreWriter(site.store, AGENT, site.secret, site.agent, "supervisor")
-        found = await surplus.restore(Path(resumed.path) / SURPLUS, writer, resumed.step, frozenset(range(shards)))
+        found = await surplus.restore(
+            Path(resumed.path) / SURPLUS, writer, resumed.step, frozenset(range(shards))
+        )
         await writer.close()
         return msgspec.structs.replace(resumed, carried=found)
 
@@ -58,8 +70,15 @@ class Keeper:
         async def act(_: list[None]) -> CheckpointPlace:
             try:
                 path = await asyncio.to_thread(self._checkpoints.begin, request.step)
-                headers = [h for (step, _), part in sorted(self._carried.items()) for h in part if step == request.step]
-                if headers and self._store is not None:  # now: after the next step the store may have them no more
+                headers = [
+                    h
+                    for (step, _), part in sorted(self._carried.items())
+                    for h in part
+                    if step == request.step
+                ]
+                if (
+                    headers and self._store is not None
+                ):  # now: after the next step the store may have them no more
                     await surplus.save(headers, self._store, path / SURPLUS)
                 trainer = path / TRAINER
                 trainer.mkdir()
@@ -92,12 +111,19 @@ class Keeper:
             facts = CheckpointFacts(
                 run=self._plan.config["run"]["name"],
                 lock={item["distribution"]: item["version"] for item in self._plan.lock},
-                config_hash=hashlib.sha256(msgspec.json.encode(self._plan.config, order="sorted")).hexdigest(),
+                config_hash=hashlib.sha256(
+                    msgspec.json.encode(self._plan.config, order="sorted")
+                ).hexdigest(),
                 metrics=request.metrics,
             )
             self._checkpoints.commit(request.step, facts)
             self._checkpoints.keep(
-                Retention(last=node["last"], every=node["keep_every"], best=node["best"] or "", best_is=node["best_is"])
+                Retention(
+                    last=node["last"],
+                    every=node["keep_every"],
+                    best=node["best"] or "",
+                    best_is=node["best_is"],
+                )
             )
         except (CheckpointError, OSError) as error:
             self._checkpoints.abandon(request.step)
@@ -115,7 +141,11 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest(directory: Path, step: int | None = None) -> Resumed:
-    """The state in the newest whole checkpoint of a run, or in that of a step. Raises CheckpointError without one."""
+    """The state in the newest whole checkpoint of a run, or in that of a step. Raises
+    CheckpointError without one.
+    """
     opened: Opened = Checkpoints(directory).open(step)
     state = msgspec.json.decode((opened.path / STATE).read_bytes(), type=dict[str, Any])
-    return Resumed(step=opened.manifest.step, path=str(opened.path), state=state, notes=opened.notes)
+    return Resumed(
+        step=opened.manifest.step, path=str(opened.path), state=state, notes=opened.notes
+    )

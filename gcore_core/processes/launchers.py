@@ -1,4 +1,6 @@
-"""Where a run's processes live: ``core/local`` on this machine, ``core/inline`` inside this process."""
+"""Where a run's processes live: ``core/local`` on this machine, ``core/inline`` inside this
+process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from gcore_core.processes.agent import AgentSpec, end_hung, process_usage
 from gcore_core.processes.compute import DirectCompute
 from gcore_core.processes.config import LocalConfig
 from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import Nothing, SpawnRequest, StopRequest, UsageReply, WorkerExit, WorkerSpec
+from gcore_core.processes.messages import (
+    Nothing,
+    SpawnRequest,
+    StopRequest,
+    UsageReply,
+    WorkerExit,
+    WorkerSpec,
+)
 from gcore_core.processes.service import Call, Network, Peer, Service
 from gcore_core.processes.slabs import SlabService, StoreSpec
 from gcore_core.processes.spawning import SHARED_MEMORY, allow_open_files, spawn_process
@@ -38,12 +47,18 @@ class Site:
     secret: bytes
     store: Path
     meeting: Path  # a private directory in which ranks may meet
-    end_agent: Callable[[], Awaitable[None]] | None = None  # one that hangs; None: it is in this process, as all are
+    end_agent: Callable[[], Awaitable[None]] | None = (
+        None  # one that hangs; None: it is in this process, as all are
+    )
 
 
 class Launcher(Protocol):
-    def site(self, names: list[str], supervisor: Service, logs: Path) -> contextlib.AbstractAsyncContextManager[Site]:
-        """Opens a site for processes of these names, serves the supervisor there; closing it leaves nothing behind."""
+    def site(
+        self, names: list[str], supervisor: Service, logs: Path
+    ) -> contextlib.AbstractAsyncContextManager[Site]:
+        """Opens a site for processes of these names, serves the supervisor there; closing it leaves
+        nothing behind.
+        """
 
 
 class LocalLauncher:
@@ -64,12 +79,16 @@ class LocalLauncher:
             secret = secrets.token_bytes(32)
             store = _store(self._config, directory, logs.parent)
             network = RpcNetwork(addresses, secret)
-            spec = AgentSpec(name=AGENT, addresses=addresses, secret=secret, store=store, meeting=str(directory))
+            spec = AgentSpec(
+                name=AGENT, addresses=addresses, secret=secret, store=store, meeting=str(directory)
+            )
             agent, lifeline = None, -1
             try:
                 await network.serve(supervisor.name, supervisor)
                 agent, lifeline = await spawn_process(
-                    [sys.executable, "-m", "gcore_core.processes.agent"], spec, logs / f"{AGENT}.log"
+                    [sys.executable, "-m", "gcore_core.processes.agent"],
+                    spec,
+                    logs / f"{AGENT}.log",
                 )
                 yield Site(
                     network=network,
@@ -117,7 +136,11 @@ def _private_directory(parent: str | None):  # type: ignore[no-untyped-def]
 def _store(config: LocalConfig, directory: Path, run: Path) -> StoreSpec:
     """A store in shared memory, or where there is none in the run's private directory."""
     memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else directory
-    budget = shutil.disk_usage(memory).free // 2 if config.store_gib is None else int(config.store_gib * 2**30)
+    budget = (
+        shutil.disk_usage(memory).free // 2
+        if config.store_gib is None
+        else int(config.store_gib * 2**30)
+    )
     return StoreSpec(
         node=AGENT,
         directory=str(memory / directory.name),
@@ -128,7 +151,9 @@ def _store(config: LocalConfig, directory: Path, run: Path) -> StoreSpec:
 
 
 class InlineLauncher:
-    """Everything in this process and one event loop, for a debugger. Messages are encoded all the same."""
+    """Everything in this process and one event loop, for a debugger. Messages are encoded all the
+    same.
+    """
 
     def __init__(self, config: None = None) -> None:
         pass

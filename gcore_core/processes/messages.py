@@ -1,7 +1,8 @@
-"""Every message between processes, as msgspec arrays; ``shard`` and ``epoch`` say which controller asks.
+"""Every message between processes, as msgspec arrays; ``shard`` and ``epoch`` say which controller
+asks.
 
-A request that changes something carries a key (step, round, ...) under which its receiver runs it once: a repeated
-request gets the reply of the first.
+A request that changes something carries a key (step, round, ...) under which its receiver runs it
+once: a repeated request gets the reply of the first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from gcore_core.records import Header, Lease, Prompt, Ref, StepReport
 from gcore_core.weight_transfer import SHM, Offers
 
 RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
-TRAIN, GREEDY, SAMPLED = "train", "greedy", "sampled"  # why records are drawn; the last two are evaluation
+TRAIN, GREEDY, SAMPLED = (
+    "train",
+    "greedy",
+    "sampled",
+)  # why records are drawn; the last two are evaluation
 _REASON_LIMIT_BYTES = 128
 
 
@@ -32,7 +37,7 @@ def short_reason(text: str) -> str:
     return text.encode("utf-8", "replace")[:_REASON_LIMIT_BYTES].decode("utf-8", "ignore")
 
 
-# -- generation and rewarding -----------------------------------------------------------------------------------------
+# -- generation and rewarding ----------------------------------------------------------------------
 
 
 class GenerateRequest(Message):
@@ -47,7 +52,9 @@ class ScoreRequest(Message):
     purpose: str
     headers: list[Header]
     rewards: list[str] = []  # of those the worker hosts; none named: all
-    awake: dict[str, list[int]] = {}  # generator role -> its replicas that may be asked; one that is not named: all
+    awake: dict[
+        str, list[int]
+    ] = {}  # generator role -> its replicas that may be asked; one that is not named: all
 
 
 class SleepRequest(Message):
@@ -61,7 +68,9 @@ class WakeReply(Message):
 
 
 class QuestionItem(Message):
-    """A question of a reward; its answers name it by ``index``; ``samples``: which of them are wanted."""
+    """A question of a reward; its answers name it by ``index``; ``samples``: which of them are
+    wanted.
+    """
 
     index: int
     prompt: Prompt
@@ -85,7 +94,7 @@ class AnswerItem(Message):
     n_actions: int
 
 
-# -- preparation and training -----------------------------------------------------------------------------------------
+# -- preparation and training ----------------------------------------------------------------------
 
 
 class TrainItem(Message):
@@ -99,7 +108,9 @@ class TrainItem(Message):
 
 
 class RelayRequest(Message):
-    """What one shard has for some ranks, to be passed on together with what the other shards have."""
+    """What one shard has for some ranks, to be passed on together with what the other shards
+    have.
+    """
 
     method: str
     step: int
@@ -129,11 +140,13 @@ class TrainReply(Message):
     busy_s: float = 0.0  # of this rank alone; 0 when it cannot tell
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 class OpenPush(Message):
-    """Another ``attempt`` at the same version begins the push anew. ``bucket_bytes``: memory for all its buckets."""
+    """Another ``attempt`` at the same version begins the push anew. ``bucket_bytes``: memory for
+    all its buckets.
+    """
 
     version: int
     bucket_bytes: int
@@ -156,8 +169,9 @@ class PlanRequest(Message):
 
 
 class BucketRequest(Message):
-    """Asking for bucket ``index`` confirms that those before ``index - 1`` have been read, asking for one after the
-    last that all have been."""
+    """Asking for bucket ``index`` confirms that those before ``index - 1`` have been read, asking
+    for one after the last that all have been.
+    """
 
     version: int
     receiver: int
@@ -176,7 +190,7 @@ class SaveWeights(Message):
     directory: str
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 class OpenCheckpoint(Message):
@@ -211,7 +225,7 @@ class CommitCheckpoint(Message):
     failed: str = ""
 
 
-# -- agreements -------------------------------------------------------------------------------------------------------
+# -- agreements ------------------------------------------------------------------------------------
 
 
 class Agreement(Message):
@@ -232,11 +246,13 @@ class DealRequest(Agreement):
     parts: list[bytes]  # one per shard from the lead, empty from the others
 
 
-# -- supervision ------------------------------------------------------------------------------------------------------
+# -- supervision -----------------------------------------------------------------------------------
 
 
 class Versions(Message):
-    """What one side of a handshake runs. plugins: distribution -> version, empty where it has none."""
+    """What one side of a handshake runs. plugins: distribution -> version, empty where it has
+    none.
+    """
 
     python: str
     core: str
@@ -244,10 +260,12 @@ class Versions(Message):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a worker process is told; it comes through a file descriptor, never through argv or the environment.
+    """All that a worker process is told; it comes through a file descriptor, never through argv or
+    the environment.
 
-    kind: "trainer", "generator", "scorer" or "controller". factories: name -> what to build ("backend", "objective",
-    "reward/exact", "dataset/train", ...). peers: name -> address of everybody, this worker included.
+    kind: "trainer", "generator", "scorer" or "controller". factories: name -> what to build
+    ("backend", "objective", "reward/exact", "dataset/train", ...). peers: name -> address of
+    everybody, this worker included.
     """
 
     kind: str
@@ -317,13 +335,17 @@ class UsageReply(Message):
     notes: list[str] = []  # what the person who runs it should read, each once
 
 
-# -- the store --------------------------------------------------------------------------------------------------------
+# -- the store -------------------------------------------------------------------------------------
 
-Released = dict[int, tuple[int, int]]  # shard -> (its epoch, the first step of which it still needs records)
+Released = dict[
+    int, tuple[int, int]
+]  # shard -> (its epoch, the first step of which it still needs records)
 
 
 class SlabRequest(Message):
-    """Asks for the name of a slab to write. ``held``: shard -> step of the records that come into it."""
+    """Asks for the name of a slab to write. ``held``: shard -> step of the records that come into
+    it.
+    """
 
     owner: str
     nbytes: int
@@ -331,7 +353,9 @@ class SlabRequest(Message):
 
 
 class ReleaseRequest(Message):
-    """From here on ``owner`` writes into no slab whose holders have released it; into none when it names nobody."""
+    """From here on ``owner`` writes into no slab whose holders have released it; into none when it
+    names nobody.
+    """
 
     owner: str
     released: Released

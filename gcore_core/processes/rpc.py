@@ -1,7 +1,8 @@
 """Calls between processes: frames over one stream per pair, on unix sockets.
 
-Addresses are ``unix:/path`` or ``tcp:127.0.0.1:port``; anything else is refused, as long as there is no TLS. Who
-connects shows the run's secret and the version of gcore-core, which must be the server's.
+Addresses are ``unix:/path`` or ``tcp:127.0.0.1:port``; anything else is refused, as long as there
+is no TLS. Who connects shows the run's secret and the version of gcore-core, which must be the
+server's.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class RpcNetwork:
     def __init__(self, addresses: dict[str, str], secret: bytes, timeout_s: float = 30.0) -> None:
         self.addresses, self.secret, self.timeout_s = addresses, secret, timeout_s
         self.traffic = Traffic()
-        self.expired: Callable[[str, str], None] = lambda peer, what: None  # told of every deadline that expires
+        self.expired: Callable[[str, str], None] = lambda peer, what: (
+            None
+        )  # told of every deadline that expires
         self.memory = bytearray(wire.READ_BYTES)
         self._peers: dict[str, RpcPeer] = {}
         self._servers: list[tuple[asyncio.Server, set[_Session]]] = []
@@ -71,14 +74,20 @@ class RpcNetwork:
         listen = loop.create_unix_server if address.startswith("unix:") else loop.create_server
         with _told_in_use(address):
             # all processes of a run may come at once
-            server = await listen(lambda: _Session(service, self, sessions).stream, **_parsed(address), backlog=4096)
+            server = await listen(
+                lambda: _Session(service, self, sessions).stream, **_parsed(address), backlog=4096
+            )
         self._servers.append((server, sessions))
 
     async def close(self) -> None:
-        await asyncio.gather(*(peer.close() for peer in self._peers.values()), return_exceptions=True)
+        await asyncio.gather(
+            *(peer.close() for peer in self._peers.values()), return_exceptions=True
+        )
         for server, sessions in self._servers:
             server.close()
-            await asyncio.gather(*(session.stream.close() for session in sessions), return_exceptions=True)
+            await asyncio.gather(
+                *(session.stream.close() for session in sessions), return_exceptions=True
+            )
 
 
 class _Session:
@@ -96,7 +105,10 @@ class _Session:
         if not hmac.compare_digest(told.secret, self._secret):
             refusal = "wrong or missing run secret"
         elif told.version != __version__:
-            refusal = f"gcore-core {__version__} here ({sys.executable}), {told.version} ({told.python}) there"
+            refusal = (
+                f"gcore-core {__version__} here ({sys.executable}), {told.version} "
+                f"({told.python}) there"
+            )
         self._late.cancel()
         self.stream.send(encode(refusal))
         if refusal:
@@ -131,11 +143,20 @@ class _Session:
 
         async def emit(item: bytes) -> None:
             await window.acquire()
-            put(Frame(frame.call, wire.ITEM, "", _fitting(item, f"an item of {frame.method}", name)))
+            put(
+                Frame(frame.call, wire.ITEM, "", _fitting(item, f"an item of {frame.method}", name))
+            )
 
         try:
             reply = await self._service.handle(frame.method, frame.body, call, emit)
-            put(Frame(frame.call, wire.REPLY, "", _fitting(reply, f"the reply to {frame.method}", name)))
+            put(
+                Frame(
+                    frame.call,
+                    wire.REPLY,
+                    "",
+                    _fitting(reply, f"the reply to {frame.method}", name),
+                )
+            )
         except asyncio.CancelledError:
             raise
         except Exception as error:  # isolation point: it is re-raised at the caller
@@ -143,7 +164,9 @@ class _Session:
 
 
 class RpcPeer:
-    """The client's end. Connects on first use; a broken stream fails its calls and the next call connects anew."""
+    """The client's end. Connects on first use; a broken stream fails its calls and the next call
+    connects anew.
+    """
 
     def __init__(self, name: str, network: RpcNetwork) -> None:
         self.name, self._network, self._address = name, network, network.addresses[name]
@@ -152,11 +175,18 @@ class RpcPeer:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
 
-    async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
+    async def call(
+        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
+    ) -> T:
         async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as frames:
             async for frame in frames:
                 if frame.kind == wire.REPLY:
-                    return decoded(msgspec.msgpack.Decoder(reply), frame.body, f"reply to {method!r}", self.name)
+                    return decoded(
+                        msgspec.msgpack.Decoder(reply),
+                        frame.body,
+                        f"reply to {method!r}",
+                        self.name,
+                    )
         raise ContractError(f"{method} gave no reply", where=self.name)
 
     async def stream(
@@ -168,7 +198,9 @@ class RpcPeer:
                 if frame.kind == wire.ITEM:
                     yield decoded(decoder, frame.body, f"item of {method!r}", self.name)
 
-    async def _exchange(self, method: str, request: Any, deadline_s: float) -> AsyncGenerator[Frame, None]:
+    async def _exchange(
+        self, method: str, request: Any, deadline_s: float
+    ) -> AsyncGenerator[Frame, None]:
         body = _fitting(encode(request), f"a request of {method}", self.name)
         connection = self._connection or await self._connected()
         number, inbox = next(self._ids), asyncio.Queue[Frame | GcoreError]()
@@ -177,13 +209,19 @@ class RpcPeer:
         done, taken = False, 0
         try:
             while not done:
-                frame = inbox.get_nowait() if not inbox.empty() else await self._next(inbox, method, deadline_s)
+                frame = (
+                    inbox.get_nowait()
+                    if not inbox.empty()
+                    else await self._next(inbox, method, deadline_s)
+                )
                 if isinstance(frame, GcoreError):
                     done = isinstance(frame, WorkerDied)
                     raise frame
                 if frame.kind == wire.ERROR:
                     done = True
-                    raise from_wire(decoded(_FAILURE, frame.body, f"error of {method!r}", self.name))
+                    raise from_wire(
+                        decoded(_FAILURE, frame.body, f"error of {method!r}", self.name)
+                    )
                 done = frame.kind == wire.REPLY
                 if frame.kind != wire.PROGRESS:
                     yield frame
@@ -196,11 +234,15 @@ class RpcPeer:
             if not done:
                 connection.put(Frame(number, wire.CANCEL))
 
-    async def _next(self, inbox: asyncio.Queue[Frame | GcoreError], method: str, deadline_s: float) -> Any:
+    async def _next(
+        self, inbox: asyncio.Queue[Frame | GcoreError], method: str, deadline_s: float
+    ) -> Any:
         def expire() -> None:
             what = f"no sign of progress for {deadline_s:g} s in {method}"
             self._network.expired(self.name, what)
-            inbox.put_nowait(DeadlineExceeded(what, where=self.name, todo="run.patience_s says how long"))
+            inbox.put_nowait(
+                DeadlineExceeded(what, where=self.name, todo="run.patience_s says how long")
+            )
 
         late = asyncio.get_running_loop().call_later(deadline_s, expire)
         try:
@@ -213,7 +255,9 @@ class RpcPeer:
             self._connecting = asyncio.ensure_future(self._connect())
         await asyncio.shield(self._connecting)  # one attempt for all who wait
         if self._connection is None:
-            raise WorkerDied("the connection ended as soon as it was made", where=self.name, process=self.name)
+            raise WorkerDied(
+                "the connection ended as soon as it was made", where=self.name, process=self.name
+            )
         return self._connection
 
     async def _connect(self) -> None:
@@ -222,13 +266,25 @@ class RpcPeer:
                 while not await self._greeted():
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
-            raise WorkerDied(f"nobody answers at {self._address}", where=self.name, process=self.name) from None
+            raise WorkerDied(
+                f"nobody answers at {self._address}", where=self.name, process=self.name
+            ) from None
 
     async def _greeted(self) -> bool:
         """Whether anybody answers. Raises ContractError when the connection is refused."""
         loop, told = asyncio.get_running_loop(), asyncio.Queue[Any]()
-        connect = loop.create_unix_connection if self._address.startswith("unix:") else loop.create_connection
-        made = partial(Connection, told.put_nowait, told.put_nowait, self._network.memory, self._network.traffic)
+        connect = (
+            loop.create_unix_connection
+            if self._address.startswith("unix:")
+            else loop.create_connection
+        )
+        made = partial(
+            Connection,
+            told.put_nowait,
+            told.put_nowait,
+            self._network.memory,
+            self._network.traffic,
+        )
         try:
             _, connection = await connect(made, **_parsed(self._address))
         except OSError:
@@ -236,9 +292,15 @@ class RpcPeer:
         try:
             connection.send(encode(Greeting(self._network.secret, __version__, sys.executable)))
             message = await told.get()  # or why the connection was lost
-            refusal = message if isinstance(message, str) else decoded(_ANSWER, message, "greeting", self.name)
+            refusal = (
+                message
+                if isinstance(message, str)
+                else decoded(_ANSWER, message, "greeting", self.name)
+            )
             if refusal:
-                raise ContractError("refused the connection", where=self.name, why=refusal, process=self.name)
+                raise ContractError(
+                    "refused the connection", where=self.name, why=refusal, process=self.name
+                )
             if connection.ended:
                 return False
             connection.admit(self._take)
@@ -257,7 +319,9 @@ class RpcPeer:
         self._connection = None
         why = why or "the connection ended"
         for inbox in self._calls.values():
-            inbox.put_nowait(WorkerDied("the process is gone", where=self.name, why=why, process=self.name))
+            inbox.put_nowait(
+                WorkerDied("the process is gone", where=self.name, why=why, process=self.name)
+            )
 
     async def close(self) -> None:
         if self._connecting is not None:
@@ -268,7 +332,9 @@ class RpcPeer:
 
 def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
     if len(body) > MESSAGE_LIMIT_BYTES:
-        raise ContractError(f"{what} has {len(body)} bytes, the limit is {MESSAGE_LIMIT_BYTES}", where=where)
+        raise ContractError(
+            f"{what} has {len(body)} bytes, the limit is {MESSAGE_LIMIT_BYTES}", where=where
+        )
     return msgspec.Raw(body)
 
 
@@ -285,7 +351,10 @@ def check_private(address: str) -> None:
     if scheme == "unix":
         if len(rest.encode()) > _SOCKET_PATH_LIMIT:
             raise AddressError(
-                f"the socket path has {len(rest.encode())} bytes, the system allows {_SOCKET_PATH_LIMIT}",
+                (
+                    f"the socket path has {len(rest.encode())} bytes, the system allows "
+                    f"{_SOCKET_PATH_LIMIT}"
+                ),
                 where=rest,
                 todo="set launcher.config.socket_dir to a shorter directory, for example /tmp",
             )
@@ -298,10 +367,14 @@ def check_private(address: str) -> None:
 
 
 def check_free(address: str) -> None:
-    """Raises AddressError when something else listens at the address, or it is too long or not private."""
+    """Raises AddressError when something else listens at the address, or it is too long or not
+    private.
+    """
     check_private(address)
     place = _parsed(address)
-    if "port" in place:  # the socket that a worker that was started again has left at a path, asyncio removes
+    if (
+        "port" in place
+    ):  # the socket that a worker that was started again has left at a path, asyncio removes
         family = socket.AF_INET6 if ":" in place["host"] else socket.AF_INET
         with socket.socket(family) as probe, _told_in_use(address):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

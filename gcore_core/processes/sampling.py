@@ -1,4 +1,6 @@
-"""How a reward asks a generator role: each question goes to the least burdened replica that is awake."""
+"""How a reward asks a generator role: each question goes to the least burdened replica that is
+awake.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ ANSWER_DEADLINE_S = 600.0
 
 
 class RoleSampler:
-    """One scorer worker's way to the replicas of a role. It knows its own load of each only, which is enough: others'
-    questions are spread by the same rule."""
+    """One scorer worker's way to the replicas of a role. It knows its own load of each only, which
+    is enough: others' questions are spread by the same rule.
+    """
 
     def __init__(self, role: str, replicas: Sequence[Peer], progress: Callable[[], None]) -> None:
         self.role, self._replicas, self._progress = role, list(replicas), progress
@@ -37,7 +40,9 @@ class RoleSampler:
         """What every answer about a record took; told once."""
         now_s = asyncio.get_running_loop().time()
         return [
-            msgspec.structs.replace(took, began_ago_s=now_s - ended_s + took.began_ago_s, ended_ago_s=now_s - ended_s)
+            msgspec.structs.replace(
+                took, began_ago_s=now_s - ended_s + took.began_ago_s, ended_ago_s=now_s - ended_s
+            )
             for took, ended_s in self._asked.pop((ordinal, sample), [])
         ]
 
@@ -56,15 +61,23 @@ class RoleSampler:
                     raise next(error for error in lost if error)
                 await asyncio.sleep(backoff_s(attempt))
         answers = [[answer for answer in row if answer is not None] for row in found]
-        if any(len(row) != question.samples for row, question in zip(answers, questions, strict=True)):
-            raise ContractError("a replica ended before it had answered every question", where="sample")
+        if any(
+            len(row) != question.samples for row, question in zip(answers, questions, strict=True)
+        ):
+            raise ContractError(
+                "a replica ended before it had answered every question", where="sample"
+            )
         return answers
 
     def _deal(
-        self, questions: Sequence[Question], found: Sequence[Sequence[Answer | None]], avoid: set[int]
+        self,
+        questions: Sequence[Question],
+        found: Sequence[Sequence[Answer | None]],
+        avoid: set[int],
     ) -> dict[int, list[QuestionItem]]:
-        """What is not answered yet, to the replicas that owe least; not to those that were just lost, if there are
-        others."""
+        """What is not answered yet, to the replicas that owe least; not to those that were just
+        lost, if there are others.
+        """
         parts: dict[int, list[QuestionItem]] = defaultdict(list)
         able = [replica for replica in self._awake if replica not in avoid] or self._awake
         for index, (question, row) in enumerate(zip(questions, found, strict=True)):
@@ -73,7 +86,9 @@ class RoleSampler:
                 replica = min(able, key=lambda at: (self._load[at], at))
                 self._load[replica] += len(missing)
                 images = list(question.images)
-                item = QuestionItem(index, question.prompt, question.seed, missing, question.greedy, images)
+                item = QuestionItem(
+                    index, question.prompt, question.seed, missing, question.greedy, images
+                )
                 parts[replica].append(item)
         return parts
 
@@ -87,7 +102,9 @@ class RoleSampler:
         """Fills in what this replica answers; the error, when it is lost on the way."""
         owed, clock = sum(len(item.samples) for item in part), asyncio.get_running_loop().time
         began_s = clock()
-        stream = self._replicas[replica].stream("ask", AskRequest(part), list[AnswerItem], deadline_s=ANSWER_DEADLINE_S)
+        stream = self._replicas[replica].stream(
+            "ask", AskRequest(part), list[AnswerItem], deadline_s=ANSWER_DEADLINE_S
+        )
         try:
             async with contextlib.aclosing(stream):
                 async for answers in stream:
@@ -99,7 +116,14 @@ class RoleSampler:
                             n_prompt=item.n_prompt,
                             n_actions=item.n_actions,
                         )
-                        took = Inquiry(self.role, replica, item.n_prompt, item.n_actions, clock() - began_s, 0.0)
+                        took = Inquiry(
+                            self.role,
+                            replica,
+                            item.n_prompt,
+                            item.n_actions,
+                            clock() - began_s,
+                            0.0,
+                        )
                         self._asked[questions[item.index].about].append((took, clock()))
                     self._progress()
         except (WorkerDied, DeadlineExceeded) as error:

@@ -1,4 +1,6 @@
-"""What a process offers and how it is asked, whatever carries the bytes: handlers, calls, peers, errors on the wire."""
+"""What a process offers and how it is asked, whatever carries the bytes: handlers, calls, peers,
+errors on the wire.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,19 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], body: Body, what: str, where: s
     """Raises ContractError, with the path, for bytes that are not what the decoder reads."""
     try:
         return decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: text that is no UTF-8
         raise ContractError(f"malformed {what}: {error}", where=where) from None
 
 
 @dataclass
 class Traffic:
-    """What a process sent and received so far, in encoded bytes and in messages of its transport."""
+    """What a process sent and received so far, in encoded bytes and in messages of its
+    transport.
+    """
 
     nbytes: int = 0
     messages: int = 0
@@ -46,11 +54,15 @@ class Traffic:
 
 
 class Call:
-    """A running request, as its handler sees it. ``progress`` extends the deadline; any thread may call it."""
+    """A running request, as its handler sees it. ``progress`` extends the deadline; any thread may
+    call it.
+    """
 
     def __init__(self, report: Callable[[], None]) -> None:
         self._report, self._loop = report, asyncio.get_running_loop()
-        self._last_s = self._loop.time()  # that it began is known: what takes less than a second sends no sign
+        self._last_s = (
+            self._loop.time()
+        )  # that it began is known: what takes less than a second sends no sign
 
     def progress(self) -> None:
         now_s = self._loop.time()
@@ -65,9 +77,9 @@ Handler = Callable[[Any, Call], Any]
 class Service:
     """The named handlers of one process.
 
-    A handler is ``async def handler(request, call) -> reply``, or an async generator of items. Requests are decoded
-    against their type before the handler sees them, so a malformed one is refused with its path. Every service answers
-    ``alive``.
+    A handler is ``async def handler(request, call) -> reply``, or an async generator of items.
+    Requests are decoded against their type before the handler sees them, so a malformed one is
+    refused with its path. Every service answers ``alive``.
     """
 
     def __init__(self, name: str) -> None:
@@ -80,15 +92,21 @@ class Service:
         self._handlers[method] = msgspec.msgpack.Decoder(request), handler
 
     def progress(self) -> None:
-        """Extends the deadline of every running request; any thread may call it, as often as it likes."""
+        """Extends the deadline of every running request; any thread may call it, as often as it
+        likes.
+        """
         now_s = self._clock()
         if now_s - self._walked_s >= PROGRESS_S / 2:
             self._walked_s = now_s
             for call in tuple(self._running):
                 call.progress()
 
-    async def handle(self, method: str, body: Body, call: Call, emit: Callable[[bytes], Awaitable[None]]) -> bytes:
-        """Runs one request. Items go to ``emit`` encoded; the encoded reply is returned (an empty one for a stream)."""
+    async def handle(
+        self, method: str, body: Body, call: Call, emit: Callable[[bytes], Awaitable[None]]
+    ) -> bytes:
+        """Runs one request. Items go to ``emit`` encoded; the encoded reply is returned (an empty
+        one for a stream).
+        """
         if method == "alive":
             return encode([])  # Nothing
         try:
@@ -111,14 +129,22 @@ class Service:
 
 
 class Peer(Protocol):
-    """The other end of a connection. ``deadline_s`` counts from the last sign of progress, not from the start."""
+    """The other end of a connection. ``deadline_s`` counts from the last sign of progress, not from
+    the start.
+    """
 
     name: str
 
-    async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
-        """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is gone."""
+    async def call(
+        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
+    ) -> T:
+        """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is
+        gone.
+        """
 
-    def stream(self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0) -> AsyncGenerator[T, None]:
+    def stream(
+        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[T, None]:
         """Items in the order they were sent; closing it early cancels the request."""
 
     async def close(self) -> None: ...
@@ -148,7 +174,9 @@ class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):
 
 
 def to_wire(error: BaseException, process: str) -> RemoteFailure:
-    """It can always be encoded, whatever text or facts the error has; what is too long is cut or left out."""
+    """It can always be encoded, whatever text or facts the error has; what is too long is cut or
+    left out.
+    """
     trace = _text("".join(traceback.format_exception(error))[-_TEXT_LIMIT:])
     if isinstance(error, GcoreError):
         facts = {k: v for k, v in error.facts.items() if _travels(v)}
@@ -159,7 +187,9 @@ def to_wire(error: BaseException, process: str) -> RemoteFailure:
     last = traceback.extract_tb(error.__traceback__)[-1:] or None
     place = f"{last[0].filename}:{last[0].lineno}" if last else ""
     what = _text(f"{type(error).__name__}: {error}")
-    return RemoteFailure("WorkerError", what, process, f"at {place}", "", {"process": process, "traceback": trace})
+    return RemoteFailure(
+        "WorkerError", what, process, f"at {place}", "", {"process": process, "traceback": trace}
+    )
 
 
 def from_wire(failure: RemoteFailure) -> GcoreError:
@@ -175,6 +205,9 @@ def _text(text: str) -> str:
 
 def _travels(fact: Any) -> bool:
     try:
-        return isinstance(fact, (str, int, float, bool, list, dict)) and len(encode(fact)) <= 4 * _TEXT_LIMIT
+        return (
+            isinstance(fact, (str, int, float, bool, list, dict))
+            and len(encode(fact)) <= 4 * _TEXT_LIMIT
+        )
     except (TypeError, ValueError, OverflowError, RecursionError):
         return False

@@ -1,8 +1,10 @@
-"""The agent's side of the store: slabs, who holds them, how many bytes there may be, and what other nodes have.
+"""The agent's side of the store: slabs, who holds them, how many bytes there may be, and what other
+nodes have.
 
-A slab is given to one writer. It is held by shards, each up to a step, whatever becomes of its writer or of a shard's
-controller; when all have released it, it goes to the next writer who asks, its pages still warm. When the budget is
-used up, writers wait; when nothing is freed for a while, slabs are made on disk.
+A slab is given to one writer. It is held by shards, each up to a step, whatever becomes of its
+writer or of a shard's controller; when all have released it, it goes to the next writer who asks,
+its pages still warm. When the budget is used up, writers wait; when nothing is freed for a while,
+slabs are made on disk.
 """
 
 from __future__ import annotations
@@ -21,12 +23,28 @@ import xxhash
 
 from gcore_core.errors import DataError, DeadlineExceeded, WorkerDied
 from gcore_core.processes.insist import TRIES, backoff_s
-from gcore_core.processes.messages import BlobRequest, Nothing, ReadRequest, Released, ReleaseRequest, SlabRequest
+from gcore_core.processes.messages import (
+    BlobRequest,
+    Nothing,
+    ReadRequest,
+    Released,
+    ReleaseRequest,
+    SlabRequest,
+)
 from gcore_core.processes.service import Call, Peer, Service
-from gcore_core.processes.store import NOTHING_RELEASED, STAMP_BYTES, Room, StoreReader, is_over, map_file
+from gcore_core.processes.store import (
+    NOTHING_RELEASED,
+    STAMP_BYTES,
+    Room,
+    StoreReader,
+    is_over,
+    map_file,
+)
 from gcore_core.records import Ref
 
-SLAB_BYTES = (8 << 20) + 4096  # so that arrays whose sizes are powers of two fill it, with their stamps
+SLAB_BYTES = (
+    8 << 20
+) + 4096  # so that arrays whose sizes are powers of two fill it, with their stamps
 PART_BYTES = 1 << 20
 READ_DEADLINE_S = 60.0
 
@@ -34,7 +52,8 @@ READ_DEADLINE_S = 60.0
 class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent of ``node`` (its own name) is told of its store.
 
-    spill: where slabs are made when ``budget_bytes`` are used up and nothing was freed for ``patience_s``.
+    spill: where slabs are made when ``budget_bytes`` are used up and nothing was freed for
+        ``patience_s``.
     """
 
     node: str
@@ -62,11 +81,15 @@ class SlabService:
     def __init__(self, spec: StoreSpec, secret: bytes, peer: Callable[[str], Peer]) -> None:
         self._spec, self._secret, self._peer = spec, secret, peer
         self._directory, self._spill = Path(spec.directory), Path(spec.spill)
-        self._unit = min(SLAB_BYTES, max(1, spec.budget_bytes >> 15) << 12)  # an eighth of the budget, in pages
+        self._unit = min(
+            SLAB_BYTES, max(1, spec.budget_bytes >> 15) << 12
+        )  # an eighth of the budget, in pages
         self._slabs: dict[str, _Slab] = {}
         self._free: list[_Slab] = []  # the oldest first
         self._count, self._used, self._told = 0, 0, 0
-        self._released: dict[str, Released] = defaultdict(dict)  # as each owner heard; "" for all that anybody heard
+        self._released: dict[str, Released] = defaultdict(
+            dict
+        )  # as each owner heard; "" for all that anybody heard
         self._ended = set[str]()
         self._blobs: dict[tuple[int, str, tuple[int, ...]], Ref] = {}  # by digest, dtype, shape
         self._copies: dict[bytes, asyncio.Task[Ref]] = {}
@@ -87,21 +110,26 @@ class SlabService:
         for directory in (self._directory, self._spill):
             shutil.rmtree(directory, ignore_errors=True)
 
-    # -- slabs --------------------------------------------------------------------------------------------------------
+    # -- slabs -------------------------------------------------------------------------------------
 
     async def slab(self, request: SlabRequest, call: Call) -> str:
         """Asked again, another slab: the first is given back with those of its step."""
-        slab = await self._memory(-(-max(1, request.nbytes) // self._unit) * self._unit, request.owner)
+        slab = await self._memory(
+            -(-max(1, request.nbytes) // self._unit) * self._unit, request.owner
+        )
         slab.held = request.held
         return slab.name
 
     async def _memory(self, nbytes: int, owner: str = "", copy_of: bytes = b"") -> _Slab:
-        """A slab of at least ``nbytes``: one that is free, else a new one, else one that was waited for, else disk."""
+        """A slab of at least ``nbytes``: one that is free, else a new one, else one that was waited
+        for, else disk.
+        """
         clock = asyncio.get_running_loop().time
         while (slab := self._at_once(nbytes, owner, bool(copy_of))) is None:
             patience_s = self._spec.patience_s
             self._notes = self._notes or [
-                f"the store is full ({self._spec.budget_bytes / 2**20:.6g} MiB, launcher.config.store_gib): "
+                f"the store is full ({self._spec.budget_bytes / 2**20:.6g} MiB, "
+                "launcher.config.store_gib): "
                 f"generators wait, and after {patience_s:g} s they write to {self._spill}"
             ]
             self._full_since_s = min(self._full_since_s, clock())
@@ -118,12 +146,17 @@ class SlabService:
         return slab
 
     def _at_once(self, nbytes: int, owner: str, copy: bool) -> _Slab | None:
-        fitting = [slab for slab in self._free if slab.nbytes >= nbytes and not (copy or slab.copy_of)]
+        fitting = [
+            slab for slab in self._free if slab.nbytes >= nbytes and not (copy or slab.copy_of)
+        ]
         # of equal ones its own, which it has mapped already
         if slab := min(fitting, key=lambda slab: (slab.nbytes, slab.owner != owner), default=None):
             self._free.remove(slab)
             return slab
-        if self._used + nbytes - sum(slab.nbytes for slab in self._free if not slab.spilled) > self._spec.budget_bytes:
+        if (
+            self._used + nbytes - sum(slab.nbytes for slab in self._free if not slab.spilled)
+            > self._spec.budget_bytes
+        ):
             return None
         while self._used + nbytes > self._spec.budget_bytes:
             self._remove(self._free.pop(0))
@@ -141,12 +174,16 @@ class SlabService:
             (self._directory / name).symlink_to(path)
         try:
             with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, nbytes)  # now: a page that is missing later would kill its writer
+                os.posix_fallocate(
+                    file.fileno(), 0, nbytes
+                )  # now: a page that is missing later would kill its writer
         except (OSError, OverflowError) as error:
             for left in {path, self._directory / name}:
                 left.unlink(missing_ok=True)
             why = getattr(error, "strerror", None) or str(error)
-            raise DataError(f"no slab of {nbytes} bytes can be made", where=str(path.parent), why=why) from error
+            raise DataError(
+                f"no slab of {nbytes} bytes can be made", where=str(path.parent), why=why
+            ) from error
         self._used += 0 if spilled else nbytes
         return _Slab(name, nbytes, "", {}, spilled)
 
@@ -163,7 +200,7 @@ class SlabService:
         fresh, self._told = self._notes[self._told :], len(self._notes)
         return fresh
 
-    # -- leases -------------------------------------------------------------------------------------------------------
+    # -- leases ------------------------------------------------------------------------------------
 
     async def release(self, request: ReleaseRequest, call: Call) -> Nothing:
         if not request.released:
@@ -181,7 +218,9 @@ class SlabService:
         self._sweep()
 
     def _sweep(self) -> None:
-        """A slab is free when its writer, which may be in the middle of it, knows too that all have released it."""
+        """A slab is free when its writer, which may be in the middle of it, knows too that all have
+        released it.
+        """
         for slab in list(self._slabs.values()):
             owner = "" if slab.owner in self._ended else slab.owner
             if not slab.copy_of and is_over(self._released[owner], slab.held):
@@ -210,7 +249,7 @@ class SlabService:
             held |= {shard: max(step, held.get(shard, 0)) for shard, step in asked.items()}
         return found
 
-    # -- other nodes --------------------------------------------------------------------------------------------------
+    # -- other nodes -------------------------------------------------------------------------------
 
     async def read(self, request: ReadRequest, call: Call) -> AsyncIterator[bytes]:
         """The bytes from an offset on, for another node's agent, which hashes them."""
@@ -232,11 +271,18 @@ class SlabService:
         slab = await self._memory(-(-(STAMP_BYTES + ref.nbytes) // 4096) * 4096, copy_of=ref.mac)
         try:
             mapped = memoryview(map_file(self._directory / slab.name, writable=True))
-            bare = msgspec.structs.replace(ref, node=self._spec.node, slab=slab.name, offset=STAMP_BYTES)
-            room = Room(mapped[STAMP_BYTES:][: ref.nbytes], mapped[:STAMP_BYTES], bare, self._secret)
+            bare = msgspec.structs.replace(
+                ref, node=self._spec.node, slab=slab.name, offset=STAMP_BYTES
+            )
+            room = Room(
+                mapped[STAMP_BYTES:][: ref.nbytes], mapped[:STAMP_BYTES], bare, self._secret
+            )
             await self._receive(ref, room.memory)
             if xxhash.xxh3_64_intdigest(room.memory) != ref.digest:
-                raise DataError("what came from another node is not what the reference says", where=f"node {ref.node}")
+                raise DataError(
+                    "what came from another node is not what the reference says",
+                    where=f"node {ref.node}",
+                )
         except BaseException:
             del self._slabs[slab.name]
             self._remove(slab)
@@ -249,10 +295,14 @@ class SlabService:
         have, failures = 0, 0
         while have < ref.nbytes:
             if failures == TRIES:
-                raise WorkerDied(f"it sent {have} of {ref.nbytes} bytes and no more", where=ref.node)
+                raise WorkerDied(
+                    f"it sent {have} of {ref.nbytes} bytes and no more", where=ref.node
+                )
             await asyncio.sleep(backoff_s(failures) if failures else 0)
             failures += 1
-            stream = self._peer(ref.node).stream("read", ReadRequest(ref, have), bytes, deadline_s=READ_DEADLINE_S)
+            stream = self._peer(ref.node).stream(
+                "read", ReadRequest(ref, have), bytes, deadline_s=READ_DEADLINE_S
+            )
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 async with contextlib.aclosing(stream) as parts:
                     async for part in parts:

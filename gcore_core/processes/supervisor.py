@@ -1,7 +1,8 @@
-"""The supervisor: checks the job, opens the site, starts the workers, watches them, and ends them all.
+"""The supervisor: checks the job, opens the site, starts the workers, watches them, and ends them
+all.
 
-It is the process of ``g-core run``. It sees reports and exits, the middle of the agreements, and a few records to show;
-it holds no batch.
+It is the process of ``g-core run``. It sees reports and exits, the middle of the agreements, and a
+few records to show; it holds no batch.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Supervisor:
         self._errors: list[GcoreError] = []
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._site: Site | None = None
-        self._evaluated = build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
+        self._evaluated = (
+            build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
+        )
         self._keeper = Keeper(job.plan, job.directory, display.note)
         self._started_s = time.monotonic()
         self._once = Gathering(1)  # a controller asks again when the answer was lost
@@ -85,14 +88,24 @@ class Supervisor:
         return service
 
     async def run(self) -> None:
-        """Runs the job to its end. Raises the first cause when a worker fails; ends every process in any case."""
+        """Runs the job to its end. Raises the first cause when a worker fails; ends every process
+        in any case.
+        """
         launcher: Launcher = build(self._job.plan.factory("launcher"))
         error = ""
         try:
-            async with launcher.site(self._job.names(), self._service(), self._job.directory / "logs") as site:
+            async with launcher.site(
+                self._job.names(), self._service(), self._job.directory / "logs"
+            ) as site:
                 self._site = site
-                looks = [self._look_after(site, name) for name in (AGENT, *self._job.names()) if site.end_agent]
-                watch: asyncio.Future[Any] = asyncio.gather(self._start(site), self._watch(site), *looks)
+                looks = [
+                    self._look_after(site, name)
+                    for name in (AGENT, *self._job.names())
+                    if site.end_agent
+                ]
+                watch: asyncio.Future[Any] = asyncio.gather(
+                    self._start(site), self._watch(site), *looks
+                )
                 try:  # it ends when one of them fails
                     await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
                     await (self._over if self._over.done() else watch)
@@ -103,7 +116,9 @@ class Supervisor:
             error = str(caught) or type(caught).__name__
             raise
         finally:
-            self._observers.run_end(self._run, error or ("stopped by a signal" if self._stopping else ""))
+            self._observers.run_end(
+                self._run, error or ("stopped by a signal" if self._stopping else "")
+            )
             self._metrics.close()
             try:
                 wall_s = time.monotonic() - self._started_s
@@ -118,11 +133,14 @@ class Supervisor:
         await site.agent.call("spawn", SpawnRequest(specs), Nothing)
 
     def stop(self, within_s: float) -> bool:
-        """Has the lead save the run's state and end; then, or when the seconds are over, all processes end. False when
-        there is nothing to save yet."""
+        """Has the lead save the run's state and end; then, or when the seconds are over, all
+        processes end. False when there is nothing to save yet.
+        """
         if self._site is None or not self._ready.is_set():
             return False
-        self._display.note(f"its state is being saved, for at most {within_s:g} s; another signal ends the run now")
+        self._display.note(
+            f"its state is being saved, for at most {within_s:g} s; another signal ends the run now"
+        )
         self._stopping = asyncio.ensure_future(self._stop(self._site, within_s))
         return True
 
@@ -133,10 +151,14 @@ class Supervisor:
                 await asyncio.shield(self._over)  # by the lead's end
         self._end()
 
-    # -- what workers tell --------------------------------------------------------------------------------------------
+    # -- what workers tell -------------------------------------------------------------------------
 
     async def hello(self, request: Hello, call: Call) -> Nothing:
-        handshake.agree(request.name, worker=request.versions, supervisor=handshake.versions(request.versions.plugins))
+        handshake.agree(
+            request.name,
+            worker=request.versions,
+            supervisor=handshake.versions(request.versions.plugins),
+        )
         self._waiting.discard(request.name)
         log.info("%s is up, pid %s", request.name, request.pid)
         if not self._waiting and not self._ready.is_set():
@@ -153,10 +175,13 @@ class Supervisor:
         return Nothing()
 
     async def hung(self, request: Hung, call: Call) -> Nothing:
-        """Nobody can wait for it any more: it writes its stacks to its log and is killed, as if it had been lost."""
+        """Nobody can wait for it any more: it writes its stacks to its log and is killed, as if it
+        had been lost.
+        """
         log_file = run_directory.log_path(self._job.directory, request.name)
         self._display.note(
-            f"{request.waiter} waits for {request.name}: {request.what} (run.patience_s); it is killed, "
+            f"{request.waiter} waits for {request.name}: {request.what} (run.patience_s); it is "
+            "killed, "
             f"and its stacks are in {log_file}"
         )
         if self._site is not None and self._site.end_agent is not None and request.name == AGENT:
@@ -180,7 +205,9 @@ class Supervisor:
         return Nothing()
 
     async def _step_ended(self, request: StepEnd) -> None:
-        """Everything a step leaves behind: metrics with what each process used, samples, the position in the data."""
+        """Everything a step leaves behind: metrics with what each process used, samples, the
+        position in the data.
+        """
         assert self._site is not None
         report, usage = request.report, await self._site.agent.call("usage", Nothing(), UsageReply)
         for note in usage.notes:
@@ -197,19 +224,25 @@ class Supervisor:
             rows = shown_rows(report.samples, reader, self._evaluated)
             run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
-            run_directory.write_position(self._job.directory, {"step": report.step, **request.ledger})
+            run_directory.write_position(
+                self._job.directory, {"step": report.step, **request.ledger}
+            )
         self._display.step(report)
         for name, count in report.metrics.items():
             if name.startswith("groups/dropped/"):
-                self._display.note(f"step {report.step}: {count:.0f} groups dropped: {name.rpartition('/')[2]}")
+                self._display.note(
+                    f"step {report.step}: {count:.0f} groups dropped: {name.rpartition('/')[2]}"
+                )
         self._observers.step_end(self._run, report)
 
-    # -- what the agent tells -----------------------------------------------------------------------------------------
+    # -- what the agent tells ----------------------------------------------------------------------
 
     async def _watch(self, site: Site) -> None:
         """Raises the first cause when a process is lost that nobody replaces."""
         try:
-            async for gone in site.agent.stream("exits", Nothing(), WorkerExit, deadline_s=float("inf")):
+            async for gone in site.agent.stream(
+                "exits", Nothing(), WorkerExit, deadline_s=float("inf")
+            ):
                 await self._exited(gone)
         except WorkerDied as error:
             if error.where == AGENT:
@@ -218,8 +251,10 @@ class Supervisor:
             raise
 
     async def _look_after(self, site: Site, name: str) -> None:
-        """Nobody else calls a controller, and a push, a save or a move is waited for longer than for a process that has
-        stopped altogether. The agent is there from the beginning, and nothing else in its process can hold it up."""
+        """Nobody else calls a controller, and a push, a save or a move is waited for longer than
+        for a process that has stopped altogether. The agent is there from the beginning, and
+        nothing else in its process can hold it up.
+        """
         patience_s = self._job.plan.config["run"]["patience_s"]
         if name == AGENT:
             patience_s = brief_s(patience_s)
@@ -227,7 +262,9 @@ class Supervisor:
             await self._ready.wait()
         while True:
             try:
-                await site.network.peer(name).call("alive", Nothing(), Nothing, deadline_s=patience_s)
+                await site.network.peer(name).call(
+                    "alive", Nothing(), Nothing, deadline_s=patience_s
+                )
             except DeadlineExceeded as error:
                 await self.hung(Hung(name, "the supervisor", error.what), Call(lambda: None))
             except WorkerDied:
@@ -258,7 +295,9 @@ class Supervisor:
         last = [line for line in gone.tail.splitlines() if line.strip()][-1:]
         what = f"{reason} while the run was starting" if self._waiting else reason
         facts = {"process": gone.name, "pid": gone.pid, "code": gone.code}
-        return WorkerDied(what, where=gone.name, why="\n".join(last), todo=f"its log: {log_file}", **facts)
+        return WorkerDied(
+            what, where=gone.name, why="\n".join(last), todo=f"its log: {log_file}", **facts
+        )
 
     def _end(self) -> None:
         if not self._over.done():

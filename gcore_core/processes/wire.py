@@ -1,4 +1,6 @@
-"""Messages on a stream: a length in four bytes, then msgpack. Short frames of one turn of the loop share a message."""
+"""Messages on a stream: a length in four bytes, then msgpack. Short frames of one turn of the loop
+share a message.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Greeting(msgspec.Struct, array_like=True, frozen=True):
-    """The first message of who connects. The answer is a text: what is wrong with it, nothing if it is welcome."""
+    """The first message of who connects. The answer is a text: what is wrong with it, nothing if it
+    is welcome.
+    """
 
     secret: bytes
     version: str
@@ -42,18 +46,26 @@ def framed(message: bytes) -> bytes:
 class Connection(asyncio.BufferedProtocol):
     """One end of a stream.
 
-    ``received`` is called with each message, and may raise ContractError: that ends the connection. ``lost`` is called
-    once, when nothing more comes, with what was wrong ("" when the other side has just gone). ``memory`` is for bytes
+    ``received`` is called with each message, and may raise ContractError: that ends the connection.
+    ``lost`` is called once, when nothing more comes, with what was wrong ("" when the other side
+    has just gone). ``memory`` is for bytes
     that nobody has looked at yet: connections of one event loop may share it.
     """
 
     def __init__(
-        self, received: Callable[[Any], None], lost: Callable[[str], None], memory: bytearray, traffic: Traffic
+        self,
+        received: Callable[[Any], None],
+        lost: Callable[[str], None],
+        memory: bytearray,
+        traffic: Traffic,
     ) -> None:
         self.received, self.lost, self._limit = received, lost, GREETING_BYTES
         self._memory, self._traffic = memoryview(memory), traffic
         self._frames, self._nbytes = list[Frame](), 0
-        self._begun, self._have = bytearray(), 0  # a long message's place, and how much of it is there
+        self._begun, self._have = (
+            bytearray(),
+            0,
+        )  # a long message's place, and how much of it is there
         self._head, self._wrong = b"", ""  # of a length that is not whole
 
     def connection_made(self, transport: Any) -> None:
@@ -122,7 +134,9 @@ class Connection(asyncio.BufferedProtocol):
         while len(come) >= _LENGTH.size and not self.ended:
             (nbytes,), come = _LENGTH.unpack_from(come), come[_LENGTH.size :]
             if nbytes > self._limit:
-                raise ContractError(f"malformed stream: a message of {nbytes} bytes, the limit is {self._limit}")
+                raise ContractError(
+                    f"malformed stream: a message of {nbytes} bytes, the limit is {self._limit}"
+                )
             if (have := len(come)) < nbytes:
                 self._begun, self._have = bytearray(nbytes), have
                 self._begun[:have] = come

@@ -1,7 +1,8 @@
-"""A worker: builds what its spec names, serves it, says hello. ``python -m gcore_core.processes.worker --fd N ...``.
+"""A worker: builds what its spec names, serves it, says hello. ``python -m
+gcore_core.processes.worker --fd N ...``.
 
-Nothing is discovered here. The spec comes through a file descriptor; a pipe that ends when the node agent is gone ends
-the worker too.
+Nothing is discovered here. The spec comes through a file descriptor; a pipe that ends when the node
+agent is gone ends the worker too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ class Worker:
     """One worker of a run, in a process of its own or inside the supervisor's."""
 
     def __init__(
-        self, spec: WorkerSpec, network: Network, compute: Compute, give_up: Callable[[int], None] = os._exit
+        self,
+        spec: WorkerSpec,
+        network: Network,
+        compute: Compute,
+        give_up: Callable[[int], None] = os._exit,
     ) -> None:
         self._spec, self._network, self._compute, self._give_up = spec, network, compute, give_up
         self._service = Service(spec.name)
@@ -42,10 +47,13 @@ class Worker:
         self._versions = handshake.versions(spec.versions.plugins)
 
     async def run(self) -> None:
-        """Serves until cancelled; a controller instead returns when its program ends. Tells why it fails."""
+        """Serves until cancelled; a controller instead returns when its program ends. Tells why it
+        fails.
+        """
         spec = self._spec
         try:
-            # Before anything of a plugin is imported: a wrong version would fail in ways that do not say so.
+            # Before anything of a plugin is imported: a wrong version would fail in ways that do
+            # not say so.
             handshake.agree(spec.name, worker=self._versions, supervisor=spec.versions)
             if spec.kind == "controller":
                 await self._controller()
@@ -58,7 +66,9 @@ class Worker:
             raise
         except Exception as error:  # isolation point: the supervisor reports it
             log.exception("%s ends", spec.name)
-            await self._network.peer("supervisor").call("failed", to_wire(error, spec.name), Nothing, deadline_s=10)
+            await self._network.peer("supervisor").call(
+                "failed", to_wire(error, spec.name), Nothing, deadline_s=10
+            )
             raise
         finally:
             for close in self._closing:
@@ -95,7 +105,9 @@ class Worker:
         backend = build(spec.factories["backend"], self._context({}))
         self._closing.append(backend.close)
         store = StoreWriter(*self._place(), f"{spec.name}-{os.getpid()}")
-        shell = GeneratorShell(backend, self._datasets(), store, self._compute, self._network, spec.settings)
+        shell = GeneratorShell(
+            backend, self._datasets(), store, self._compute, self._network, spec.settings
+        )
         shell.register(service)
 
     def _scorer(self, service: Service) -> None:
@@ -104,11 +116,16 @@ class Worker:
 
         samplers: dict[str, RoleSampler] = {}
         for role, replicas in self._spec.settings["asks"].items():
-            samplers[role] = RoleSampler(role, [self._network.peer(name) for name in replicas], service.progress)
+            samplers[role] = RoleSampler(
+                role, [self._network.peer(name) for name in replicas], service.progress
+            )
         scorers = [
             NamedScorer(
                 name=name,
-                scorer=build(self._spec.factories[f"reward/{name}"], self._context({}, samplers.get(told["role"]))),
+                scorer=build(
+                    self._spec.factories[f"reward/{name}"],
+                    self._context({}, samplers.get(told["role"])),
+                ),
                 timeout_s=told["timeout_s"],
                 when=told["when"],
                 sampler=samplers.get(told["role"]),
@@ -123,7 +140,9 @@ class Worker:
         from gcore_core.processes.shells.trainer import TrainerShell
 
         spec = self._spec
-        parts = {name: build(spec.factories[name]) for name in ("objective",) if name in spec.factories}
+        parts = {
+            name: build(spec.factories[name]) for name in ("objective",) if name in spec.factories
+        }
         backend = build(spec.factories["backend"], self._context(parts))
         self._closing.append(backend.close)
         if saved := spec.settings.get("resume"):
@@ -135,17 +154,28 @@ class Worker:
 
     def _context(self, parts: dict[str, Any], sampler: Sampler | None = None) -> WorkerContext:
         spec, told = self._spec, self._spec.settings["context"]
-        context = WorkerContext(role=spec.role, rank=spec.rank, ranks=spec.ranks, parts=parts, sampler=sampler)
-        return replace(context, progress=self._service.progress, **{**told, "devices": tuple(told["devices"])})
+        context = WorkerContext(
+            role=spec.role, rank=spec.rank, ranks=spec.ranks, parts=parts, sampler=sampler
+        )
+        return replace(
+            context, progress=self._service.progress, **{**told, "devices": tuple(told["devices"])}
+        )
 
     def _datasets(self) -> dict[str, Dataset]:
         factories = self._spec.factories
-        return {name[8:]: build(factories[name]) for name in factories if name.startswith("dataset/")}
+        return {
+            name[8:]: build(factories[name]) for name in factories if name.startswith("dataset/")
+        }
 
     def _place(self) -> tuple[Path, str, bytes, Peer]:
         """The store of this node: its directory, the node's name, the secret, the agent."""
         settings = self._spec.settings
-        return Path(settings["store"]), settings["node"], self._spec.secret, self._network.peer(settings["agent"])
+        return (
+            Path(settings["store"]),
+            settings["node"],
+            self._spec.secret,
+            self._network.peer(settings["agent"]),
+        )
 
     def _leave(self, code: int) -> None:
         """Ends the process once what was answered has been sent."""
@@ -156,7 +186,8 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
     from gcore_core.processes.rpc import RpcNetwork
 
     network = RpcNetwork(spec.peers, spec.secret)
-    # Readable means ended: the node agent is gone. The group is this worker's own, with all that it started.
+    # Readable means ended: the node agent is gone. The group is this worker's own, with all that it
+    # started.
     loop = asyncio.get_running_loop()
     loop.add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
     telling = set[asyncio.Task[Nothing]]()
@@ -176,7 +207,9 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
 def main() -> None:
     spec, lifeline = read_spec("a worker of a run; started by the node agent only", WorkerSpec)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
+    )
     code = 0
     try:
         asyncio.run(_main(spec, lifeline))

@@ -5,8 +5,9 @@
     checkpoints.commit(120, facts)              # every file on disk, the manifest on disk, then one rename
     opened = checkpoints.open()                 # the newest that is whole
 
-A crash at any moment leaves the checkpoints before as they were. What a checkpoint holds: ``checkpoints_manifest``.
-"""
+A crash at any moment leaves the checkpoints before as they were. What a checkpoint holds:
+``checkpoints_manifest``.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ _THREADS = 4  # one waits for the disk while others hash
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What a manifest tells besides step and parts. lock: distribution -> version; metrics: of the step, by which
-    ``Retention`` finds the best; those that are not finite are left out."""
+    """What a manifest tells besides step and parts. lock: distribution -> version; metrics: of the
+    step, by which ``Retention`` finds the best; those that are not finite are left out.
+    """
 
     run: str
     lock: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +58,9 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A checkpoint that verified. notes: one line for each newer one that did not, with a file and the reason."""
+    """A checkpoint that verified. notes: one line for each newer one that did not, with a file and
+    the reason.
+    """
 
     path: Path
     manifest: Manifest
@@ -65,8 +69,9 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints stay: the ``last`` newest, every ``every``-th step (0: none), the best by a metric ("": none);
-    of equally good ones the newest."""
+    """Which checkpoints stay: the ``last`` newest, every ``every``-th step (0: none), the best by a
+    metric ("": none); of equally good ones the newest.
+    """
 
     last: int = 3
     every: int = 0
@@ -74,13 +79,17 @@ class Retention:
     best_is: Literal["higher", "lower"] = "higher"
 
     def kept(self, metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
-        """The steps that stay, of those that have ``metrics``; never empty unless there are none."""
+        """The steps that stay, of those that have ``metrics``; never empty unless there are
+        none.
+        """
         steps = sorted(metrics)
         found = set(steps[-max(1, self.last) :])
         if self.every > 0:
             found |= {step for step in steps if step % self.every == 0}
         sign = 1 if self.best_is == "higher" else -1
-        measured = [(sign * metrics[step][self.best], step) for step in steps if self.best in metrics[step]]
+        measured = [
+            (sign * metrics[step][self.best], step) for step in steps if self.best in metrics[step]
+        ]
         if measured:
             found.add(max(measured)[1])
         return found
@@ -94,12 +103,13 @@ class Checkpoints:
         self._begun: set[int] = set()
         self._whole: set[int] = set()  # hashed by this object, when they were committed or opened
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Path:
         """A new empty directory for the parts of a step; removes those of saves that never ended.
 
-        Raises CheckpointError when it cannot be made, or when the disk has less room than the newest checkpoint takes.
+        Raises CheckpointError when it cannot be made, or when the disk has less room than the
+        newest checkpoint takes.
         """
         path = self._partial(step)
         try:
@@ -116,9 +126,11 @@ class Checkpoints:
         return path
 
     def commit(self, step: int, facts: CheckpointFacts) -> Path:
-        """Makes the parts of ``begin`` a checkpoint: when this returns it is on the disk. Hashes every part.
+        """Makes the parts of ``begin`` a checkpoint: when this returns it is on the disk. Hashes
+        every part.
 
-        Raises CheckpointError when it cannot, as on a full disk; then the parts are gone and nothing else is.
+        Raises CheckpointError when it cannot, as on a full disk; then the parts are gone and
+        nothing else is.
         """
         partial, target = self._partial(step), self.directory / name_of(step)
         try:
@@ -129,12 +141,18 @@ class Checkpoints:
                 saved_unix_s=time.time(),
                 lock=dict(facts.lock),
                 config_hash=facts.config_hash,
-                metrics={name: float(value) for name, value in facts.metrics.items() if math.isfinite(value)},
+                metrics={
+                    name: float(value)
+                    for name, value in facts.metrics.items()
+                    if math.isfinite(value)
+                },
                 parts=parts,
             )
             write_durably(partial / MANIFEST, seal(manifest, self._key()))
             sync(partial)
-            before = self._set_aside(step) if target.exists() else None  # the run went back behind it
+            before = (
+                self._set_aside(step) if target.exists() else None
+            )  # the run went back behind it
             partial.rename(target)
             sync(self.directory)
         except OSError as error:
@@ -152,17 +170,24 @@ class Checkpoints:
         self._begun.discard(step)
 
     def keep(self, rule: Retention) -> list[int]:
-        """Removes the checkpoints that the rule does not keep and returns their steps; damaged ones are left alone.
+        """Removes the checkpoints that the rule does not keep and returns their steps; damaged ones
+        are left alone.
 
-        Of those that stay one has been hashed by this process. If none has been, the newest that proves to be whole
-        stays too, and without one nothing is removed.
+        Of those that stay one has been hashed by this process. If none has been, the newest that
+        proves to be whole stays too, and without one nothing is removed.
         """
-        found = {step: inspect(self.directory / name_of(step), hashes=False) for step in self.steps()}
-        metrics = {step: told.metrics for step, (told, problems) in found.items() if told and not problems}
+        found = {
+            step: inspect(self.directory / name_of(step), hashes=False) for step in self.steps()
+        }
+        metrics = {
+            step: told.metrics for step, (told, problems) in found.items() if told and not problems
+        }
         kept = rule.kept(metrics)
         doomed = sorted(metrics.keys() - kept)
         if doomed and not kept & self._whole:
-            whole = next((step for step in sorted(metrics, reverse=True) if not self.verify(step)), None)
+            whole = next(
+                (step for step in sorted(metrics, reverse=True) if not self.verify(step)), None
+            )
             doomed = [step for step in doomed if whole not in (step, None)]
         for step in doomed:
             shutil.rmtree(self._set_aside(step), ignore_errors=True)
@@ -176,7 +201,7 @@ class Checkpoints:
         self._whole.discard(step)
         return aside
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
         """Steps that have a committed checkpoint, whole or not, in order."""
@@ -190,7 +215,9 @@ class Checkpoints:
         return problems
 
     def open(self, step: int | None = None) -> Opened:
-        """The checkpoint of ``step``, or the newest one that is whole. Raises CheckpointError when there is none."""
+        """The checkpoint of ``step``, or the newest one that is whole. Raises CheckpointError when
+        there is none.
+        """
         notes: list[str] = []
         for candidate in reversed(self.steps()) if step is None else [step]:
             path = self.directory / name_of(candidate)
@@ -201,14 +228,16 @@ class Checkpoints:
             more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
             notes.append(f"{path.name} is refused: {problems[0]}{more}")
         raise CheckpointError(
-            "there is no checkpoint that is whole." if step is None else f"the checkpoint of step {step} is not whole.",
+            "there is no checkpoint that is whole."
+            if step is None
+            else f"the checkpoint of step {step} is not whole.",
             where=str(self.directory),
             why="\n".join(notes[:3]),
             todo=f"every problem: g-core checkpoint verify {self._run_dir}",
             notes=notes,
         )
 
-    # -- the directory ------------------------------------------------------------------------------------------------
+    # -- the directory -----------------------------------------------------------------------------
 
     def _partial_name(self, step: int) -> str:
         return name_of(step) + _PARTIAL
@@ -226,18 +255,27 @@ class Checkpoints:
         for step in self.steps()[-1:]:
             newest, _ = inspect(self.directory / name_of(step), hashes=False)
             if newest is not None and newest.nbytes > shutil.disk_usage(self.directory).free:
-                raise OSError(errno.ENOSPC, f"the one before has {newest.nbytes} bytes, and fewer are free")
+                raise OSError(
+                    errno.ENOSPC, f"the one before has {newest.nbytes} bytes, and fewer are free"
+                )
 
     def _refusal(self, error: OSError, path: Path) -> CheckpointError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         steps = self.steps()
-        before = f"the newest one that is there: {name_of(steps[-1])}" if steps else "there is none before it"
+        before = (
+            f"the newest one that is there: {name_of(steps[-1])}"
+            if steps
+            else "there is none before it"
+        )
         name = path.name.removesuffix(_PARTIAL)
         return CheckpointError(
             f"no space is left for {name}." if full else f"{name} could not be written.",
             where=str(self.directory),
-            why=f"the system says: {error.strerror}{f' ({error.filename})' if error.filename else ''}",
-            todo=f"{'free some space, or keep fewer checkpoints' if full else 'see to that directory'}; {before}",
+            why=(
+                "the system says: "
+                f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
+            ),
+            todo=f"{'free some space, or keep fewer checkpoints' if full else 'see to that directory'}; {before}",  # noqa: E501
             full_disk=full,
         )
 
@@ -246,8 +284,15 @@ def _settle(partial: Path) -> dict[str, Part]:
     """Until every part and every directory is on the disk; sizes and hashes by name."""
     files = {name: Path(entry.path) for name, entry in files_below(partial)}
     if not files or any(file.is_symlink() or not file.is_file() for file in files.values()):
-        raise OSError(errno.EINVAL, "a checkpoint has parts, and all are regular files", str(partial))
-    folders = {folder for file in files.values() for folder in file.parents if folder.is_relative_to(partial)}
+        raise OSError(
+            errno.EINVAL, "a checkpoint has parts, and all are regular files", str(partial)
+        )
+    folders = {
+        folder
+        for file in files.values()
+        for folder in file.parents
+        if folder.is_relative_to(partial)
+    }
     with ThreadPoolExecutor(_THREADS) as threads:
         synced = [threads.submit(sync, path) for path in [*files.values(), *folders]]
         parts = dict(zip(files, threads.map(part_of, files.values()), strict=True))

@@ -1,13 +1,15 @@
-"""What a checkpoint is: part files, and a manifest that names each with its size and hash, under a MAC.
+"""What a checkpoint is: part files, and a manifest that names each with its size and hash, under a
+MAC.
 
     RUN/checkpoint.key             32 random bytes that only the owner may read; they go where the run goes
     RUN/checkpoints/step-000123/
         manifest.json              a Manifest, always in the same words and order, so that no byte of it may differ
         <role>/...                 what a trainer saved; other parts beside it
 
-Parts of a library may hold pickles (DCP's .metadata, Megatron-Core's common.pt), so they are opened only after
-``inspect`` has found no problem. Hence SHA-256: a MAC over hashes that can be forged would prove nothing.
-"""
+Parts of a library may hold pickles (DCP's .metadata, Megatron-Core's common.pt), so they are opened
+only after ``inspect`` has found no problem. Hence SHA-256: a MAC over hashes that can be forged
+would prove nothing.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -39,8 +41,10 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """lock: distribution -> version. config_hash: of the resolved configuration. metrics: of that step; finite ones.
-    parts: path relative to the checkpoint, with "/" -> file. mac: keyed BLAKE2b of all the rest."""
+    """lock: distribution -> version. config_hash: of the resolved configuration. metrics: of that
+    step; finite ones.
+    parts: path relative to the checkpoint, with "/" -> file. mac: keyed BLAKE2b of all the rest.
+    """
 
     format: int = FORMAT
     run: str
@@ -62,7 +66,7 @@ def name_of(step: int) -> str:
     return f"step-{step:06d}"
 
 
-# -- the manifest -----------------------------------------------------------------------------------------------------
+# -- the manifest ----------------------------------------------------------------------------------
 
 
 def seal(manifest: Manifest, key: bytes) -> bytes:
@@ -73,12 +77,18 @@ def seal(manifest: Manifest, key: bytes) -> bytes:
 
 
 def unseal(raw: bytes, key: bytes) -> Manifest:
-    """Raises ValueError, which says why, unless these are the bytes that ``seal`` gave with this key."""
+    """Raises ValueError, which says why, unless these are the bytes that ``seal`` gave with this
+    key.
+    """
     manifest = msgspec.json.decode(raw, type=Manifest)
     if manifest.format != FORMAT:
-        raise ValueError(f"it has format {manifest.format}, this version of gcore-core reads format {FORMAT}")
+        raise ValueError(
+            f"it has format {manifest.format}, this version of gcore-core reads format {FORMAT}"
+        )
     if not hmac.compare_digest(seal(manifest, key), raw):
-        raise ValueError("its MAC is not that of this run's key: it was changed, or belongs to another run")
+        raise ValueError(
+            "its MAC is not that of this run's key: it was changed, or belongs to another run"
+        )
     return manifest
 
 
@@ -98,7 +108,9 @@ def read_key(run_dir: Path) -> bytes:
 
 
 def ensure_key(run_dir: Path) -> bytes:
-    """The run's key, made now if there is none; of processes that make it at once the first one wins."""
+    """The run's key, made now if there is none; of processes that make it at once the first one
+    wins.
+    """
     if not (run_dir / KEY).exists():
         fresh = run_dir / f".{KEY}.{secrets.token_hex(4)}"
         try:
@@ -112,7 +124,7 @@ def ensure_key(run_dir: Path) -> bytes:
     return read_key(run_dir)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def write_durably(file: Path, content: bytes, mode: int = 0o644) -> None:
@@ -151,12 +163,13 @@ def files_below(directory: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
                     yield prefix + entry.name, entry
 
 
-# -- looking at a checkpoint ------------------------------------------------------------------------------------------
+# -- looking at a checkpoint -----------------------------------------------------------------------
 
 
 def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, list[str]]:
-    """The manifest, if it can be trusted, and every problem; each names a file and says why. Opens no part to read it
-    but to hash it. Without ``hashes`` looks at names and sizes only."""
+    """The manifest, if it can be trusted, and every problem; each names a file and says why. Opens
+    no part to read it but to hash it. Without ``hashes`` looks at names and sizes only.
+    """
     checkpoint = checkpoint.resolve()
     try:
         manifest = unseal(_limited(checkpoint / MANIFEST), read_key(checkpoint.parents[1]))

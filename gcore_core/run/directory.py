@@ -13,7 +13,7 @@ The layout; ``latest`` is the run with the highest number:
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
         summary.md, curves.png, tensorboard/; summary.md shows every other .md and .png there, too
     runs/<name>/latest -> <NNN>
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -46,17 +46,21 @@ LATEST = "latest"
 log = logging.getLogger(__name__)
 
 
-# -- making one -------------------------------------------------------------------------------------------------------
+# -- making one ------------------------------------------------------------------------------------
 
 
 def create(root: Path, name: str, explicit: str | None = None) -> Path:
-    """Makes a new run directory and returns its absolute path: ``root/<name>/<NNN>``, or ``explicit`` if given.
+    """Makes a new run directory and returns its absolute path: ``root/<name>/<NNN>``, or
+    ``explicit`` if given.
 
-    The number is the highest present plus one. It is claimed by mkdir, so runs that start together get different ones.
-    Raises RunExists when ``explicit`` already holds a run, ConfigError when a directory cannot be written.
+    The number is the highest present plus one. It is claimed by mkdir, so runs that start together
+    get different ones. Raises RunExists when ``explicit`` already holds a run, ConfigError when a
+    directory cannot be written.
     """
     try:
-        directory = _numbered(root, name) if explicit is None else _explicit(Path(explicit).expanduser())
+        directory = (
+            _numbered(root, name) if explicit is None else _explicit(Path(explicit).expanduser())
+        )
         (directory / SAMPLES).mkdir(exist_ok=True)
         (directory / LOGS).mkdir(exist_ok=True)
     except OSError as error:
@@ -67,7 +71,9 @@ def create(root: Path, name: str, explicit: str | None = None) -> Path:
 def _numbered(root: Path, name: str) -> Path:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ConfigError(
-            f"{name!r} cannot name a directory.", where="run.name", todo="use letters, digits, '-', '_' and '.'"
+            f"{name!r} cannot name a directory.",
+            where="run.name",
+            todo="use letters, digits, '-', '_' and '.'",
         )
     parent = root / name
     parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +102,9 @@ def _explicit(directory: Path) -> Path:
 
 
 def _point_latest(parent: Path, target: str) -> None:
-    """A convenience: where symlinks are not possible, or somebody owns that name, the run goes on without it."""
+    """A convenience: where symlinks are not possible, or somebody owns that name, the run goes on
+    without it.
+    """
     fresh = parent / f".{LATEST}.{target}"
     try:
         fresh.symlink_to(target)
@@ -110,15 +118,20 @@ def _refusal(error: OSError, path: Path) -> ConfigError:
     """The error a user sees when ``path`` cannot be made or written."""
     where = "run.dir"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what, todo = f"no space is left to write {path}.", "free some space, or set run.dir to another disk"
+        what, todo = (
+            f"no space is left to write {path}.",
+            "free some space, or set run.dir to another disk",
+        )
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         what, todo = f"{path} is not writable.", "set run.dir to a directory you may write"
     else:
         what, todo = f"{path} cannot be made or written.", "set run.dir to another directory"
-    return ConfigError(what, where=where, why=f"the system says: {error.strerror} ({error.filename})", todo=todo)
+    return ConfigError(
+        what, where=where, why=f"the system says: {error.strerror} ({error.filename})", todo=todo
+    )
 
 
-# -- where things are -------------------------------------------------------------------------------------------------
+# -- where things are ------------------------------------------------------------------------------
 
 
 def samples_path(run_dir: Path, step: int) -> Path:
@@ -131,23 +144,28 @@ def log_path(run_dir: Path, process: str) -> Path:
     return run_dir / LOGS / f"{process}.log"
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def write_config(run_dir: Path, text: str) -> None:
-    """Writes the resolved configuration, already YAML. Raises ConfigError when it cannot be written."""
+    """Writes the resolved configuration, already YAML. Raises ConfigError when it cannot be
+    written.
+    """
     write_text(run_dir / CONFIG, text)
 
 
 def write_lock(run_dir: Path, lock: Mapping[str, Mapping[str, str]]) -> None:
-    """Writes plugin name -> facts ("distribution", "version", ...). Raises ConfigError when it cannot be written."""
+    """Writes plugin name -> facts ("distribution", "version", ...). Raises ConfigError when it
+    cannot be written.
+    """
     write_text(run_dir / LOCK, json.dumps(lock, indent=2, sort_keys=True) + "\n")
 
 
 def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes the evaluated answers of one step; a full disk is logged and ends no run.
 
-    A row's ``arrays`` become files beside it, step_000020/<line>-<name>.npy, and their names below ``samples/``.
+    A row's ``arrays`` become files beside it, step_000020/<line>-<name>.npy, and their names below
+    ``samples/``.
     """
     path, told = samples_path(run_dir, step), []
     for line, row in enumerate(rows):
@@ -161,12 +179,16 @@ def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
         except OSError as error:
             log.error("%s", _refusal(error, path.parent / path.stem))
             arrays = {}
-        told.append({**row, "arrays": arrays} if arrays else {k: v for k, v in row.items() if k != "arrays"})
+        told.append(
+            {**row, "arrays": arrays} if arrays else {k: v for k, v in row.items() if k != "arrays"}
+        )
     _write_or_log(path, "".join(_json(row).decode() + "\n" for row in told))
 
 
 def write_position(run_dir: Path, position: Mapping[str, Any]) -> None:
-    """Replaces ``position.json``; on a full disk the position before stays, which is logged and ends no run."""
+    """Replaces ``position.json``; on a full disk the position before stays, which is logged and
+    ends no run.
+    """
     _write_or_log(run_dir / POSITION, _json(position).decode() + "\n")
 
 
@@ -178,7 +200,9 @@ def _write_or_log(path: Path, text: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """All of ``text`` or nothing: whoever reads ``path`` never sees half of it. Raises ConfigError when it cannot."""
+    """All of ``text`` or nothing: whoever reads ``path`` never sees half of it. Raises ConfigError
+    when it cannot.
+    """
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -188,15 +212,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _json(value: Any) -> bytes:
-    """One line of JSON. Numbers of numpy become floats; NaN and infinities become null, for JSON has none."""
+    """One line of JSON. Numbers of numpy become floats; NaN and infinities become null, for JSON
+    has none.
+    """
     return msgspec.json.encode(value, enc_hook=float)
 
 
 class MetricsFile:
-    """``metrics.jsonl``, open for appending. Each row reaches the operating system before ``append`` returns.
+    """``metrics.jsonl``, open for appending. Each row reaches the operating system before
+    ``append`` returns.
 
-    When the disk is full, rows wait in memory and are written, whole and in order, as soon as there is space again; the
-    run goes on, and ``alarm`` is called once for each such stretch.
+    When the disk is full, rows wait in memory and are written, whole and in order, as soon as there
+    is space again; the run goes on, and ``alarm`` is called once for each such stretch.
     """
 
     def __init__(self, run_dir: Path, alarm: Callable[[str], None] = log.error) -> None:
@@ -228,7 +255,10 @@ class MetricsFile:
             return
         self._drain()
         if self._pending:
-            self._alarm(f"{len(self._pending)} bytes of metrics could not be written to {self._path} and are lost.")
+            self._alarm(
+                f"{len(self._pending)} bytes of metrics could not be written to {self._path} and "
+                "are lost."
+            )
         self._file.close()
 
     def _drain(self) -> None:
@@ -239,7 +269,9 @@ class MetricsFile:
             self._alarmed = False
         except OSError as error:
             if not self._alarmed:
-                self._alarm(f"{self._path} cannot be written ({error.strerror}); its rows wait in memory.")
+                self._alarm(
+                    f"{self._path} cannot be written ({error.strerror}); its rows wait in memory."
+                )
             self._alarmed = True
 
 
@@ -251,15 +283,17 @@ def _ends_with_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` in order of steps, each step once; empty when there are none yet.
+    """The rows of ``metrics.jsonl`` in order of steps, each step once; empty when there are none
+    yet.
 
-    A run that was resumed from step s evaluates s and makes the steps after it again: a later row of the same step
-    completes the earlier one, and rows of the abandoned attempt are left out, as is a line that a killed process left
-    half-written. A null (NaN when it was written) is read as NaN.
+    A run that was resumed from step s evaluates s and makes the steps after it again: a later row
+    of the same step completes the earlier one, and rows of the abandoned attempt are left out, as
+    is a line that a killed process left half-written. A null (NaN when it was written) is read as
+    NaN.
     """
     try:
         lines = (run_dir / METRICS).read_bytes().splitlines()
@@ -273,7 +307,11 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             continue
         while rows and rows[-1]["step"] > row.step:
             rows.pop()
-        same = rows.pop() if rows and rows[-1]["step"] == row.step else {"metrics": {}, "evaluation": {}}
+        same = (
+            rows.pop()
+            if rows and rows[-1]["step"] == row.step
+            else {"metrics": {}, "evaluation": {}}
+        )
         rows.append(
             {
                 "step": row.step,
@@ -299,7 +337,9 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The evaluated answers of one step, as ``write_samples`` got them; empty when there are none."""
+    """The evaluated answers of one step, as ``write_samples`` got them; empty when there are
+    none.
+    """
     try:
         lines = samples_path(run_dir, step).read_bytes().splitlines()
     except FileNotFoundError:

@@ -1,7 +1,9 @@
-"""What a run shows on the terminal: phases before step 1, one line a step, a bar with the time left, closing lines.
+"""What a run shows on the terminal: phases before step 1, one line a step, a bar with the time
+left, closing lines.
 
-``open_display`` gives a live display (rich) when the stream is a terminal and plain lines otherwise, in which case rich
-is not imported. Every step line carries the same parts; a metric that a run does not have is left out.
+``open_display`` gives a live display (rich) when the stream is a terminal and plain lines
+otherwise, in which case rich is not imported. Every step line carries the same parts; a metric that
+a run does not have is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 Part = tuple[str, str]  # label, value
 
-#: metric below ``seconds/`` -> the stage's name, in the order of a step; other names are shown as they are, after these
+#: metric below ``seconds/`` -> the stage's name, in the order of a step; other names are shown as
+#: they are, after these
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
 _NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
 
@@ -35,10 +38,14 @@ _NUMBERS = (  # metric, label, format
 
 
 class Display(Protocol):
-    """What the supervisor calls. Nothing here raises when the stream is gone: a closed pipe ends no run."""
+    """What the supervisor calls. Nothing here raises when the stream is gone: a closed pipe ends no
+    run.
+    """
 
     def phase(self, text: str, share: float | None = None) -> None:
-        """Something before the first step: "making the model", ``share`` of it (0 to 1) done if that is known."""
+        """Something before the first step: "making the model", ``share`` of it (0 to 1) done if
+        that is known.
+        """
 
     def step(self, report: StepReport) -> None:
         """One finished step; step 0 is the evaluation before the first."""
@@ -47,7 +54,9 @@ class Display(Protocol):
         """A line among the others: an alarm, a warning."""
 
     def finish(self, lines: Iterable[str] = ()) -> None:
-        """The last call: where things are. The terminal is as it was before. Calling it twice is harmless."""
+        """The last call: where things are. The terminal is as it was before. Calling it twice is
+        harmless.
+        """
 
 
 def open_display(steps: int, stream: TextIO, clock: Clock = time.monotonic) -> Display:
@@ -57,14 +66,20 @@ def open_display(steps: int, stream: TextIO, clock: Clock = time.monotonic) -> D
     return PlainDisplay(steps, stream, clock)
 
 
-# -- what a line says -------------------------------------------------------------------------------------------------
+# -- what a line says ------------------------------------------------------------------------------
 
 
 def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) -> list[Part]:
-    """(label, value) of everything a step line shows; ``evaluation`` is the latest there was, if earlier."""
+    """(label, value) of everything a step line shows; ``evaluation`` is the latest there was, if
+    earlier.
+    """
     metrics = report.metrics
     parts = [("step", f"{report.step:>{len(str(steps))}}/{steps}")]
-    named = {key.removeprefix("reward/"): value for key, value in metrics.items() if key.startswith("reward/")}
+    named = {
+        key.removeprefix("reward/"): value
+        for key, value in metrics.items()
+        if key.startswith("reward/")
+    }
     if "reward" in metrics:
         parts.append(("reward", f"{metrics['reward']:.3f}"))
     if len(named) > 1 or "reward" not in metrics:
@@ -78,18 +93,30 @@ def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) 
 
 
 def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Stage -> seconds, in the order of a step; neither the whole step nor an evaluation after it is among them."""
-    found = {key.removeprefix("seconds/"): value for key, value in metrics.items() if key.startswith("seconds/")}
-    order = [name for name in STAGES if name in found] + [name for name in found if name not in STAGES]
+    """Stage -> seconds, in the order of a step; neither the whole step nor an evaluation after it
+    is among them.
+    """
+    found = {
+        key.removeprefix("seconds/"): value
+        for key, value in metrics.items()
+        if key.startswith("seconds/")
+    }
+    order = [name for name in STAGES if name in found] + [
+        name for name in found if name not in STAGES
+    ]
     return {STAGES.get(name, name): found[name] for name in order if name not in _NO_STAGES}
 
 
 def _held_out(evaluation: Mapping[str, float]) -> list[Part]:
-    """One number for the held-out prompts: the weighted reward if there is one, else the first; greedy if possible."""
+    """One number for the held-out prompts: the weighted reward if there is one, else the first;
+    greedy if possible.
+    """
     rewards = [key for key in evaluation if not key.endswith("/length")]
     if not rewards:
         return []
-    rewards.sort(key=lambda key: (not key.startswith("greedy/"), not key.endswith("/reward")))  # stable: else as given
+    rewards.sort(
+        key=lambda key: (not key.startswith("greedy/"), not key.endswith("/reward"))
+    )  # stable: else as given
     mode, _, name = rewards[0].partition("/")
     only = len({key.partition("/")[2] for key in rewards}) == 1 or name == "reward"
     label = " ".join(("held-out", *([] if only else [name]), *([] if mode == "greedy" else [mode])))
@@ -104,7 +131,9 @@ def duration(seconds: float) -> str:
 
 
 class _Pace:
-    """Seconds left, from the steps since the first report: that of step 0, or of the step a run was resumed from."""
+    """Seconds left, from the steps since the first report: that of step 0, or of the step a run was
+    resumed from.
+    """
 
     def __init__(self, steps: int, clock: Clock) -> None:
         self._steps, self._clock = steps, clock
@@ -118,7 +147,7 @@ class _Pace:
         return (now_s - since_s) / (step - first) * (self._steps - step) if step > first else None
 
 
-# -- plain lines ------------------------------------------------------------------------------------------------------
+# -- plain lines -----------------------------------------------------------------------------------
 
 
 class PlainDisplay:
@@ -131,7 +160,10 @@ class PlainDisplay:
 
     def phase(self, text: str, share: float | None = None) -> None:
         quarter = -1 if share is None else int(share * 4)
-        if (text, quarter) != self._shown:  # four lines for one piece of work, not one for each percent
+        if (
+            text,
+            quarter,
+        ) != self._shown:  # four lines for one piece of work, not one for each percent
             self._shown = (text, quarter)
             self.note(text if share is None else f"{text} {share:.0%}")
 
@@ -148,7 +180,10 @@ class PlainDisplay:
     def note(self, text: str) -> None:
         try:
             print(text, file=self._stream, flush=True)
-        except (OSError, ValueError):  # the reader of the pipe has left, the disk is full, the stream is closed
+        except (
+            OSError,
+            ValueError,
+        ):  # the reader of the pipe has left, the disk is full, the stream is closed
             return
 
     def finish(self, lines: Iterable[str] = ()) -> None:
@@ -156,7 +191,7 @@ class PlainDisplay:
             self.note(line)
 
 
-# -- a terminal -------------------------------------------------------------------------------------------------------
+# -- a terminal ------------------------------------------------------------------------------------
 
 
 class LiveDisplay:
@@ -205,16 +240,22 @@ class LiveDisplay:
             self._console.print(line, soft_wrap=True)
 
     def _show_bar(self, text: str, share: float | None, tail: str) -> None:
-        """Without a share the bar pulses. A new task each time: rich cannot take a task's total away again."""
+        """Without a share the bar pulses. A new task each time: rich cannot take a task's total
+        away again.
+        """
         with suppress(OSError):
             for task in self._progress.task_ids:
                 self._progress.remove_task(task)
             percent = round(100 * (share or 0.0))
-            self._progress.add_task(text, total=None if share is None else 100, completed=percent, tail=tail)
+            self._progress.add_task(
+                text, total=None if share is None else 100, completed=percent, tail=tail
+            )
 
 
 def _wrapped(parts: list[Part], width: int) -> Text:
-    """The parts on as few lines as ``width`` allows, broken only between parts, later lines indented."""
+    """The parts on as few lines as ``width`` allows, broken only between parts, later lines
+    indented.
+    """
     from rich.text import Text
 
     lines = [Text()]

@@ -1,8 +1,10 @@
-"""Makes a role's model before the run: a function of the user, in a process of its own, once for the same content.
+"""Makes a role's model before the run: a function of the user, in a process of its own, once for
+the same content.
 
-The function is ``f(directory: Path, config: dict, progress: Callable[[float, str], None]) -> None`` and saves a model
-into ``directory``. Wire format with the child (``python -m gcore_core.run.making``): the specification as one JSON
-object on stdin, progress as JSON lines on stdout; everything the function prints goes to the log.
+The function is ``f(directory: Path, config: dict, progress: Callable[[float, str], None]) -> None``
+and saves a model into ``directory``. Wire format with the child (``python -m
+gcore_core.run.making``): the specification as one JSON object on stdin, progress as JSON lines on
+stdout; everything the function prints goes to the log.
 """
 
 from __future__ import annotations
@@ -45,11 +47,13 @@ class _Progress(msgspec.Struct, frozen=True):
 
 
 def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> Path:
-    """Directory of the model that ``make`` ({path, name, config}) describes; made now unless the cache has it.
+    """Directory of the model that ``make`` ({path, name, config}) describes; made now unless the
+    cache has it.
 
-    progress: called with the share of the work that is done, 0 to 1, and a line for the reader. The model is cached by
-    the file's bytes, the name, the config and the versions of torch and transformers. Processes that want the same
-    model wait for the first. Raises ConfigError for a wrong ``make`` and DataError when the function fails.
+    progress: called with the share of the work that is done, 0 to 1, and a line for the reader. The
+    model is cached by the file's bytes, the name, the config and the versions of torch and
+    transformers. Processes that want the same model wait for the first. Raises ConfigError for a
+    wrong ``make`` and DataError when the function fails.
     """
     file, name, config = _checked(make)
     key = _key(file, name, config)
@@ -84,13 +88,20 @@ def _checked(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
     if not file.is_file():
         raise ConfigError("no such file", where=f"model.make.path: {file}")
     if not isinstance(config, Mapping):
-        raise ConfigError(f"must be a mapping, is a {type(config).__name__}", where="model.make.config")
+        raise ConfigError(
+            f"must be a mapping, is a {type(config).__name__}", where="model.make.config"
+        )
     return file, make["name"], dict(config)
 
 
 def _key(file: Path, name: str, config: dict[str, Any]) -> str:
     """<stem of the file>-<hash of all that the model depends on>."""
-    parts = (file.read_bytes().hex(), name, config, {library: _version(library) for library in _LIBRARIES})
+    parts = (
+        file.read_bytes().hex(),
+        name,
+        config,
+        {library: _version(library) for library in _LIBRARIES},
+    )
     content = msgspec.json.encode(parts, order="deterministic")
     return f"{file.stem}-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
 
@@ -120,7 +131,8 @@ def _locked(file: Path, progress: Progress) -> Iterator[int]:
 def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
     """Runs the function in a process group of its own, which ends with this call, whatever ends it.
 
-    The child inherits the lock: should this process be killed, no other maker starts before the child has ended, too.
+    The child inherits the lock: should this process be killed, no other maker starts before the
+        child has ended, too.
     """
     with log.open("wb") as errors:
         child = subprocess.Popen(
@@ -139,7 +151,11 @@ def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
     if code != 0:
-        raise _failure(spec, log, f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}")
+        raise _failure(
+            spec,
+            log,
+            f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}",
+        )
     if not any(Path(spec.directory).iterdir()):
         raise _failure(spec, log, "saved nothing into the directory that it was given")
 
@@ -158,7 +174,11 @@ def _talk(child: subprocess.Popen[bytes], spec: _Spec, progress: Progress) -> No
 
 
 def _failure(spec: _Spec, log: Path, what: str) -> DataError:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     return DataError(
         f"making the model: {spec.name} {what}",
         where=spec.path,

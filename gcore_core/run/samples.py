@@ -12,15 +12,21 @@ from gcore_core.protocols import Dataset
 from gcore_core.records import Header
 
 
-def shown_rows(headers: Iterable[Header], reader: StoreReader, dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Rows of ``samples/step_*.jsonl``: prompt, text, rewards, mode ("greedy" or "sampled"), status, and ``arrays``,
-    the record's pictures by name, if it has any: columns or media that are uint8[H, W, C]."""
+def shown_rows(
+    headers: Iterable[Header], reader: StoreReader, dataset: Dataset
+) -> Iterator[dict[str, Any]]:
+    """Rows of ``samples/step_*.jsonl``: prompt, text, rewards, mode ("greedy" or "sampled"),
+    status, and ``arrays``, the record's pictures by name, if it has any: columns or media that are
+    uint8[H, W, C].
+    """
     for header in headers:
         if header.columns is None:
             continue
         columns = reader.open(header.columns)[header.slot]
         media = {name: reader.open_array(ref) for name, ref in header.media.items()}
-        pictures = {n: a for n, a in {**columns, **media}.items() if a.dtype == np.uint8 and a.ndim == 3}
+        pictures = {
+            n: a for n, a in {**columns, **media}.items() if a.dtype == np.uint8 and a.ndim == 3
+        }
         prompt = dataset[header.row]
         text = columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else ""
         yield {

@@ -1,4 +1,6 @@
-"""``summary.md``: what a run was, what it changed, and where its files are; and the table printed at its end."""
+"""``summary.md``: what a run was, what it changed, and where its files are; and the table printed
+at its end.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def write(run: RunFacts, wall_s: float, cpu_s: float) -> Path:
         _section("Before and after", _markdown(_before_and_after(metrics))),
         _section("Answers", _answers(run_dir, metrics)),
         _section("Time", _markdown(_stage_times(metrics))),
-        *(file.read_text("utf-8") for file in sorted(run_dir.glob("*.md")) if file.name != d.SUMMARY),
+        *(
+            file.read_text("utf-8")
+            for file in sorted(run_dir.glob("*.md"))
+            if file.name != d.SUMMARY
+        ),
         _section("Files", _files(run_dir)),
         *(f"![{file.stem.replace('_', ' ')}]({file.name})\n" for file in _pictures(run_dir)),
     ]
@@ -66,7 +72,7 @@ def table(metrics: Rows) -> str:
     return "\n".join(lines)
 
 
-# -- the parts --------------------------------------------------------------------------------------------------------
+# -- the parts -------------------------------------------------------------------------------------
 
 
 def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
@@ -74,7 +80,10 @@ def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
     steps = f"{done} steps" if done >= run.steps else f"ended at step {done} of {run.steps}"
     if run.resumed_from:
         steps += f", resumed from step {run.resumed_from}"
-    plugins = [f"{name} {facts.get('version', '?')}" for name, facts in d.read_lock(Path(run.directory)).items()]
+    plugins = [
+        f"{name} {facts.get('version', '?')}"
+        for name, facts in d.read_lock(Path(run.directory)).items()
+    ]
     lines = [f"- {steps}", f"- {duration(wall_s)} wall time, {cpu_s:.0f} CPU seconds"]
     if plugins:
         lines.append(f"- plugins: {', '.join(plugins)}")
@@ -82,7 +91,9 @@ def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
 
 
 def _before_and_after(metrics: Rows) -> list[list[str]]:
-    """Header and rows of cells: every evaluated reward, greedy and sampled, then the length; no rows: no evaluation."""
+    """Header and rows of cells: every evaluated reward, greedy and sampled, then the length; no
+    rows: no evaluation.
+    """
     evaluated = [row for row in metrics if row["evaluation"]]
     if not evaluated:
         return []
@@ -112,7 +123,9 @@ def _change(label: str, before: float | None, after: float | None) -> list[str]:
 
 
 def _stage_times(metrics: Rows) -> list[list[str]]:
-    """Header and rows of cells: seconds of each stage in all, a step, and as a share of the steps."""
+    """Header and rows of cells: seconds of each stage in all, a step, and as a share of the
+    steps.
+    """
     steps = [row["metrics"] for row in metrics if "seconds/step" in row["metrics"]]
     if not steps:
         return []
@@ -126,23 +139,33 @@ def _stage_times(metrics: Rows) -> list[list[str]]:
     for stage, seconds in totals.items():
         share = f"{seconds / whole_s:.0%}" if whole_s > 0 else "-"
         rows.append([stage, f"{seconds:.1f}", f"{seconds / len(steps):.3f}", share])
-    evaluation_s = sum(row["metrics"].get("seconds/evaluation", 0.0) for row in metrics if row["evaluation"])
+    evaluation_s = sum(
+        row["metrics"].get("seconds/evaluation", 0.0) for row in metrics if row["evaluation"]
+    )
     return [*rows, ["evaluation", f"{evaluation_s:.1f}", "-", "-"]] if evaluation_s else rows
 
 
 def _answers(run_dir: Path, metrics: Rows) -> str:
-    """The first prompts of the evaluation, never chosen by how well they went, with their first and last answers."""
+    """The first prompts of the evaluation, never chosen by how well they went, with their first and
+    last answers.
+    """
     steps = [row["step"] for row in metrics if d.samples_path(run_dir, row["step"]).exists()]
     if not steps:
         return ""
     before, after = (_by_prompt(d.read_samples(run_dir, step)) for step in (steps[0], steps[-1]))
-    shown = [key for key in before if key in after and before[key]["text"]][:ANSWERS]  # a picture has none
+    shown = [key for key in before if key in after and before[key]["text"]][
+        :ANSWERS
+    ]  # a picture has none
     parts = []
     for key in shown:
         parts.append(f"**Prompt** ({before[key].get('mode', '')})\n\n{_fenced(key[1])}")
         for step, rows in {steps[0]: before, steps[-1]: after}.items():
-            rewards = ", ".join(f"{name} {value:.3g}" for name, value in rows[key].get("rewards", {}).items())
-            parts.append(f"Step {step}{': ' if rewards else ''}{rewards}\n\n{_fenced(str(rows[key]['text']))}")
+            rewards = ", ".join(
+                f"{name} {value:.3g}" for name, value in rows[key].get("rewards", {}).items()
+            )
+            parts.append(
+                f"Step {step}{': ' if rewards else ''}{rewards}\n\n{_fenced(str(rows[key]['text']))}"  # noqa: E501
+            )
     return "\n".join(parts)
 
 
@@ -150,7 +173,11 @@ def _by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
     """(mode, prompt) -> its first answer, greedy answers first."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row.get("mode") != "greedy"):
-        prompt = row["prompt"] if isinstance(row["prompt"], str) else json.dumps(row["prompt"], ensure_ascii=False)
+        prompt = (
+            row["prompt"]
+            if isinstance(row["prompt"], str)
+            else json.dumps(row["prompt"], ensure_ascii=False)
+        )
         found.setdefault((str(row.get("mode", "")), prompt), row)
     return found
 
@@ -165,7 +192,7 @@ def _files(run_dir: Path) -> str:
     return "\n".join([f"In `{run_dir}`:\n", *listed]) + "\n"
 
 
-# -- Markdown ---------------------------------------------------------------------------------------------------------
+# -- Markdown --------------------------------------------------------------------------------------
 
 
 def _section(title: str, body: str) -> str:
@@ -180,7 +207,9 @@ def _markdown(rows: list[list[str]]) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A code block that nothing in ``text`` can end: answers are a model's, and may hold Markdown."""
+    """A code block that nothing in ``text`` can end: answers are a model's, and may hold
+    Markdown.
+    """
     if len(text) > ANSWER_LIMIT:
         text = text[:ANSWER_LIMIT] + " [...]"
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))

@@ -1,6 +1,7 @@
 """What authors of plugins test with: contracts, fakes, fabricated installs, runs on virtual time.
 
-The contract classes can be imported from here; their modules, which need pytest, are loaded when one is asked for.
+The contract classes can be imported from here; their modules, which need pytest, are loaded when
+one is asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Finds the contracts of an installed plugin: those it brings, and the plain one for each provider it leaves out.
+"""Finds the contracts of an installed plugin: those it brings, and the plain one for each provider
+it leaves out.
 
-A plugin brings contracts in a module named ``conformance`` beside its root: ``gcore_mine.conformance`` where the root
-is a package, ``gcore_mine_conformance`` where it is one file. Every contract class there whose name begins with
-``Test`` is run, also one for a kind of the plugin's own. A test file that holds a plugin to everything is two lines:
+A plugin brings contracts in a module named ``conformance`` beside its root:
+``gcore_mine.conformance`` where the root is a package, ``gcore_mine_conformance`` where it is one
+file. Every contract class there whose name begins with ``Test`` is run, also one for a kind of the
+plugin's own. A test file that holds a plugin to everything is two lines:
 
     from gcore_core.testing.conformance import contracts_of
     globals().update(contracts_of("mine"))
@@ -47,7 +49,9 @@ def contracts_of(name: str) -> dict[str, type[Contract]]:
     for item in provided:
         if (item.kind, item.reference) not in covered and not _obstacle(item):
             base = getattr(testing, _contract_name(item))
-            title = "".join(word.capitalize() for word in re.split(r"[-_/]", f"{item.reference}-{item.kind}"))
+            title = "".join(
+                word.capitalize() for word in re.split(r"[-_/]", f"{item.reference}-{item.kind}")
+            )
             found[f"Test{title}"] = type(f"Test{title}", (base,), {"provider": item.reference})
     return found
 
@@ -86,14 +90,19 @@ def _module(installed: catalog.Installed) -> ModuleType | None:
     if installed.name == catalog.CORE:  # its contracts lie with the kit
         return importlib.import_module("gcore_core.testing.core_contracts")
     root = importlib.import_module(installed.module)
-    name = f"{installed.module}.conformance" if hasattr(root, "__path__") else f"{installed.module}_conformance"
+    name = (
+        f"{installed.module}.conformance"
+        if hasattr(root, "__path__")
+        else f"{installed.module}_conformance"
+    )
     if importlib.util.find_spec(name) is None:
         return None
     try:
         return importlib.import_module(name)
     except Exception as error:
         raise PluginBroken(
-            f"{name!r}, the contracts of plugin {installed.name!r} ({installed.owner}), does not import: "
+            f"{name!r}, the contracts of plugin {installed.name!r} ({installed.owner}), does not "
+            "import: "
             f"{type(error).__name__}: {error}",
             plugin=installed.name,
         ) from error
@@ -111,7 +120,11 @@ def _obstacle(item: Provided) -> str:
     if missing := [need for need in item.spec.needs if not is_met(need)]:
         return f"its needs are not met here: {', '.join(missing)}"
     config = item.spec.config
-    required = [] if config is None else [f.name for f in fields(config) if f.default is f.default_factory is MISSING]
+    required = (
+        []
+        if config is None
+        else [f.name for f in fields(config) if f.default is f.default_factory is MISSING]
+    )
     if required:
         return f"it needs settings ({', '.join(required)}); bring a contract that gives them"
     try:

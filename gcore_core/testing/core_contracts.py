@@ -1,4 +1,6 @@
-"""What ``g-core conformance core`` runs: contracts of built-in providers that need settings or have a known gap."""
+"""What ``g-core conformance core`` runs: contracts of built-in providers that need settings or have
+a known gap.
+"""
 
 from __future__ import annotations
 
@@ -48,5 +50,7 @@ class TestFunction(ScorerContract):
 class TestInOrder(BalancerContract):
     provider = "core/in-order"
     known_gaps = {
-        "test_it_is_never_worse_than_dealing_in_turn[sorted]": "it keeps the order and does not look at costs",
+        "test_it_is_never_worse_than_dealing_in_turn[sorted]": (
+            "it keeps the order and does not look at costs"
+        ),
     }

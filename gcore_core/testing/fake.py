@@ -1,8 +1,8 @@
 """The plugin named ``fake``: torch-free backends for tests of everything around them.
 
-Add it to a job with ``local: [<this file>]`` and choose ``use: fake``. The policy is a table of V logits, one
-distribution for every position; it learns by plain REINFORCE, so a run of fakes has a curve that must rise. All of
-them pass the contracts in ``gcore_core.testing``.
+Add it to a job with ``local: [<this file>]`` and choose ``use: fake``. The policy is a table of V
+logits, one distribution for every position; it learns by plain REINFORCE, so a run of fakes has a
+curve that must rise. All of them pass the contracts in ``gcore_core.testing``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ from gcore_core.protocols import (
     Work,
     WorkerContext,
 )
-from gcore_core.records import ABORTED, FINISHED, REWARD_FAILED, TRUNCATED, Prompt, TensorSpec, WeightPlan
+from gcore_core.records import (
+    ABORTED,
+    FINISHED,
+    REWARD_FAILED,
+    TRUNCATED,
+    Prompt,
+    TensorSpec,
+    WeightPlan,
+)
 from gcore_core.testing.safetensors_files import write_safetensors
 
 VOCABULARY = "abcdefgh."  # the last one ends an answer
@@ -85,14 +93,18 @@ def tensors_of(logits: np.ndarray) -> Iterator[tuple[TensorSpec, np.ndarray]]:
 
 
 class FakeGenerator:
-    """Draws letters until the end mark. A sample's letters depend on its seed and the weights only."""
+    """Draws letters until the end mark. A sample's letters depend on its seed and the weights
+    only.
+    """
 
     def __init__(self, config: FakeGeneratorConfig, context: WorkerContext) -> None:
         self.version = 0
         self._config = config
         self._logits = initial_logits(0)
         self._running: dict[tuple[int, int], tuple[SampleRequest, list[int]]] = {}
-        self._begun: dict[tuple[int, int], tuple[int, list[float]]] = {}  # first version, log-probs so far
+        self._begun: dict[
+            tuple[int, int], tuple[int, list[float]]
+        ] = {}  # first version, log-probs so far
         self._incoming: dict[str, np.ndarray] = {}
         self._asleep = b""
 
@@ -101,14 +113,18 @@ class FakeGenerator:
 
     def step(self) -> list[Finished]:
         if not self._logits.size:
-            raise ContractError("a sleeping generator was asked to go on", where="fake", todo="wake it first")
+            raise ContractError(
+                "a sleeping generator was asked to go on", where="fake", todo="wake it first"
+            )
         ended, table = [], log_softmax(self._logits)
         for key, (request, letters) in list(self._running.items()):
             letters.append(self._draw(request, len(letters)))
             self._begun.setdefault(key, (self.version, []))[1].append(table[letters[-1]])
             if letters[-1] == END or len(letters) == self._config.max_new_tokens:
                 del self._running[key]
-                ended.append(self._finished(request, letters, FINISHED if letters[-1] == END else TRUNCATED))
+                ended.append(
+                    self._finished(request, letters, FINISHED if letters[-1] == END else TRUNCATED)
+                )
         return ended
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
@@ -126,14 +142,18 @@ class FakeGenerator:
         actions = np.array(letters, np.int32)
         text = "".join(VOCABULARY[letter] for letter in letters)
         columns: dict[str, np.ndarray] = {
-            "prompt_ids": np.frombuffer((request.prompt.text or "").encode(), np.uint8).astype(np.int32),
+            "prompt_ids": np.frombuffer((request.prompt.text or "").encode(), np.uint8).astype(
+                np.int32
+            ),
             "action_ids": actions,
             "logp": np.array(logp, np.float32),
             "action_mask": np.ones(len(letters), np.uint8),
             "temperature": np.ones((), np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
         }
-        return Finished(request=request, status=status, versions=(first, self.version), columns=columns)
+        return Finished(
+            request=request, status=status, versions=(first, self.version), columns=columns
+        )
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
         return [log_softmax(self._logits)[record["action_ids"]] for record in records]
@@ -155,7 +175,9 @@ class FakeGenerator:
             what = f"version {plan.version} is older than {self.version}"
             raise WeightMismatch(what, where=f"tensor {plan.tensors[0].name!r}")
         if other := set(plan.tensors) ^ set(weight_specs()):
-            raise WeightMismatch("the push is of another model", where=f"tensor {min(s.name for s in other)!r}")
+            raise WeightMismatch(
+                "the push is of another model", where=f"tensor {min(s.name for s in other)!r}"
+            )
         self._incoming.clear()
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -166,14 +188,19 @@ class FakeGenerator:
         self.version = plan.version
 
     def fingerprint(self) -> dict[str, int]:
-        return {spec.name: xxhash.xxh3_64_intdigest(part.data) for spec, part in tensors_of(self._logits)}
+        return {
+            spec.name: xxhash.xxh3_64_intdigest(part.data)
+            for spec, part in tensors_of(self._logits)
+        }
 
     def close(self) -> None:
         pass
 
 
 class FakeTrainer:
-    """REINFORCE on the table of logits, with the gradient written out. Ranks do not meet: use one replica."""
+    """REINFORCE on the table of logits, with the gradient written out. Ranks do not meet: use one
+    replica.
+    """
 
     def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
         self.version = 0
@@ -182,24 +209,38 @@ class FakeTrainer:
         self._records: list[TrainRecord] = []
         self._begun: tuple[Path, np.ndarray, int] | None = None
 
-    def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
-        copies = [{name: np.array(column) for name, column in record.columns.items()} for record in records]
-        self._records = [replace(record, columns=own) for record, own in zip(records, copies, strict=True)]
+    def prepare(
+        self, records: Sequence[TrainRecord], scalars: frozenset[str]
+    ) -> list[dict[str, float]]:
+        copies = [
+            {name: np.array(column) for name, column in record.columns.items()}
+            for record in records
+        ]
+        self._records = [
+            replace(record, columns=own) for record, own in zip(records, copies, strict=True)
+        ]
         return [dict.fromkeys(scalars, 0.0) for _ in records]
 
-    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+    def train(
+        self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+    ) -> dict[str, float]:
         if not np.isfinite(advantages).all():
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = log_softmax(self._logits)
         fresh = [record.columns for record in self._records if record.fresh]
-        gaps = [np.abs(logp[columns["action_ids"]] - columns["logp"]).max(initial=0.0) for columns in fresh]
+        gaps = [
+            np.abs(logp[columns["action_ids"]] - columns["logp"]).max(initial=0.0)
+            for columns in fresh
+        ]
         norms, losses = [], []
         for _ in range(epochs):
             for minibatch in range(minibatches):
                 loss, gradient = self._loss(advantages, minibatch)
                 losses.append(loss)
                 norms.append(float(np.linalg.norm(gradient)))
-                self._logits = (self._logits + self._config.learning_rate * gradient).astype(np.float32)
+                self._logits = (self._logits + self._config.learning_rate * gradient).astype(
+                    np.float32
+                )
         self.version = step + 1
         entropy = float(-(np.exp(logp) * logp).sum())
         return {
@@ -214,7 +255,9 @@ class FakeTrainer:
         }
 
     def _loss(self, advantages: np.ndarray, minibatch: int) -> tuple[float, np.ndarray]:
-        """Sum over trained actions of -advantage * logp, over their number; and the gradient that lowers it."""
+        """Sum over trained actions of -advantage * logp, over their number; and the gradient that
+        lowers it.
+        """
         chosen = [i for i, record in enumerate(self._records) if record.minibatch == minibatch]
         size = self._config.micro_batch or max(len(chosen), 1)
         loss, gradient, actions = 0.0, np.zeros(len(VOCABULARY)), 0
@@ -223,7 +266,9 @@ class FakeTrainer:
             loss, gradient, actions = loss + part[0], gradient + part[1], actions + part[2]
         return loss / max(actions, 1), gradient / max(actions, 1)
 
-    def _micro_batch(self, indexes: Sequence[int], advantages: np.ndarray) -> tuple[float, np.ndarray, int]:
+    def _micro_batch(
+        self, indexes: Sequence[int], advantages: np.ndarray
+    ) -> tuple[float, np.ndarray, int]:
         """Sums over the trained actions of some records: loss, minus its gradient, number."""
         logp = log_softmax(self._logits).astype(np.float64)
         loss, gradient, actions = 0.0, np.zeros(len(VOCABULARY)), 0
@@ -247,7 +292,11 @@ class FakeTrainer:
         self.finish_save()
 
     def begin_save(self, directory: Path) -> None:
-        self._begun = (directory / "state.npz", self._logits, self.version)  # an update makes a new table
+        self._begun = (
+            directory / "state.npz",
+            self._logits,
+            self.version,
+        )  # an update makes a new table
 
     def finish_save(self) -> None:
         if self._begun is not None:
@@ -312,14 +361,18 @@ class FakeAdvantage:
 
 
 class FakeObjective:
-    """-advantage * logp over trained actions, in whatever arrays it gets. The fake trainer has its own built in."""
+    """-advantage * logp over trained actions, in whatever arrays it gets. The fake trainer has its
+    own built in.
+    """
 
     requires: frozenset[str] = frozenset()
 
     def __init__(self, config: None) -> None:
         pass
 
-    def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def loss(
+        self, columns: Mapping[str, Any], current: Mapping[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
         trained = columns["mask"]
         logp = current["logp"][trained]
         loss = -(columns["advantage"][trained] * logp)
@@ -353,7 +406,9 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         summary="letters from a table of logits",
         factory="gcore_core.testing.fake:FakeGenerator",
         config=FakeGeneratorConfig,
-        capabilities=frozenset({"abort", "determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"}),
+        capabilities=frozenset(
+            {"abort", "determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"}
+        ),
     )
 
 
@@ -369,13 +424,17 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
 
 @hookimpl
 def gcore_rewards() -> Iterable[p.RewardProvider]:
-    yield p.RewardProvider(summary="share of the letter a", factory="gcore_core.testing.fake:FakeScorer")
+    yield p.RewardProvider(
+        summary="share of the letter a", factory="gcore_core.testing.fake:FakeScorer"
+    )
 
 
 @hookimpl
 def gcore_datasets() -> Iterable[p.DatasetProvider]:
     yield p.DatasetProvider(
-        summary="numbered prompts", factory="gcore_core.testing.fake:FakeDataset", config=FakeDataConfig
+        summary="numbered prompts",
+        factory="gcore_core.testing.fake:FakeDataset",
+        config=FakeDataConfig,
     )
 
 

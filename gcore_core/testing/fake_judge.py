@@ -1,4 +1,6 @@
-"""A reward that asks a model, and a placement policy that moves at every step: what the kit's own runs are made of."""
+"""A reward that asks a model, and a placement policy that moves at every step: what the kit's own
+runs are made of.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ from gcore_core.records import Prompt
 
 
 class FakeAsker:
-    """Asks one question about each record; the reward is the share of the answer's letters that are an 'a'."""
+    """Asks one question about each record; the reward is the share of the answer's letters that are
+    an 'a'.
+    """
 
     def __init__(self, config: None, context: WorkerContext) -> None:
         if context.sampler is None:
-            raise ContractError("there is nobody to ask", where="rewards", todo="set rewards.<name>.role")
+            raise ContractError(
+                "there is nobody to ask", where="rewards", todo="set rewards.<name>.role"
+            )
         self._sampler = context.sampler
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
@@ -34,8 +40,9 @@ class FakeAsker:
 
 
 class Turning:
-    """Gives the policy's generator one cell more at every step, from one to all but one and round again; or, in the
-    other modes, every cell to all."""
+    """Gives the policy's generator one cell more at every step, from one to all but one and round
+    again; or, in the other modes, every cell to all.
+    """
 
     def __init__(self, config: None = None, mode: Mode = "split") -> None:
         self._mode: Mode = mode
@@ -47,7 +54,9 @@ class Turning:
         if self._mode != "split":
             taken = dict.fromkeys(taken, cells)
         engines = Partition({"rollout": cells, "judge": cells})
-        return Decision(partition=Partition(taken), engines=engines, mode=self._mode, chosen=str(border))
+        return Decision(
+            partition=Partition(taken), engines=engines, mode=self._mode, chosen=str(border)
+        )
 
 
 class InTurns(Turning):

@@ -1,4 +1,6 @@
-"""Faults for simulated runs: messages lost, late, doubled, overtaken; processes killed at a message and born again."""
+"""Faults for simulated runs: messages lost, late, doubled, overtaken; processes killed at a message
+and born again.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ _life: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", defa
 
 
 class LastingService(Service):
-    """A service of a process that is not killed: what it starts for a caller is its own, and outlives that caller."""
+    """A service of a process that is not killed: what it starts for a caller is its own, and
+    outlives that caller.
+    """
 
     async def handle(self, method: str, body: Body, call: Call, emit: Any) -> bytes:
         _life.set(None)
@@ -143,7 +147,9 @@ class Faults:
             return  # dead already
         service.life.end()
         self._buried(service.life)
-        born = contextvars.Context().run(asyncio.ensure_future, self._again(name, service.life.number + 1))
+        born = contextvars.Context().run(
+            asyncio.ensure_future, self._again(name, service.life.number + 1)
+        )
         self._network.copies.add(born)
         born.add_done_callback(self._network.copies.discard)
 

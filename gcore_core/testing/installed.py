@@ -19,7 +19,9 @@ REQUIRES = ("gcore-core>=0.1,<0.2",)
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """What a fabricated distribution declares; ``distribution`` and ``module`` default to gcore-<n> and gcore_<n>."""
+    """What a fabricated distribution declares; ``distribution`` and ``module`` default to gcore-<n>
+    and gcore_<n>.
+    """
 
     distribution: str = ""
     version: str = "0.1.0"
@@ -29,16 +31,24 @@ class Wheel:
 
 
 class InstalledPlugins:
-    """A directory of fabricated distributions; as a context, it is first on ``sys.path`` until the context ends."""
+    """A directory of fabricated distributions; as a context, it is first on ``sys.path`` until the
+    context ends.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._modules: set[str] = set()
 
     def add(
-        self, plugin: str, source: str = "", wheel: Wheel | None = None, files: Mapping[str, str] | None = None
+        self,
+        plugin: str,
+        source: str = "",
+        wheel: Wheel | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes the metadata, the plugin's module and further ``files`` (path -> text); replaces what was there."""
+        """Writes the metadata, the plugin's module and further ``files`` (path -> text); replaces
+        what was there.
+        """
         wheel = wheel or Wheel()
         name = wheel.distribution or f"gcore-{plugin}"
         module = wheel.module or f"gcore_{plugin.replace('-', '_')}"
@@ -55,10 +65,15 @@ class InstalledPlugins:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         sys.path.remove(str(self.directory))
-        for name in self._modules:  # but not a real module of the same name, imported before this one shadowed it
+        for name in (
+            self._modules
+        ):  # but not a real module of the same name, imported before this one shadowed it
             file = getattr(sys.modules.get(name), "__file__", None)
             if file is not None and Path(file).is_relative_to(self.directory):
                 del sys.modules[name]

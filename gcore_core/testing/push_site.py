@@ -1,4 +1,6 @@
-"""A trainer and two generators in processes of their own, between which weights are pushed over unix sockets."""
+"""A trainer and two generators in processes of their own, between which weights are pushed over
+unix sockets.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ S = TypeVar("S", bound="PushSite")
 
 @dataclass
 class PushSite:
-    """Workers ``policy.0``, ``rollout.0`` and ``rollout.1``; this process is their supervisor. ``step``: the next."""
+    """Workers ``policy.0``, ``rollout.0`` and ``rollout.1``; this process is their supervisor.
+    ``step``: the next.
+    """
 
     directory: Path
     addresses: dict[str, str]
@@ -51,7 +55,14 @@ class PushSite:
     async def start(self, name: str, backend: FactorySpec) -> int:
         """Starts a worker and returns its pid when it serves."""
         role, _, rank = name.partition(".")
-        context = {"devices": [], "seed": 0, "deterministic": False, "steps": 1, "updates_per_step": 1, "model": {}}
+        context = {
+            "devices": [],
+            "seed": 0,
+            "deterministic": False,
+            "steps": 1,
+            "updates_per_step": 1,
+            "model": {},
+        }
         spec = WorkerSpec(
             kind="trainer" if role == "policy" else "generator",
             role=role,
@@ -68,7 +79,12 @@ class PushSite:
                 "store": str(self.directory),
                 "node": "node0",
                 "agent": "supervisor",
-                "context": {**context, "rendezvous": "", "engine": {}, "directory": str(self.directory)},
+                "context": {
+                    **context,
+                    "rendezvous": "",
+                    "engine": {},
+                    "directory": str(self.directory),
+                },
             },
             versions=handshake.versions([]),
         )
@@ -76,7 +92,9 @@ class PushSite:
         paths = os.pathsep.join([*filter(None, sys.path), str(self.directory)])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "gcore_core.processes.worker"]
-        self._started.append(await spawn_process(command, spec, self.directory / f"{name}.log", environment))
+        self._started.append(
+            await spawn_process(command, spec, self.directory / f"{name}.log", environment)
+        )
         return await self._pids[name].get()
 
     async def train(self) -> int:
@@ -104,7 +122,9 @@ class PushSite:
 @contextlib.asynccontextmanager
 async def open_push_site(backends: str, kind: type[S]) -> AsyncIterator[S]:
     """backends: source of a module ``backends`` that the workers can import. kind: of the site."""
-    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as place:  # socket paths must be short
+    with tempfile.TemporaryDirectory(
+        prefix="gc-", dir="/tmp"
+    ) as place:  # socket paths must be short
         directory, secret = Path(place), secrets.token_bytes(32)
         (directory / "backends.py").write_text(backends)
         names = ("supervisor", "policy.0", "rollout.0", "rollout.1")

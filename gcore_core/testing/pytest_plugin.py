@@ -1,7 +1,8 @@
-"""Tells the outcomes of contracts: "not claimed" beside pass and fail, a list at the end, a report as JSON.
+"""Tells the outcomes of contracts: "not claimed" beside pass and fail, a list at the end, a report
+as JSON.
 
-A contract's first test adds this to the session by itself; ``-p gcore_core.testing.pytest_plugin`` adds the option
-``--conformance-report FILE``.
+A contract's first test adds this to the session by itself; ``-p gcore_core.testing.pytest_plugin``
+adds the option ``--conformance-report FILE``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ PASS, FAIL, NOT_CLAIMED, KNOWN_GAP = "pass", "fail", "not claimed", "known gap"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
-    group.addoption("--conformance-report", metavar="FILE", default=None, help="write outcomes of contracts as JSON")
+    group.addoption(
+        "--conformance-report",
+        metavar="FILE",
+        default=None,
+        help="write outcomes of contracts as JSON",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,7 +65,9 @@ class Outcomes:
             return report
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, NotClaimed):
-            report.user_properties.append((NOT_CLAIMED, str(error.msg).removeprefix("not claimed: ")))
+            report.user_properties.append(
+                (NOT_CLAIMED, str(error.msg).removeprefix("not claimed: "))
+            )
         if call.when == "call" or report.outcome != "passed":
             self._add(item, cls, report)
         return report
@@ -71,7 +79,10 @@ class Outcomes:
         elif report.skipped and hasattr(report, "wasxfail"):
             outcome, remark = KNOWN_GAP, report.wasxfail
         elif report.skipped:
-            outcome, remark = NOT_CLAIMED, str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "skipped")
+            outcome, remark = (
+                NOT_CLAIMED,
+                str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "skipped"),
+            )
         elif report.failed:
             outcome, remark = FAIL, _first_line(report)
         provider = cls.provider.name if isinstance(cls.provider, Provider) else cls.provider
@@ -86,7 +97,11 @@ class Outcomes:
             "tolerance": cls.tolerance,
             "seconds": round(report.duration, 3),
         }
-        if outcome == FAIL and self.rows and all(self.rows[-1][key] == row[key] for key in ("contract", "test")):
+        if (
+            outcome == FAIL
+            and self.rows
+            and all(self.rows[-1][key] == row[key] for key in ("contract", "test"))
+        ):
             self.rows[-1] = row  # it passed, and what followed it failed
         else:
             self.rows.append(row)
@@ -102,16 +117,25 @@ class Outcomes:
         if listed:
             terminalreporter.section("contracts")
         for row in listed:
-            terminalreporter.line(f"{row['outcome']}: {row['contract']}::{row['test']} ({row['remark']})")
+            terminalreporter.line(
+                f"{row['outcome']}: {row['contract']}::{row['test']} ({row['remark']})"
+            )
 
     def pytest_sessionfinish(self) -> None:
         if self._file:
-            Path(self._file).write_text(json.dumps(self.report(), indent=2) + "\n", encoding="utf-8")
+            Path(self._file).write_text(
+                json.dumps(self.report(), indent=2) + "\n", encoding="utf-8"
+            )
 
     def report(self) -> dict[str, Any]:
         """Everything that a reader needs to judge the rows: counts, versions, hardware."""
         counts = Counter(row["outcome"] for row in self.rows)
-        return {"outcomes": dict(counts), "versions": _versions(), "hardware": _hardware(), "tests": self.rows}
+        return {
+            "outcomes": dict(counts),
+            "versions": _versions(),
+            "hardware": _hardware(),
+            "tests": self.rows,
+        }
 
 
 def _first_line(report: pytest.TestReport) -> str:
@@ -132,7 +156,13 @@ def _versions() -> dict[str, str]:
 
 def _hardware() -> dict[str, Any]:
     """The machine; accelerators only where the tested engine has brought torch."""
-    found: dict[str, Any] = {"machine": platform.machine(), "system": platform.system(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+    }
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    found["accelerators"] = [] if cuda is None else [cuda.get_device_name(i) for i in range(cuda.device_count())]
+    found["accelerators"] = (
+        [] if cuda is None else [cuda.get_device_name(i) for i in range(cuda.device_count())]
+    )
     return found

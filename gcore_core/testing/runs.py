@@ -1,4 +1,6 @@
-"""Whole runs as a person starts them, in a process of their own, and what their metrics say; and ranks, one each."""
+"""Whole runs as a person starts them, in a process of their own, and what their metrics say; and
+ranks, one each.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from pathlib import Path
 class RunResult:
     """Of the trained steps, in order.
 
-    gaps: largest difference between generator and trainer in the log-prob of one action, in nats; shares: of actions
-    more than 1e-4 apart. versions: of the weights after each step, that before the first one included.
+    gaps: largest difference between generator and trainer in the log-prob of one action, in nats;
+    shares: of actions more than 1e-4 apart. versions: of the weights after each step, that before
+    the first one included.
     """
 
     gaps: list[float]
@@ -24,14 +27,19 @@ class RunResult:
     versions: list[int]
 
 
-def run_together(programs: Sequence[Sequence[str]], timeout_s: float = 300, **environment: str) -> None:
-    """Programs that wait for each other, such as the ranks of a trainer: ``python WORDS`` of each, all with this
-    process's import path and one thread. Raises RuntimeError with the end of what those wrote that failed."""
+def run_together(
+    programs: Sequence[Sequence[str]], timeout_s: float = 300, **environment: str
+) -> None:
+    """Programs that wait for each other, such as the ranks of a trainer: ``python WORDS`` of each,
+    all with this process's import path and one thread. Raises RuntimeError with the end of what
+    those wrote that failed.
+    """
     path = os.pathsep.join(entry for entry in sys.path if entry)
     given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     python, into, too = [sys.executable, "-W", "ignore"], subprocess.PIPE, subprocess.STDOUT
     processes = [
-        subprocess.Popen([*python, *words], env=given, stdout=into, stderr=too, text=True) for words in programs
+        subprocess.Popen([*python, *words], env=given, stdout=into, stderr=too, text=True)
+        for words in programs
     ]
     try:
         outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
@@ -47,13 +55,30 @@ def run_together(programs: Sequence[Sequence[str]], timeout_s: float = 300, **en
         raise RuntimeError("\n".join(failed))
 
 
-def run_recipe(recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float) -> RunResult:
-    """``g-core run`` into a new run directory. Raises RuntimeError with the end of its output when it fails."""
-    command = [sys.executable, "-m", "gcore_core", "run", str(recipe), f"run.dir={directory}", *overrides]
+def run_recipe(
+    recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float
+) -> RunResult:
+    """``g-core run`` into a new run directory. Raises RuntimeError with the end of its output when
+    it fails.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "gcore_core",
+        "run",
+        str(recipe),
+        f"run.dir={directory}",
+        *overrides,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
     if done.returncode:
-        raise RuntimeError(f"the run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        raise RuntimeError(
+            f"the run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
+        )
+    rows = [
+        json.loads(line)
+        for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     trained = [row["metrics"] for row in rows if row["step"] > 0]
     return RunResult(
         gaps=[metrics["logprob_gap_max"] for metrics in trained],

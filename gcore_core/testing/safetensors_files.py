@@ -1,4 +1,6 @@
-"""Files of the safetensors format, read and written without the library, which the core does not require."""
+"""Files of the safetensors format, read and written without the library, which the core does not
+require.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Whole runs on virtual time: the real step program, ledger and worker shells over a network with weather.
+"""Whole runs on virtual time: the real step program, ledger and worker shells over a network with
+weather.
 
-One seed decides every delay and every loss, so a failure is repeated by its seed. Time passes only when nobody can go
-on; if nobody ever can, the run is deadlocked and says so.
+One seed decides every delay and every loss, so a failure is repeated by its seed. Time passes only
+when nobody can go on; if nobody ever can, the run is deadlocked and says so.
 """
 
 from __future__ import annotations
@@ -64,10 +65,14 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._loop, self._most_turns, self._turns = loop, most_turns, 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0) if timeout != 0 else []  # a call to the system, which costs as much as a message
+        ready = (
+            super().select(0) if timeout != 0 else []
+        )  # a call to the system, which costs as much as a message
         self._turns += 1
         if (not ready and timeout is None) or self._turns % self._most_turns == 0:
-            raise Deadlock(f"at {self._loop.now_s:.3f} s of virtual time, turn {self._turns} of the loop")
+            raise Deadlock(
+                f"at {self._loop.now_s:.3f} s of virtual time, turn {self._turns} of the loop"
+            )
         if not ready and timeout:
             self._loop.now_s += timeout
         return ready
@@ -93,13 +98,21 @@ async def _settle() -> None:
 
 
 class Storm:
-    """Delays every message; loses some, with notice (a broken connection) or without (the deadline must notice).
+    """Delays every message; loses some, with notice (a broken connection) or without (the deadline
+    must notice).
 
-    Some requests arrive twice. ``lost``: how often by (sender, method); a worker's number is left out.
+    Some requests arrive twice. ``lost``: how often by (sender, method); a worker's number is left
+    out.
     """
 
     def __init__(
-        self, seed: int, *, lose: float = 0.04, silently: float = 0.02, twice: float = 0.04, delay_s: float = 0.5
+        self,
+        seed: int,
+        *,
+        lose: float = 0.04,
+        silently: float = 0.02,
+        twice: float = 0.04,
+        delay_s: float = 0.5,
     ) -> None:
         self._random = random.Random(seed)
         self._lose, self._silently, self._twice, self._delay_s = lose, silently, twice, delay_s
@@ -130,7 +143,9 @@ class TimedCompute:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """The size of a simulated run. The first of several ranks is the one whose weights are pushed; they do not meet."""
+    """The size of a simulated run. The first of several ranks is the one whose weights are pushed;
+    they do not meet.
+    """
 
     shards: int = 4
     replicas: int = 2
@@ -151,21 +166,27 @@ class SimulatedJob:
     takes_stale: bool = False
     judges: int = 0  # replicas of a role that one more reward asks
     level: str = "record"  # of that reward
-    placement: FactorySpec | None = None  # moves devices between ``replicas`` cells, which both roles have
+    placement: FactorySpec | None = (
+        None  # moves devices between ``replicas`` cells, which both roles have
+    )
     rests: bool = False  # generators sleep while the trainer works
 
 
 @dataclass
 class Outcome:
-    """What a simulated run left behind. batches: (ordinal, sample, minibatch) of each step, as the trainer got them.
-    stale: ordinals of each step that older weights had sampled."""
+    """What a simulated run left behind. batches: (ordinal, sample, minibatch) of each step, as the
+    trainer got them.
+    stale: ordinals of each step that older weights had sampled.
+    """
 
     reports: list[StepReport] = field(default_factory=list)
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
     stale: list[set[int]] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=dict)
-    verdicts: dict[tuple[int, int], list[str]] = field(default_factory=dict)  # (commit of its shard, ordinal) -> all
+    verdicts: dict[tuple[int, int], list[str]] = field(
+        default_factory=dict
+    )  # (commit of its shard, ordinal) -> all
     virtual_s: float = 0.0
 
 
@@ -181,7 +202,10 @@ class _RecordingTrainer(fake.FakeTrainer):
             outcome.batches.append([])
             outcome.stale.append(set())
         outcome.batches[step] = sorted(
-            [*outcome.batches[step], *((r.ordinal, r.sample, r.minibatch) for r in _checked(records))]
+            [
+                *outcome.batches[step],
+                *((r.ordinal, r.sample, r.minibatch) for r in _checked(records)),
+            ]
         )
         outcome.stale[step] |= {r.ordinal for r in records if not r.fresh}
         return super().prepare(records, scalars)
@@ -198,7 +222,9 @@ async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = Non
     """Runs a job of fakes to its end. ``store``: an empty directory for slabs."""
     network, outcome = InlineNetwork(weather), Outcome()
     spill = store.with_name(f"{store.name}-spill")
-    spec = StoreSpec(node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes)
+    spec = StoreSpec(
+        node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes
+    )
     slabs = SlabService(spec, SECRET, network.view("supervisor").peer)
     await _serve_supervisor(network, job, outcome, slabs)
     ranks = [_RecordingTrainer(outcome, WorkerContext(role="policy")) for _ in range(job.ranks)]
@@ -211,7 +237,9 @@ async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = Non
     controllers = [_controller(network, job, shard) for shard in range(job.shards)]
     for controller in controllers:
         _witness(controller, outcome)
-    ghost = asyncio.ensure_future(weather.haunt(job.shards)) if isinstance(weather, Faults) else None
+    ghost = (
+        asyncio.ensure_future(weather.haunt(job.shards)) if isinstance(weather, Faults) else None
+    )
     await asyncio.gather(*(controller.run() for controller in controllers))
     if ghost is not None:
         ghost.cancel()
@@ -220,7 +248,9 @@ async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = Non
     return outcome
 
 
-async def _serve_supervisor(network: InlineNetwork, job: SimulatedJob, outcome: Outcome, slabs: SlabService) -> None:
+async def _serve_supervisor(
+    network: InlineNetwork, job: SimulatedJob, outcome: Outcome, slabs: SlabService
+) -> None:
     async def step_end(request: StepEnd, call: Call) -> Nothing:
         if not outcome.reports or outcome.reports[-1].step != request.report.step:
             outcome.reports.append(request.report)
@@ -259,10 +289,14 @@ def _settings(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _datasets() -> dict[str, Any]:
-    return {name: fake.FakeDataset(fake.FakeDataConfig(rows=16)) for name in ("train", "evaluation")}
+    return {
+        name: fake.FakeDataset(fake.FakeDataConfig(rows=16)) for name in ("train", "evaluation")
+    }
 
 
-def _births(network: InlineNetwork, job: SimulatedJob, store: Path) -> dict[str, Callable[[Life], MortalService]]:
+def _births(
+    network: InlineNetwork, job: SimulatedJob, store: Path
+) -> dict[str, Callable[[Life], MortalService]]:
     """How generators and scorers are made, with an empty memory."""
     datasets = _datasets()
     born: dict[str, Callable[[Life], Any]] = {}
@@ -276,17 +310,27 @@ def _births(network: InlineNetwork, job: SimulatedJob, store: Path) -> dict[str,
         def scorer(life: Life, i: int = i) -> ScorerShell:
             backend = fake.FakeScorer(None, WorkerContext(role="scorer"))
             named = NamedScorer(name=f"letters{i}", scorer=backend, timeout_s=60.0)
-            return ScorerShell([named], datasets, StoreReader(store, "node0", SECRET), TimedCompute(200 + i), _never)
+            return ScorerShell(
+                [named],
+                datasets,
+                StoreReader(store, "node0", SECRET),
+                TimedCompute(200 + i),
+                _never,
+            )
 
         born[f"scorer{i}.0"] = scorer
     if job.judges:
 
         def asker(life: Life) -> ScorerShell:
             view = network.view("asker.0")
-            sampler = RoleSampler("judge", [view.peer(f"judge.{i}") for i in range(job.judges)], lambda: None)
+            sampler = RoleSampler(
+                "judge", [view.peer(f"judge.{i}") for i in range(job.judges)], lambda: None
+            )
             backend = FakeAsker(None, WorkerContext(role="asker", sampler=sampler))
             named = NamedScorer(name="asked", scorer=backend, timeout_s=60.0, sampler=sampler)
-            return ScorerShell([named], datasets, StoreReader(store, "node0", SECRET), TimedCompute(290), _never)
+            return ScorerShell(
+                [named], datasets, StoreReader(store, "node0", SECRET), TimedCompute(290), _never
+            )
 
         born["asker.0"] = asker
 
@@ -301,14 +345,20 @@ def _births(network: InlineNetwork, job: SimulatedJob, store: Path) -> dict[str,
     return {name: serving(birth) for name, birth in born.items()}
 
 
-def _generator(network: InlineNetwork, job: SimulatedJob, store: Path, life: Life, process: int) -> GeneratorShell:
+def _generator(
+    network: InlineNetwork, job: SimulatedJob, store: Path, life: Life, process: int
+) -> GeneratorShell:
     view, (role, _, number) = network.view(life.name), life.name.partition(".")
     drawing = fake.FakeGeneratorConfig(max_new_tokens=job.max_new_tokens)
     backend = fake.FakeGenerator(drawing, WorkerContext(role=role, rank=int(number)))
-    writer = StoreWriter(store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}")
+    writer = StoreWriter(
+        store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}"
+    )
     trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" else []
     settings = {**_settings(job), "trainers": trainers, "process": process}
-    return GeneratorShell(backend, _datasets(), writer, TimedCompute(100 + int(number)), view, settings)
+    return GeneratorShell(
+        backend, _datasets(), writer, TimedCompute(100 + int(number)), view, settings
+    )
 
 
 async def _serve_ranks(
@@ -316,7 +366,9 @@ async def _serve_ranks(
 ) -> None:
     for i, rank in enumerate(ranks):
         reader, compute = StoreReader(store, "node0", SECRET), TimedCompute(300 + i)
-        policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", {**_settings(job), "rank": i})
+        policy = TrainerShell(
+            rank, reader, compute, store / f"push{i or ''}", {**_settings(job), "rank": i}
+        )
         await _serve(network, f"policy.{i}", policy, Relay(network.view(f"policy.{i}"), job.shards))
 
 
@@ -363,7 +415,10 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
     }
     context = make_context(settings, factories, network.view(f"controller.{shard}"))
     config = SyncConfig(
-        prompts=job.prompts, minibatches=job.minibatches, max_rounds=job.max_rounds, push_bucket_bytes=1
+        prompts=job.prompts,
+        minibatches=job.minibatches,
+        max_rounds=job.max_rounds,
+        push_bucket_bytes=1,
     )  # one tensor a bucket
     return SynchronousController(config, context)
 
@@ -383,18 +438,25 @@ def _placement(job: SimulatedJob) -> dict[str, Any] | None:
 
 def violations(found: Outcome, calm: Outcome, weather: Faults, job: SimulatedJob) -> list[str]:
     """What a run broke of what must hold in any weather. ``calm``: of one shard without faults."""
-    consumed, taken = found.ledger["next_ordinal"], [sorted({key[0] for key in batch}) for batch in found.batches]
+    consumed, taken = (
+        found.ledger["next_ordinal"],
+        [sorted({key[0] for key in batch}) for batch in found.batches],
+    )
     ordinals = sorted(ordinal for _, ordinal in found.verdicts)
     trained = sorted(ordinal for (_, ordinal), told in found.verdicts.items() if told == [TRAINED])
     holds = {
         "every ordinal has one verdict": ordinals == list(range(consumed))
         and max(map(len, found.verdicts.values())) == 1,
         "what is trained has that verdict": trained == sorted(itertools.chain(*taken)),
-        "every step reports once": [report.step for report in found.reports] == list(range(job.steps + 1)),
+        "every step reports once": [report.step for report in found.reports]
+        == list(range(job.steps + 1)),
         "an older epoch writes nothing": not weather.admitted,
-        "steps are full": all(len(step) == job.prompts for step in taken) and len(taken) == job.steps,
+        "steps are full": all(len(step) == job.prompts for step in taken)
+        and len(taken) == job.steps,
     }
     if not job.takes_stale:
-        holds["batches are those of the calm run"] = found.batches == calm.batches and found.ledger == calm.ledger
+        holds["batches are those of the calm run"] = (
+            found.batches == calm.batches and found.ledger == calm.ledger
+        )
         holds["weights are those of the calm run"] = found.logits == calm.logits
     return [name for name, held in holds.items() if not held]

@@ -1,8 +1,11 @@
-"""The task of digits.yaml: handwritten digits of 8x8 pixels, drawn on request by a small flow model.
+"""The task of digits.yaml: handwritten digits of 8x8 pixels, drawn on request by a small flow
+model.
 
-``teach`` makes a model that has seen the 1797 pictures that come with scikit-learn, half of them under a wrong name: it
-draws well, but what was asked for only about half of the time. It also makes the classifier that rewards and, from the
-other half of the pictures, a judge that no reward uses: what only the rewarding classifier likes, the judge shows up.
+``teach`` makes a model that has seen the 1797 pictures that come with scikit-learn, half of them
+under a wrong name: it draws well, but what was asked for only about half of the time. It also makes
+the classifier that rewards and, from the
+other half of the pictures, a judge that no reward uses: what only the rewarding classifier likes,
+    the judge shows up.
 
 ``python digits.py write`` makes ``train.jsonl`` and ``heldout.jsonl`` anew.
 """
@@ -31,19 +34,24 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 def write(directory: Path) -> None:
-    """Writes ``train.jsonl`` and ``heldout.jsonl``; a sample of a row differs by its seed, not by its prompt."""
+    """Writes ``train.jsonl`` and ``heldout.jsonl``; a sample of a row differs by its seed, not by
+    its prompt.
+    """
     for name, count in (("train.jsonl", TRAIN_ROWS), ("heldout.jsonl", HELDOUT_ROWS)):
-        (directory / name).write_text("".join(json.dumps(row) + "\n" for row in rows(count)), encoding="utf-8")
+        (directory / name).write_text(
+            "".join(json.dumps(row) + "\n" for row in rows(count)), encoding="utf-8"
+        )
 
 
-# -- the model before reinforcement learning --------------------------------------------------------------------------
+# -- the model before reinforcement learning -------------------------------------------------------
 
 
 def teach(directory: Path, config: dict[str, Any], progress: Progress) -> None:
     """Makes the model, the classifier, the judge, and real pictures to compare with.
 
-    config: ``seed`` (0), ``threads`` (1), ``steps`` (420) of 256 pictures each, ``wrong`` (0.5), the share of pictures
-    under a random name. progress: called with the share of the work that is done and a line for the reader.
+    config: ``seed`` (0), ``threads`` (1), ``steps`` (420) of 256 pictures each, ``wrong`` (0.5),
+    the share of pictures under a random name. progress: called with the share of the work that is
+    done and a line for the reader.
     """
     unknown = sorted(set(config) - {"seed", "threads", "steps", "wrong"})
     if unknown:
@@ -59,23 +67,34 @@ def teach(directory: Path, config: dict[str, Any], progress: Progress) -> None:
     half = len(pictures) // 2
     for name, part, width in (("classifier", slice(0, half), 32), ("judge", slice(half, None), 48)):
         progress(0.05, f"training the {name}")
-        net = classifier(pictures[part], labels[part], seed=1 if name == "classifier" else 2, width=width)
+        net = classifier(
+            pictures[part], labels[part], seed=1 if name == "classifier" else 2, width=width
+        )
         save_file(net.state_dict(), directory / f"{name}.safetensors")
     torch.manual_seed(seed)
     net = TinyNet(TinyConfig())
     mean = flow(
-        net, pictures, labels, {"seed": seed, "steps": steps, "wrong": float(config.get("wrong", 0.5))}, progress
+        net,
+        pictures,
+        labels,
+        {"seed": seed, "steps": steps, "wrong": float(config.get("wrong", 0.5))},
+        progress,
     )
     save_tiny(mean, directory)
     save_file(
-        {"images": ((real + 1) * 127.5).round().to(torch.uint8).view(-1, 8, 8, 1), "labels": real_labels},
+        {
+            "images": ((real + 1) * 127.5).round().to(torch.uint8).view(-1, 8, 8, 1),
+            "labels": real_labels,
+        },
         directory / "real.safetensors",
     )
     progress(1.0, "taught")
 
 
 def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """((pictures, labels) to learn from, (pictures, labels) held out); pictures float32[N, 64] in -1..1."""
+    """((pictures, labels) to learn from, (pictures, labels) held out); pictures float32[N, 64] in
+    -1..1.
+    """
     import torch
     from sklearn.datasets import load_digits
 
@@ -87,7 +106,9 @@ def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (pictures[kept], labels[kept]), (pictures[held], labels[held])
 
 
-def classifier(pictures: Tensor, labels: Tensor, *, seed: int, width: int, steps: int = 400) -> TinyClassifier:
+def classifier(
+    pictures: Tensor, labels: Tensor, *, seed: int, width: int, steps: int = 400
+) -> TinyClassifier:
     """A small convolutional network, taught with noise on the pictures."""
     import torch
     from gcore_diffusion.tiny import TinyClassifier
@@ -104,8 +125,12 @@ def classifier(pictures: Tensor, labels: Tensor, *, seed: int, width: int, steps
     return net
 
 
-def flow(net: TinyNet, pictures: Tensor, labels: Tensor, settings: dict[str, Any], progress: Progress) -> TinyNet:
-    """Flow matching with a tenth of the classes left out; returns the moving average of the weights."""
+def flow(
+    net: TinyNet, pictures: Tensor, labels: Tensor, settings: dict[str, Any], progress: Progress
+) -> TinyNet:
+    """Flow matching with a tenth of the classes left out; returns the moving average of the
+    weights.
+    """
     import copy
 
     import torch
@@ -130,10 +155,15 @@ def flow(net: TinyNet, pictures: Tensor, labels: Tensor, settings: dict[str, Any
         optimizer.zero_grad()
         with torch.no_grad():
             torch._foreach_lerp_(
-                list(mean.parameters()), list(net.parameters()), 1 - min(0.999, (1 + step) / (10 + step))
+                list(mean.parameters()),
+                list(net.parameters()),
+                1 - min(0.999, (1 + step) / (10 + step)),
             )
         if step % 20 == 0:
-            progress(0.1 + 0.9 * step / steps, f"teaching: step {step} of {steps}, loss {loss.item():.3f}")
+            progress(
+                0.1 + 0.9 * step / steps,
+                f"teaching: step {step} of {steps}, loss {loss.item():.3f}",
+            )
     return mean
 
 

@@ -1,10 +1,12 @@
-"""A very small judge of the quickstart's task: told an answer and the problem, it adds up by itself and says y or n.
+"""A very small judge of the quickstart's task: told an answer and the problem, it adds up by itself
+and says y or n.
 
     asked    25*7+3+8+5+2=      the last two characters of a completion, '*', the problem
     answers  :0710182325y       the running totals, then its verdict
 
-``teach`` makes it: 134,208 parameters, the policy's architecture with weights of its own. It has not seen a problem of
-quickstart/heldout.jsonl. ``python judge.py DIRECTORY`` says how often the judge in a directory agrees with the sum.
+``teach`` makes it: 134,208 parameters, the policy's architecture with weights of its own. It has
+not seen a problem of quickstart/heldout.jsonl. ``python judge.py DIRECTORY`` says how often the
+judge in a directory agrees with the sum.
 """
 
 from __future__ import annotations
@@ -25,22 +27,26 @@ arithmetic = import_file(Path(__file__).parents[1] / "quickstart" / "arithmetic.
 QUESTION_END = 1 + 3 + 2 * arithmetic.DIGITS  # <bos>, the answer, '*', the problem
 VERDICT = QUESTION_END + 1 + 2 * arithmetic.DIGITS  # ':' and the totals stand between
 TEXT_TOKENS = VERDICT + 2  # the verdict, <eos>
-#: Also by 10 and 20: a judge that has seen no such mistake compares the last digit alone, and a policy finds that out.
+#: Also by 10 and 20: a judge that has seen no such mistake compares the last digit alone, and a
+#: policy finds that out.
 WRONG_BY = 20
-#: The verdict is one token of thirteen and all that counts; weighted like the others, it is hardly learned.
+#: The verdict is one token of thirteen and all that counts; weighted like the others, it is hardly
+#: learned.
 VERDICT_WEIGHT = 12.0
 
 
 def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, str], None]) -> None:
     """Makes the judge and saves it in Hugging Face layout.
 
-    config: ``seed`` (0), ``threads`` (1), ``steps`` (900) of 64 texts each: about half a minute on one core. Fewer make
-    a worse judge, for those who want to see what comes of it.
+    config: ``seed`` (0), ``threads`` (1), ``steps`` (900) of 64 texts each: about half a minute on
+    one core. Fewer make a worse judge, for those who want to see what comes of it.
     """
     unknown = sorted(set(config) - {"seed", "threads", "steps"})
     if unknown:
         raise ValueError(f"teach knows seed, threads and steps, not {', '.join(unknown)}")
-    seed, threads, steps = (int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 900)))
+    seed, threads, steps = (
+        int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 900))
+    )
     progress(0.0, "importing torch and transformers")
     import torch
     from transformers import PreTrainedTokenizerFast
@@ -91,16 +97,22 @@ def _loss(model: Any, ids: Tensor) -> Tensor:
 
 
 def texts(seed: int, steps: int, size: int = 64, held_out: bool = False) -> Iterator[np.ndarray]:
-    """int64[size, 27] each: <bos>, answer, '*', problem, totals, verdict, <eos>; half of the answers are right."""
+    """int64[size, 27] each: <bos>, answer, '*', problem, totals, verdict, <eos>; half of the
+    answers are right.
+    """
     import numpy as np
 
     random = np.random.default_rng(seed)
-    allowed = np.array([p for p in range(arithmetic.PROBLEMS) if arithmetic.is_held_out(p) == held_out])
+    allowed = np.array(
+        [p for p in range(arithmetic.PROBLEMS) if arithmetic.is_held_out(p) == held_out]
+    )
     problems = random.choice(allowed, steps * size)
     digits = problems[:, None] // 10 ** np.arange(arithmetic.DIGITS)[::-1] % 10
     totals = digits.cumsum(1)
     off = random.integers(1, WRONG_BY + 1, len(problems)) * random.choice([-1, 1], len(problems))
-    answers = np.where(random.random(len(problems)) < 0.5, totals[:, -1], np.abs(totals[:, -1] + off))
+    answers = np.where(
+        random.random(len(problems)) < 0.5, totals[:, -1], np.abs(totals[:, -1] + off)
+    )
     right = answers == totals[:, -1]  # |sum + off| may be the sum
 
     zero = arithmetic.token("0")
@@ -121,14 +133,18 @@ def texts(seed: int, steps: int, size: int = 64, held_out: bool = False) -> Iter
 
 
 def measure(directory: Path, ids: np.ndarray) -> dict[str, float]:
-    """How the greedy verdicts of a judge compare with those in ``ids``, int64[N, 27]: shares of all, of n and of y."""
+    """How the greedy verdicts of a judge compare with those in ``ids``, int64[N, 27]: shares of
+    all, of n and of y.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory)
     question, answer = torch.from_numpy(ids).split([QUESTION_END, TEXT_TOKENS - QUESTION_END], 1)
     ones = torch.ones_like(question)
-    said = model.generate(question, attention_mask=ones, max_new_tokens=answer.shape[1], do_sample=False)
+    said = model.generate(
+        question, attention_mask=ones, max_new_tokens=answer.shape[1], do_sample=False
+    )
     verdict, right = said[:, VERDICT], answer[:, VERDICT - QUESTION_END]
     yes = right == arithmetic.token("y")
     agree = verdict == right
@@ -143,4 +159,8 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python judge.py DIRECTORY")
     held_out = next(texts(1, 1, 4096, held_out=True))
-    print("  ".join(f"{name} {value:.4f}" for name, value in measure(Path(sys.argv[1]), held_out).items()))
+    print(
+        "  ".join(
+            f"{name} {value:.4f}" for name, value in measure(Path(sys.argv[1]), held_out).items()
+        )
+    )

@@ -1,14 +1,16 @@
-"""The quickstart's task: add five digits, either by a careless guess or by writing the running totals.
+"""The quickstart's task: add five digits, either by a careless guess or by writing the running
+totals.
 
     prompt    7+3+8+5+2=
     careless  ?31            '?' and a number near the sum: right about once in thirteen
     worked    :0710182325    ':' and the totals 07 10 18 23 25
 
-The answer is what stands in the last two characters. ``teach`` makes a small model that has seen both habits, 70% of
-the time the careless one; reinforcement learning must find out that working pays.
+The answer is what stands in the last two characters. ``teach`` makes a small model that has seen
+both habits, 70% of the time the careless one; reinforcement learning must find out that working
+pays.
 
-``python arithmetic.py write`` makes ``train.jsonl`` and ``heldout.jsonl`` anew, the same ones every time. The functions
-``exact`` and ``shows_work`` are the rewards that quickstart.yaml names.
+``python arithmetic.py write`` makes ``train.jsonl`` and ``heldout.jsonl`` anew, the same ones every
+time. The functions ``exact`` and ``shows_work`` are the rewards that quickstart.yaml names.
 """
 
 from __future__ import annotations
@@ -36,13 +38,14 @@ WORKED_SHARE = 0.3
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
 PAD, BOS, EOS, UNK = range(4)
-CHARACTERS = "0123456789+-=?:*yn"  # more than the task writes, so that a judge can be made from the same model
+# more than the task writes, so that a judge can be made from the same model
+CHARACTERS = "0123456789+-=?:*yn"
 
 PROMPT_END = 1 + 2 * DIGITS  # <bos>, the digits, a sign after each
 TEXT_TOKENS = PROMPT_END + 1 + 2 * DIGITS + 1  # ':', the totals, <eos>
 
 
-# -- problems ---------------------------------------------------------------------------------------------------------
+# -- problems --------------------------------------------------------------------------------------
 
 
 def prompt_of(problem: int) -> str:
@@ -56,19 +59,27 @@ def answer_of(problem: int) -> str:
 
 
 def _hash(problem: int) -> int:
-    return int.from_bytes(hashlib.blake2b(prompt_of(problem).encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(prompt_of(problem).encode(), digest_size=8).digest(), "big"
+    )
 
 
 def is_held_out(problem: int) -> bool:
-    """True for one problem in a hundred, chosen by its hash: no training text of any kind contains it."""
+    """True for one problem in a hundred, chosen by its hash: no training text of any kind contains
+    it.
+    """
     return _hash(problem) % 100 == 0
 
 
 def rows(held_out: bool) -> list[dict[str, str]]:
-    """What the data files hold: the first rows, in the order of the hash, of the held-out problems or of the others."""
+    """What the data files hold: the first rows, in the order of the hash, of the held-out problems
+    or of the others.
+    """
     problems = sorted((p for p in range(PROBLEMS) if is_held_out(p) == held_out), key=_hash)
     count = HELDOUT_ROWS if held_out else TRAIN_ROWS
-    return [{"prompt": prompt_of(problem), "answer": answer_of(problem)} for problem in problems[:count]]
+    return [
+        {"prompt": prompt_of(problem), "answer": answer_of(problem)} for problem in problems[:count]
+    ]
 
 
 def write(directory: Path) -> None:
@@ -78,7 +89,7 @@ def write(directory: Path) -> None:
         (directory / name).write_text(text, encoding="utf-8")
 
 
-# -- rewards ----------------------------------------------------------------------------------------------------------
+# -- rewards ---------------------------------------------------------------------------------------
 
 
 def exact(record: ScoredRecord) -> float:
@@ -95,19 +106,23 @@ def shows_work(record: ScoredRecord) -> float:
     return float(len(totals) == 2 * DIGITS and totals.isdecimal())
 
 
-# -- the model before reinforcement learning --------------------------------------------------------------------------
+# -- the model before reinforcement learning -------------------------------------------------------
 
 
 def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, str], None]) -> None:
-    """Makes a model of 134,208 parameters, teaches it both habits and saves it in Hugging Face layout.
+    """Makes a model of 134,208 parameters, teaches it both habits and saves it in Hugging Face
+    layout.
 
-    config: ``seed`` (0), ``threads`` (1), ``steps`` (750) of 64 texts each: about half a minute on one core.
+    config: ``seed`` (0), ``threads`` (1), ``steps`` (750) of 64 texts each: about half a minute on
+        one core.
     progress: called with the share of the work that is done and a line for the reader.
     """
     unknown = sorted(set(config) - {"seed", "threads", "steps"})
     if unknown:
         raise ValueError(f"teach knows seed, threads and steps, not {', '.join(unknown)}")
-    seed, threads, steps = (int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 750)))
+    seed, threads, steps = (
+        int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 750))
+    )
     progress(0.0, "importing torch and transformers")
     import torch
     from transformers import PreTrainedTokenizerFast
@@ -115,8 +130,8 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     model = _model()
-    # Muon for the matrices inside the layers: with AdamW alone, three of six seeds got fewer than nine worked answers
-    # in ten right after 900 steps.
+    # Muon for the matrices inside the layers: with AdamW alone, three of six seeds got fewer than
+    # nine worked answers in ten right after 900 steps.
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
     outer = [p for name, p in model.named_parameters() if p.ndim == 1 or ".layers." not in name]
     optimizers = {
@@ -159,7 +174,10 @@ def _model() -> LlamaForCausalLM:
             num_attention_heads=2,
             num_key_value_heads=2,
             max_position_embeddings=128,
-            rope_parameters={"rope_type": "default", "rope_theta": 100.0},  # texts are 23 tokens long, not thousands
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 100.0,
+            },  # texts are 23 tokens long, not thousands
             pad_token_id=PAD,
             bos_token_id=BOS,
             eos_token_id=EOS,
@@ -171,7 +189,8 @@ def _model() -> LlamaForCausalLM:
 def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
     """Mean over the tokens of the completions in ``ids``, int64[B, 23]; the prompt is not learned.
 
-    Worked and careless texts go through the model apart, each at its own length: a quarter fewer tokens to compute.
+    Worked and careless texts go through the model apart, each at its own length: a quarter fewer
+        tokens to compute.
     """
     import torch
 
@@ -179,13 +198,19 @@ def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
     worked = ids[:, PROMPT_END] == token(":")
     for texts in (ids[worked], ids[~worked, : PROMPT_END + 4]):
         completion = texts[:, PROMPT_END:]
-        logits = model(input_ids=texts[:, :-1], use_cache=False, logits_to_keep=completion.shape[1]).logits
-        total = total + torch.nn.functional.cross_entropy(logits.flatten(0, 1), completion.flatten(), reduction="sum")
+        logits = model(
+            input_ids=texts[:, :-1], use_cache=False, logits_to_keep=completion.shape[1]
+        ).logits
+        total = total + torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), completion.flatten(), reduction="sum"
+        )
     return total / (ids[:, PROMPT_END:] != PAD).sum()
 
 
 def _batches(seed: int, steps: int, size: int = 64) -> Iterator[np.ndarray]:
-    """int64[size, 23] each: <bos>, prompt, completion, <eos>, padding. All texts are made at once."""
+    """int64[size, 23] each: <bos>, prompt, completion, <eos>, padding. All texts are made at
+    once.
+    """
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -194,7 +219,9 @@ def _batches(seed: int, steps: int, size: int = 64) -> Iterator[np.ndarray]:
     worked = random.random(len(problems)) < WORKED_SHARE
     digits = problems[:, None] // 10 ** np.arange(DIGITS)[::-1] % 10
     totals = digits.cumsum(1)
-    guesses = np.maximum(0, totals[:, -1] + random.integers(-CARELESS_OFF_BY, CARELESS_OFF_BY + 1, len(problems)))
+    guesses = np.maximum(
+        0, totals[:, -1] + random.integers(-CARELESS_OFF_BY, CARELESS_OFF_BY + 1, len(problems))
+    )
 
     zero = token("0")
     ids = np.full((len(problems), TEXT_TOKENS), PAD, dtype=np.int64)
@@ -219,13 +246,23 @@ def token(character: str) -> int:
 
 def _tokenizer() -> Tokenizer:
     """One token a character, <bos> in front; decoding joins characters without spaces."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+    )
 
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 

@@ -1,4 +1,6 @@
-"""The core's configuration grows one decision at a time: a new key stands here, in the schema and in docs/config.md."""
+"""The core's configuration grows one decision at a time: a new key stands here, in the schema and
+in docs/config.md.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from gcore_core.schema import core_keys
 
 ROOT = Path(__file__).parents[2]
 
-CHOICES = ["launcher", "controller", "data", "evaluation.data", "advantage", "objective", "filter", "balance"]
+CHOICES = [
+    "launcher",
+    "controller",
+    "data",
+    "evaluation.data",
+    "advantage",
+    "objective",
+    "filter",
+    "balance",
+]
 CHOICES += ["placement", "roles.*", "rewards.*"]
 KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | {
     "run.name",
@@ -32,7 +43,10 @@ KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | 
     "roles.*.python",
     "roles.*.model",
     "roles.*.engine",
-    *(f"checkpoint.{key}" for key in ("every", "last", "keep_every", "best", "best_is", "restarts")),
+    *(
+        f"checkpoint.{key}"
+        for key in ("every", "last", "keep_every", "best", "best_is", "restarts")
+    ),
     "rewards.*.weight",
     "rewards.*.normalise",
     "rewards.*.when",

@@ -9,7 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("plugins/*/README.md")]
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("plugins/*/README.md"),
+    ]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)[^)]*\)|<(?:img|a)\b[^>]*?(?:src|href)=\"([^\"]+)\"")
 
@@ -33,7 +38,9 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
             continue
         file, _, anchor = target.partition("#")
         there = (page.parent / file).resolve() if file else page
-        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+        if not there.exists() or (
+            anchor and there.suffix == ".md" and anchor not in anchors(there)
+        ):
             broken.append(target)
     assert broken == []
 

@@ -1,9 +1,9 @@
 """The code in the documentation is code: Python blocks run, YAML blocks load.
 
-The convention: a ``python`` block runs by itself in a fresh process; a piece of something else has the word ``piece``
-after ``python`` in the line that begins it, and is only compiled. A ``yaml`` block is a job, or sections of one: those
-that it lacks are taken from the README's job. docs/first-plugin.md is followed command by command in
-tests/integration/test_first_plugin.py.
+The convention: a ``python`` block runs by itself in a fresh process; a piece of something else has
+the word ``piece`` after ``python`` in the line that begins it, and is only compiled. A ``yaml``
+block is a job, or sections of one: those that it lacks are taken from the README's job.
+docs/first-plugin.md is followed command by command in tests/integration/test_first_plugin.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from gcore_core import config
 from gcore_core.testing.installed import InstalledPlugins
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "plugins").glob("*/README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "plugins").glob("*/README.md")),
+]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 #: Plugins that the pages name and that need not be installed here.
@@ -34,7 +38,7 @@ NAMED = {
         @hookimpl
         def gcore_balancers():
             yield providers.BalancerProvider(summary="-", factory="gcore_core.testing.fake:FakeBalancer")
-        """,
+        """,  # noqa: E501
 }
 
 
@@ -53,7 +57,9 @@ def blocks(language: str) -> Iterator[Any]:
         for match in BLOCK.finditer(text):
             if match[1] == language and page.name != "first-plugin.md":
                 line = text.count("\n", 0, match.start()) + 1
-                yield pytest.param(match[3], match[2].strip(), id=f"{page.relative_to(ROOT)}:{line}")
+                yield pytest.param(
+                    match[3], match[2].strip(), id=f"{page.relative_to(ROOT)}:{line}"
+                )
 
 
 @pytest.mark.parametrize(("text", "mark"), [*blocks("python")])
@@ -81,7 +87,11 @@ def test_a_yaml_block_is_a_job_or_sections_of_one(
     for module in ("gcore_torch", "gcore_algorithms", "gcore_report", "gcore_vllm"):
         pytest.importorskip(module)
     assert mark == ""
-    whole = next(match[3] for match in BLOCK.finditer(PAGES[0].read_text(encoding="utf-8")) if match[1] == "yaml")
+    whole = next(
+        match[3]
+        for match in BLOCK.finditer(PAGES[0].read_text(encoding="utf-8"))
+        if match[1] == "yaml"
+    )
     job = {**yaml.safe_load(whole), **yaml.safe_load(text)}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     with named:

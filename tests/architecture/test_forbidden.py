@@ -17,16 +17,23 @@ SHIPPED = [
 
 #: "file: the line" -> why it may stay.
 ALLOWED: dict[str, str] = {
-    'plugins/gcore-megatron/gcore_megatron/shim.py: return compile(tree, path, "exec", dont_inherit=True)': (
-        "an import hook: the source is an installed module's, as the interpreter itself would compile it"
+    (
+        'plugins/gcore-megatron/gcore_megatron/shim.py: return compile(tree, path, "exec", '
+        "dont_inherit=True)"
+    ): (
+        "an import hook: the source is an installed module's, as the interpreter itself would "
+        "compile it"
     ),
     'benchmarks/protocol_mutants.py: code = compile(source, f"<{name}>", "exec", __future__.annotations.compiler_flag)': (  # noqa: E501
         "plants a fault in a function of ours"
     ),
-    "benchmarks/protocol_mutants.py: exec(code, vars(sys.modules[owner.__module__]), found)  # our own text above": (
-        "plants a fault in a function of ours"
-    ),
-    "benchmarks/checkpoint.py: torch.save(self.engine.rows(), file)": "what our checkpoints are measured against",
+    (
+        "benchmarks/protocol_mutants.py: exec(code, vars(sys.modules[owner.__module__]), found)  # "
+        "our own text above"
+    ): ("plants a fault in a function of ours"),
+    (
+        "benchmarks/checkpoint.py: torch.save(self.engine.rows(), file)"
+    ): "what our checkpoints are measured against",
 }
 
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -55,15 +62,22 @@ CALLS = {
     "yaml.FullLoader": "it can make many objects",
     "logging.config.listen": "it evaluates what it is sent",
 }
-PICKLING_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_list", "scatter_object_list"}
+PICKLING_COLLECTIVES = {
+    "gather_object",
+    "all_gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+}
 PICKLING_COLLECTIVES |= {"send_object_list", "recv_object_list"}
 FLAGS = {"shell": True, "allow_pickle": True, "weights_only": False}
 
 
-def forbidden(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def forbidden(tree: ast.Module) -> Iterator[tuple[int, str]]:  # noqa: C901, PLR0912
     """(line, reason) of everything that is not allowed."""
     imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
-    alias_of = {alias.asname: alias.name for node in imported for alias in node.names if alias.asname}
+    alias_of = {
+        alias.asname: alias.name for node in imported for alias in node.names if alias.asname
+    }
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -73,7 +87,10 @@ def forbidden(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 if module.partition(".")[0] in MODULES:
                     yield node.lineno, f"imports {module}"
                 for alias in names:
-                    if f"{module}.{alias.name}" in CALLS.keys() | OF_BUILTINS or alias.name in PICKLING_COLLECTIVES:
+                    if (
+                        f"{module}.{alias.name}" in CALLS.keys() | OF_BUILTINS
+                        or alias.name in PICKLING_COLLECTIVES
+                    ):
                         yield node.lineno, f"imports {alias.name}"
             case ast.Attribute(attr=attribute):
                 words = ast.unparse(node)
@@ -92,7 +109,11 @@ def forbidden(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield node.lineno, "np.load with allow_pickle by its place"
                 for keyword in keywords:
                     value = keyword.value
-                    if keyword.arg in FLAGS and isinstance(value, ast.Constant) and value.value is FLAGS[keyword.arg]:
+                    if (
+                        keyword.arg in FLAGS
+                        and isinstance(value, ast.Constant)
+                        and value.value is FLAGS[keyword.arg]
+                    ):
                         yield node.lineno, f"{keyword.arg}={value.value}"
 
 
@@ -146,17 +167,24 @@ def test_the_search_finds_each_of_them() -> None:
 
 def test_the_search_sees_through_another_name() -> None:
     assert [at for at, _ in forbidden(ast.parse("import torch as t\nt.load(path)\n"))] == [2]
-    assert [at for at, _ in forbidden(ast.parse("import os as system\nsystem.system(text)\n"))] == [2]
+    assert [at for at, _ in forbidden(ast.parse("import os as system\nsystem.system(text)\n"))] == [
+        2
+    ]
 
 
 def test_the_search_reaches_every_distribution_and_all_that_stands_beside_them() -> None:
     homes = {path.relative_to(ROOT).parts[:2] for path in SHIPPED}
-    plugins = {("plugins", path.parent.name) for path in (ROOT / "plugins").glob("*/pyproject.toml")}
+    plugins = {
+        ("plugins", path.parent.name) for path in (ROOT / "plugins").glob("*/pyproject.toml")
+    }
     assert plugins
     assert plugins - homes == set()
     assert {"gcore_core", "plugins", "benchmarks"} <= {home[0] for home in homes}
 
 
 def test_the_search_leaves_look_alikes_alone() -> None:
-    source = "model.eval()\nre.compile(text)\nnp.load(path, allow_pickle=False)\nsubprocess.run(words, shell=False)\n"
+    source = (
+        "model.eval()\nre.compile(text)\nnp.load(path, "
+        "allow_pickle=False)\nsubprocess.run(words, shell=False)\n"
+    )
     assert list(forbidden(ast.parse(source))) == []

@@ -1,4 +1,6 @@
-"""The list of hooks and their exact arguments is an interface: it changes here, in the specs and on the page."""
+"""The list of hooks and their exact arguments is an interface: it changes here, in the specs and on
+the page.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ HOOKS = PROVIDER_HOOKS | OTHER_HOOKS
 
 
 def specs() -> dict[str, list[str]]:
-    found = inspect.getmembers(hookspecs, lambda value: inspect.isfunction(value) and hasattr(value, "gcore_spec"))
+    found = inspect.getmembers(
+        hookspecs, lambda value: inspect.isfunction(value) and hasattr(value, "gcore_spec")
+    )
     return {name: list(inspect.signature(spec).parameters) for name, spec in found}
 
 
@@ -48,8 +52,12 @@ def test_the_hooks_have_exactly_these_arguments() -> None:
 
 
 def test_the_page_shows_every_hook_with_its_exact_arguments_and_no_other() -> None:
-    shown = re.findall(r"^(?:\| |### )`(gcore_\w+)\(([^)]*)\)`", (ROOT / "docs/hooks.md").read_text(), flags=re.M)
-    assert sorted(shown) == sorted((name, ", ".join(arguments)) for name, arguments in HOOKS.items())
+    shown = re.findall(
+        r"^(?:\| |### )`(gcore_\w+)\(([^)]*)\)`", (ROOT / "docs/hooks.md").read_text(), flags=re.M
+    )
+    assert sorted(shown) == sorted(
+        (name, ", ".join(arguments)) for name, arguments in HOOKS.items()
+    )
 
 
 def test_every_hook_says_what_it_is_for() -> None:

@@ -1,4 +1,6 @@
-"""Imports point one way. What stands on one line may import what stands on it or above, never below."""
+"""Imports point one way. What stands on one line may import what stands on it or above, never
+below.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,50 @@ LAYERS = [
     ["errors", "records", "order", "oversampling", "questions", "ledger"],
     ["providers", "protocols", "hookspecs", "weight_transfer"],
     [
-        *("catalog", "plugins", "config", "schema", "sources", "checks", "interpreters", "environments"),
+        *(
+            "catalog",
+            "plugins",
+            "config",
+            "schema",
+            "sources",
+            "checks",
+            "interpreters",
+            "environments",
+        ),
         *("factories", "user_functions"),
     ],
     ["processes", "placement", "run"],
     ["controllers"],
     ["cli", "__main__"],
 ]
-#: The plugin ``core``: it may import every layer, and is reached by its entry point and its factory strings alone.
+#: The plugin ``core``: it may import every layer, and is reached by its entry point and its factory
+#: strings alone.
 BUILTIN = ["builtin", "data_config", "datasets", "filters", "rewards"]
 
-#: The one import that points up. A worker makes what its spec names, so in a controller's process the controller's
-#: context; it stands inside the function that does so, because no other worker may load the controllers.
+#: The one import that points up. A worker makes what its spec names, so in a controller's process
+#: the controller's context; it stands inside the function that does so, because no other worker may
+#: load the controllers.
 MAKES_A_CONTROLLER = ("gcore_core.processes.worker", "gcore_core.controllers.context")
 
-HEAVY = {"torch", "transformers", "vllm", "sglang", "deepspeed", "megatron", "ray", "safetensors", "tokenizers"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "vllm",
+    "sglang",
+    "deepspeed",
+    "megatron",
+    "ray",
+    "safetensors",
+    "tokenizers",
+}
 HEAVY |= {"pyarrow"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """``module`` imports ``target``. top: when it is itself imported. typing: for the type checker only."""
+    """``module`` imports ``target``. top: when it is itself imported. typing: for the type checker
+    only.
+    """
 
     module: str
     target: str
@@ -50,14 +75,18 @@ class Import:
 
 
 def module_name(path: Path) -> str:
-    """``gcore_core.cli`` of ``gcore_core/cli/__init__.py``; below plugins/ the distribution's folder is left out."""
+    """``gcore_core.cli`` of ``gcore_core/cli/__init__.py``; below plugins/ the distribution's
+    folder is left out.
+    """
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts[2:] if parts[0] == "plugins" else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports_of(path: Path, own: frozenset[str] = frozenset()) -> Iterator[Import]:
-    """Every import of a file; ``from package import module`` names the module when ``own`` holds it."""
+    """Every import of a file; ``from package import module`` names the module when ``own`` holds
+    it.
+    """
     module = module_name(path)
     package = module if path.stem == "__init__" else module.rpartition(".")[0]
 
@@ -66,14 +95,19 @@ def imports_of(path: Path, own: frozenset[str] = frozenset()) -> Iterator[Import
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            above = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             base = ".".join([*above, *filter(None, [node.module])])
             inner = [f"{base}.{alias.name}" for alias in node.names]
             targets = [name for name in inner if name in own]
             targets += [base] if len(targets) < len(inner) else []
         yield from (Import(module, target, node.lineno, top, typing) for target in targets)  # type: ignore[attr-defined]
         inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        unused = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        unused = isinstance(node, ast.If) and ast.unparse(node.test) in (
+            "TYPE_CHECKING",
+            "typing.TYPE_CHECKING",
+        )
         for child in ast.iter_child_nodes(node):
             yield from walk(child, top and not inside, typing or unused)
 
@@ -118,16 +152,24 @@ def test_only_a_controller_process_loads_the_controllers() -> None:
 
 
 def test_the_package_itself_imports_nothing_of_the_core() -> None:
-    assert [str(found) for found in INNER if found.module == "gcore_core" and "gcore_core" in found.target] == []
+    assert [
+        str(found)
+        for found in INNER
+        if found.module == "gcore_core" and "gcore_core" in found.target
+    ] == []
 
 
 def test_no_layer_knows_the_built_in_plugin() -> None:
     known = {"", "testing", *BUILTIN}
-    assert [str(f) for f in INNER if part(f.target) in BUILTIN and part(f.module) not in known] == []
+    assert [
+        str(f) for f in INNER if part(f.target) in BUILTIN and part(f.module) not in known
+    ] == []
 
 
 def test_no_layer_knows_the_testing_kit() -> None:
-    assert [str(f) for f in INNER if part(f.target) == "testing" and part(f.module) != "testing"] == []
+    assert [
+        str(f) for f in INNER if part(f.target) == "testing" and part(f.module) != "testing"
+    ] == []
 
 
 def test_modules_of_the_core_do_not_import_each_other_in_a_circle() -> None:
@@ -142,7 +184,9 @@ def test_modules_of_the_core_do_not_import_each_other_in_a_circle() -> None:
 
 
 def test_the_core_imports_no_engine() -> None:
-    heavy = [found for found in INNER if found.target.partition(".")[0] in HEAVY and not found.typing]
+    heavy = [
+        found for found in INNER if found.target.partition(".")[0] in HEAVY and not found.typing
+    ]
     assert [str(found) for found in heavy] == []
 
 
@@ -152,7 +196,12 @@ def test_help_is_printed_by_the_standard_library_alone() -> None:
         module = queue.pop()
         seen.add(module)
         for found in INNER:
-            if found.module == module and found.top and not found.typing and found.target not in seen:
+            if (
+                found.module == module
+                and found.top
+                and not found.typing
+                and found.target not in seen
+            ):
                 if found.target in OWN:
                     queue.append(found.target)
                 else:
@@ -168,7 +217,11 @@ def is_plugin(folder: Path) -> bool:
 
 
 def test_whatever_lies_under_plugins_is_a_plugin_or_a_library_of_theirs() -> None:
-    others = {f.name.replace("-", "_") for f in (ROOT / "plugins").iterdir() if f.is_dir() and not is_plugin(f)}
+    others = {
+        f.name.replace("-", "_")
+        for f in (ROOT / "plugins").iterdir()
+        if f.is_dir() and not is_plugin(f)
+    }
     assert others == LIBRARIES - {"gcore_core"}
 
 
@@ -176,7 +229,9 @@ def test_a_plugin_imports_of_the_project_only_public_modules_of_the_core_and_lib
     strange = []
     for folder in sorted((ROOT / "plugins").iterdir()):
         root = folder.name.replace("-", "_")
-        for path in sorted((folder / root).rglob("*.py")):  # tests may import another plugin: pairs are tested too
+        for path in sorted(
+            (folder / root).rglob("*.py")
+        ):  # tests may import another plugin: pairs are tested too
             for found in imports_of(path, OWN):
                 first, *rest = found.target.split(".")
                 private = first == "gcore_core" and any(word.startswith("_") for word in rest)
@@ -189,5 +244,10 @@ def test_a_plugin_imports_of_the_project_only_public_modules_of_the_core_and_lib
 @pytest.mark.parametrize("folder", ["contrib", "recipes"])
 def test_nothing_shipped_imports(folder: str) -> None:
     shipped = [*CORE, *(ROOT / "plugins").rglob("*.py")]
-    found = [item for path in shipped for item in imports_of(path) if item.target.partition(".")[0] == folder]
+    found = [
+        item
+        for path in shipped
+        for item in imports_of(path)
+        if item.target.partition(".")[0] == folder
+    ]
     assert [str(item) for item in found] == []

@@ -1,4 +1,6 @@
-"""No module keeps state: a table at its top is a constant. Loggers and caches of pure functions are fine."""
+"""No module keeps state: a table at its top is a constant. Loggers and caches of pure functions are
+fine.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MODULES = sorted([*(ROOT / "gcore_core").rglob("*.py"), *(ROOT / "plugins").glob("*/gcore_*/**/*.py")])
+MODULES = sorted(
+    [*(ROOT / "gcore_core").rglob("*.py"), *(ROOT / "plugins").glob("*/gcore_*/**/*.py")]
+)
 
 CONTAINERS = {"dict", "list", "set", "bytearray", "deque", "defaultdict", "Counter", "OrderedDict"}
 DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
-CHANGES = {"append", "appendleft", "extend", "insert", "add", "update", "setdefault", "pop", "popleft", "popitem"}
+CHANGES = {
+    "append",
+    "appendleft",
+    "extend",
+    "insert",
+    "add",
+    "update",
+    "setdefault",
+    "pop",
+    "popleft",
+    "popitem",
+}
 CHANGES |= {"remove", "discard", "clear", "sort", "reverse"}
 
 
 def is_container(value: ast.expr | None) -> bool:
     if isinstance(value, ast.Call):
         function = value.func
-        return (function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")) in CONTAINERS
+        return (
+            function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        ) in CONTAINERS
     return isinstance(value, DISPLAYS)
 
 
@@ -45,7 +62,9 @@ def changes(tree: ast.Module, names: set[str]) -> Iterator[int]:
             match node:
                 case ast.Global():
                     yield node.lineno
-                case ast.Call(func=ast.Attribute(value=value, attr=verb)) if verb in CHANGES and is_one(value):
+                case ast.Call(func=ast.Attribute(value=value, attr=verb)) if (
+                    verb in CHANGES and is_one(value)
+                ):
                     yield node.lineno
                 case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) if is_one(value):
                     yield node.lineno
@@ -63,12 +82,22 @@ def test_no_function_changes_what_its_module_holds() -> None:
 
 def test_the_search_finds_each_way_to_change_a_table() -> None:
     source = "A = {}\nB: list[int] = []\nC = set()\n"
-    ways = ["A['k'] = 1", "A.update(k=1)", "B.append(1)", "B += [1]", "C.add(1)", "del A['k']", "global A; A = {}"]
+    ways = [
+        "A['k'] = 1",
+        "A.update(k=1)",
+        "B.append(1)",
+        "B += [1]",
+        "C.add(1)",
+        "del A['k']",
+        "global A; A = {}",
+    ]
     for way in ways:
         tree = ast.parse(f"{source}def change():\n    {way}\n")
         assert list(changes(tree, tables(tree))) == [5], way
 
 
 def test_the_search_leaves_constants_alone() -> None:
-    tree = ast.parse("A = {1: 2}\ndef read(key):\n    own = {}\n    own[key] = A[key]\n    return own\n")
+    tree = ast.parse(
+        "A = {1: 2}\ndef read(key):\n    own = {}\n    own[key] = A[key]\n    return own\n"
+    )
     assert list(changes(tree, tables(tree))) == []

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ["torch", "transformers", "vllm", "sglang", "deepspeed", "megatron", "ray", "diffusers", "matplotlib"]
+ENGINES = [
+    "torch",
+    "transformers",
+    "vllm",
+    "sglang",
+    "deepspeed",
+    "megatron",
+    "ray",
+    "diffusers",
+    "matplotlib",
+]
 ENGINES += ["pyarrow"]
 
 DESCRIBE = f"""
@@ -23,7 +33,9 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}} & set({ENGINES}
 """
 
 
-@pytest.mark.parametrize("folder", sorted(path.name for path in (ROOT / "plugins").iterdir() if path.is_dir()))
+@pytest.mark.parametrize(
+    "folder", sorted(path.name for path in (ROOT / "plugins").iterdir() if path.is_dir())
+)
 def test_the_root_of_a_plugin_and_its_descriptions_import_no_engine(folder: str) -> None:
     paths = [str(ROOT), str(ROOT / "plugins" / folder)]
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""Some words have no place: those of one kind of model in the core, those of one machine anywhere."""
+"""Some words have no place: those of one kind of model in the core, those of one machine
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,25 @@ OF_DENOISING = re.compile("latent|diffus|timestep", re.IGNORECASE)
 
 #: What would tie the project to the place where it was written.
 OF_ONE_PLACE = {
-    "a number of an issue": re.compile(r"\bissues?\s+#?\d|(?<![\w\"'/&#])#\d{1,5}\b(?!-)", re.IGNORECASE),
+    "a number of an issue": re.compile(
+        r"\bissues?\s+#?\d|(?<![\w\"'/&#])#\d{1,5}\b(?!-)", re.IGNORECASE
+    ),
     "a path of one machine": re.compile(r"(?<![\w.\-/])/(?:work|root|home/\w+|opt/\w+)\b"),
 }
-TEXT = {".py", ".md", ".toml", ".ini", ".txt", ".yaml", ".yml", ".json", ".jsonl", ".cfg", ".sh", ""}
+TEXT = {
+    ".py",
+    ".md",
+    ".toml",
+    ".ini",
+    ".txt",
+    ".yaml",
+    ".yml",
+    ".json",
+    ".jsonl",
+    ".cfg",
+    ".sh",
+    "",
+}
 NOT_OURS = {"build", "dist", "runs", "__pycache__", "LICENSE"}
 
 
@@ -53,13 +70,19 @@ def without_prose(source: str) -> str:
 def test_controllers_do_not_speak_of_one_kind_of_model() -> None:
     texts = {path: path.read_text() for path in (ROOT / "gcore_core/controllers").glob("*.py")}
     assert texts
-    assert [str(path.relative_to(ROOT)) for path, text in texts.items() if OF_DENOISING.search(text)] == []
+    assert [
+        str(path.relative_to(ROOT)) for path, text in texts.items() if OF_DENOISING.search(text)
+    ] == []
 
 
 def test_code_of_the_core_does_not_name_one_kind_of_model() -> None:
-    modules = [path for path in (ROOT / "gcore_core").rglob("*.py") if path.parent.name != "cli"]  # its help may
+    modules = [
+        path for path in (ROOT / "gcore_core").rglob("*.py") if path.parent.name != "cli"
+    ]  # its help may
     codes = {path: without_prose(path.read_text()) for path in modules}
-    assert [str(path.relative_to(ROOT)) for path, code in codes.items() if OF_DENOISING.search(code)] == []
+    assert [
+        str(path.relative_to(ROOT)) for path, code in codes.items() if OF_DENOISING.search(code)
+    ] == []
 
 
 @pytest.mark.parametrize("what", OF_ONE_PLACE)
@@ -76,4 +99,6 @@ def test_the_search_finds_numbers_of_issues_and_paths_of_one_machine() -> None:
     assert OF_ONE_PLACE["a number of an issue"].search("see " + "#12")
     assert OF_ONE_PLACE["a number of an issue"].search("as in issue" + " 12")
     assert OF_ONE_PLACE["a path of one machine"].search("open('/" + "work/file')")
-    assert not OF_ONE_PLACE["a path of one machine"].search("../work/file, https://host/work, tests/root")
+    assert not OF_ONE_PLACE["a path of one machine"].search(
+        "../work/file, https://host/work, tests/root"
+    )

@@ -1,4 +1,5 @@
-"""Every engine plugin's own tests with its real engine, each in an environment that `g-core env create` makes.
+"""Every engine plugin's own tests with its real engine, each in an environment that `g-core env
+create` makes.
 
     python tests/engines/suites.py [--engines vllm ...] [--slow] [--fresh]
 
@@ -17,7 +18,8 @@ from gcore_core import environments
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm", "sglang", "megatron", "deepspeed")
-#: What the tests need beside the plugin: the pair of each backend on torch, objectives, and pytest itself.
+#: What the tests need beside the plugin: the pair of each backend on torch, objectives, and pytest
+#: itself.
 BESIDE = ("gcore-torch", "gcore-algorithms")
 TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
 
@@ -31,13 +33,22 @@ def run_suite(engine: str, *, slow: bool, fresh: bool) -> int:
     subprocess.run([python, "-m", "pip", "install", "-q", *TOOLS], check=True)
     marks = "engine" if slow else "engine and not slow"
     began_s = time.perf_counter()
-    done = subprocess.run([python, "-m", "pytest", "-q", "-m", marks, f"plugins/gcore-{engine}"], cwd=ROOT, check=False)
-    print(f"gcore-{engine}: exit code {done.returncode}, {time.perf_counter() - began_s:.0f} s", flush=True)
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", "-m", marks, f"plugins/gcore-{engine}"],
+        cwd=ROOT,
+        check=False,
+    )
+    print(
+        f"gcore-{engine}: exit code {done.returncode}, {time.perf_counter() - began_s:.0f} s",
+        flush=True,
+    )
     return done.returncode
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The tests of engine plugins with their real engines.")
+    parser = argparse.ArgumentParser(
+        description="The tests of engine plugins with their real engines."
+    )
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--slow", action="store_true", help="the slow tests too")
     parser.add_argument("--fresh", action="store_true", help="make the environments anew")

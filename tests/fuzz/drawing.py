@@ -1,4 +1,6 @@
-"""What is drawn: sound values of any message, plain msgpack values, and bytes that were sound before."""
+"""What is drawn: sound values of any message, plain msgpack values, and bytes that were sound
+before.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ from hypothesis import strategies as st
 from gcore_core.processes.service import encode
 
 _INTEGERS = st.one_of(
-    st.integers(0, 8), st.integers(-(2**63), 2**64 - 1), st.sampled_from([-1, 2**31, 2**63 - 1, 2**63])
+    st.integers(0, 8),
+    st.integers(-(2**63), 2**64 - 1),
+    st.sampled_from([-1, 2**31, 2**63 - 1, 2**63]),
 )
-_TEXTS = st.one_of(st.sampled_from(["", "..", "/etc/passwd", "a\0b", "policy.0", "<f4"]), st.text(max_size=8))
+_TEXTS = st.one_of(
+    st.sampled_from(["", "..", "/etc/passwd", "a\0b", "policy.0", "<f4"]), st.text(max_size=8)
+)
 _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     int: _INTEGERS,
     float: st.floats(),
@@ -25,7 +31,9 @@ _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
 }
 PLAIN: st.SearchStrategy[Any] = st.recursive(
     st.one_of(*_LEAVES.values()),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXTS | _INTEGERS, inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(_TEXTS | _INTEGERS, inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -33,8 +41,21 @@ PLAIN: st.SearchStrategy[Any] = st.recursive(
 _HEADS = [
     *(bytes([first]) + b"\xff" * 4 for first in (0xDD, 0xDF, 0xC6, 0xDB, 0xC9)),
     *(b"\xdc\xff\xff", b"\xde\xff\xff", b"\xc1", b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7)),
-    *(b"\xcb\x7f\xf0" + bytes(6), b"\xcb\x7f\xf8" + bytes(6), b"\xa3\xed\xa0\x80", b"\xd6\xff\xff\xff\xff\xff"),
-    *(b"\x91" * 50_000, b"\x81\xa0" * 50_000, b"\x91" * 50_000, b"\xcf" + b"\x7f" * 8, b"\xc0", b"\x90", b"\x80"),
+    *(
+        b"\xcb\x7f\xf0" + bytes(6),
+        b"\xcb\x7f\xf8" + bytes(6),
+        b"\xa3\xed\xa0\x80",
+        b"\xd6\xff\xff\xff\xff\xff",
+    ),
+    *(
+        b"\x91" * 50_000,
+        b"\x81\xa0" * 50_000,
+        b"\x91" * 50_000,
+        b"\xcf" + b"\x7f" * 8,
+        b"\xc0",
+        b"\x90",
+        b"\x80",
+    ),
 ]
 
 
@@ -48,7 +69,10 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return _LEAVES[kind]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
-        return st.builds(kind, **{field.name: values(hints[field.name]) for field in msgspec.structs.fields(kind)})
+        return st.builds(
+            kind,
+            **{field.name: values(hints[field.name]) for field in msgspec.structs.fields(kind)},
+        )
     origin, of = typing.get_origin(kind), typing.get_args(kind)
     if origin is list:
         return st.lists(values(of[0]), max_size=3)

@@ -1,10 +1,12 @@
-"""What a decoder must not do, whatever it is given, and a fuzzer that goes on for as long as it is told.
+"""What a decoder must not do, whatever it is given, and a fuzzer that goes on for as long as it is
+told.
 
     python -m pytest tests/fuzz                          under a minute
     FUZZ_SECONDS=600 python -m pytest tests/fuzz         ten minutes, other examples each time
 
-A decoder answers or raises one of its documented errors. It takes at most ``CPU_LIMIT_S``, allocates at most
-``BYTES_PER_BYTE`` for each byte it is given and ``BYTES_BESIDE`` more, and runs nothing.
+A decoder answers or raises one of its documented errors. It takes at most ``CPU_LIMIT_S``,
+allocates at most ``BYTES_PER_BYTE`` for each byte it is given and ``BYTES_BESIDE`` more, and runs
+nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +26,25 @@ from hypothesis import strategies as st
 T = TypeVar("T")
 TARGETS = 13  # fuzzed, each for its share of the seconds
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "36"))
-FIRST_SEED = int(os.environ.get("FUZZ_SEED", "0" if "FUZZ_SECONDS" not in os.environ else time.time_ns() % 2**32))
+FIRST_SEED = int(
+    os.environ.get("FUZZ_SEED", "0" if "FUZZ_SECONDS" not in os.environ else time.time_ns() % 2**32)
+)
 CPU_LIMIT_S = 2.0
-BYTES_PER_BYTE = 128  # an empty list of one byte becomes an object of 56, and its header and pointer
+BYTES_PER_BYTE = (
+    128  # an empty list of one byte becomes an object of 56, and its header and pointer
+)
 BYTES_BESIDE = 1 << 20
 _ROUND = 200  # examples under one seed
 
-_RUNS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen"}
+_RUNS = {
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "os.forkpty",
+    "subprocess.Popen",
+}
 _RUNS |= {"pickle.find_class", "ctypes.dlopen", "socket.connect"}
 
 
@@ -39,7 +53,9 @@ class Broken(AssertionError):
 
 
 class _Witness:
-    """Sees what the interpreter is about to do while a decoder runs. Hooks of this kind cannot be taken back."""
+    """Sees what the interpreter is about to do while a decoder runs. Hooks of this kind cannot be
+    taken back.
+    """
 
     def __init__(self) -> None:
         self.watching = False
@@ -81,7 +97,9 @@ def guarded(nbytes: int, beside: int = BYTES_BESIDE) -> Iterator[None]:
 
 
 def fuzz(examples: st.SearchStrategy[T], check: Callable[[T], None]) -> None:
-    """Draws examples for this target's share of the seconds; a failure is shrunk, and shown with its seed."""
+    """Draws examples for this target's share of the seconds; a failure is shrunk, and shown with
+    its seed.
+    """
     share_s = SECONDS / TARGETS
     end_s = time.monotonic() + share_s
     number = FIRST_SEED
@@ -96,7 +114,9 @@ def fuzz(examples: st.SearchStrategy[T], check: Callable[[T], None]) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _round(examples: st.SearchStrategy[T], check: Callable[[T], None], number: int, end_s: float) -> None:
+def _round(
+    examples: st.SearchStrategy[T], check: Callable[[T], None], number: int, end_s: float
+) -> None:
     @seed(number)
     @settings(
         max_examples=_ROUND,

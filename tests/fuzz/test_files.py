@@ -34,8 +34,15 @@ from .drawing import hostile, mutated
 from .guarding import fuzz, guarded
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("\ud800"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.just("\ud800"),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 #: Depth, digits, what Python's reader takes though JSON has no such number, a lone surrogate.
@@ -52,7 +59,10 @@ def test_a_manifest_whose_bytes_were_changed_is_never_taken_for_one() -> None:
         assert (manifest is None and len(problems) == 1) or raw == sound
 
     with tempfile.TemporaryDirectory() as directory:
-        key, place = manifests.ensure_key(Path(directory)), Path(directory) / "checkpoints" / "step-000003"
+        key, place = (
+            manifests.ensure_key(Path(directory)),
+            Path(directory) / "checkpoints" / "step-000003",
+        )
         place.mkdir(parents=True)
         manifest = manifests.Manifest(
             run="r",
@@ -69,7 +79,9 @@ def test_a_manifest_whose_bytes_were_changed_is_never_taken_for_one() -> None:
 
 
 MODEL = {"wte": ("F32", (3, 4)), "norm": ("BF16", (4,))}
-SPECS = [TensorSpec(n, d, s, int(np.prod(s)) * (4 if d == "F32" else 2)) for n, (d, s) in MODEL.items()]
+SPECS = [
+    TensorSpec(n, d, s, int(np.prod(s)) * (4 if d == "F32" else 2)) for n, (d, s) in MODEL.items()
+]
 WEIGHTS = [np.arange(spec.nbytes, dtype=np.uint8) for spec in SPECS]
 
 
@@ -101,13 +113,17 @@ class Source:
     def __init__(self, plan: bytes, buckets: list[bytes]) -> None:
         self._plan, self._buckets = plan, iter(buckets)
 
-    async def call(self, method: str, request: Any, reply: type[Any], *, deadline_s: float = 60.0) -> Any:
+    async def call(
+        self, method: str, request: Any, reply: type[Any], *, deadline_s: float = 60.0
+    ) -> Any:
         raw = self._plan if method == "plan" else next(self._buckets, None)
         if raw is None:
             raise ContractError("no more buckets", where=self.name)
         return decoded(msgspec.msgpack.Decoder(reply), raw, f"reply to {method!r}", self.name)
 
-    def stream(self, method: str, request: Any, item: type[Any], *, deadline_s: float = 60.0) -> AsyncGenerator[Any]:
+    def stream(
+        self, method: str, request: Any, item: type[Any], *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[Any]:
         raise NotImplementedError
 
     async def close(self) -> None: ...
@@ -119,19 +135,38 @@ def test_a_weight_push_arrives_whole_or_is_refused() -> None:
         memory.write_bytes(b"".join(array.tobytes() for array in WEIGHTS) + bytes(64))
         empty.touch()
         digests = [xxhash.xxh3_64_intdigest(array.data) for array in WEIGHTS]
-        plan = st.builds(lambda v, t: WeightPlan(v, t), st.integers(-1, 2), st.sampled_from([SPECS, SPECS[:1], []]))
+        plan = st.builds(
+            lambda v, t: WeightPlan(v, t),
+            st.integers(-1, 2),
+            st.sampled_from([SPECS, SPECS[:1], []]),
+        )
         bucket = st.builds(
-            lambda index, path, offset, tensors, told, last: Bucket(1, index, path, offset, tensors, told, last),
+            lambda index, path, offset, tensors, told, last: Bucket(
+                1, index, path, offset, tensors, told, last
+            ),
             st.integers(0, 1),
-            st.sampled_from([str(memory)] * 3 + [str(empty), directory, "", "a\0b", "/proc/self/mem"]),
+            st.sampled_from(
+                [str(memory)] * 3 + [str(empty), directory, "", "a\0b", "/proc/self/mem"]
+            ),
             st.sampled_from([0, 0, 0, 48, -8, 2**40, 2**63 - 1, -(2**63)]),
-            st.sampled_from([SPECS, SPECS[:1], SPECS[1:], SPECS[::-1], [], [TensorSpec("wte", "F32", (3, 4), -1)]]),
+            st.sampled_from(
+                [
+                    SPECS,
+                    SPECS[:1],
+                    SPECS[1:],
+                    SPECS[::-1],
+                    [],
+                    [TensorSpec("wte", "F32", (3, 4), -1)],
+                ]
+            ),
             st.sampled_from([digests, digests[:1], digests[1:], [], [0, 0]]),
             st.booleans(),
         )
         right = encode(Bucket(1, 0, str(memory), 0, SPECS, digests, True))
         plans = st.just(encode(WeightPlan(1, SPECS))) | hostile(plan.map(encode)) | plan.map(encode)
-        buckets = st.lists(st.one_of(st.just(right), mutated(st.just(right)), bucket.map(encode)), max_size=4)
+        buckets = st.lists(
+            st.one_of(st.just(right), mutated(st.just(right)), bucket.map(encode)), max_size=4
+        )
 
         async def pull(source: Source, receiver: Receiver) -> None:
             request = PullWeights(1, 0, "policy.0")
@@ -144,16 +179,23 @@ def test_a_weight_push_arrives_whole_or_is_refused() -> None:
                     runner.run(pull(Source(*example), receiver))
                 except (ContractError, WeightMismatch):
                     return
-            assert receiver.held == {spec.name: array.tobytes() for spec, array in zip(SPECS, WEIGHTS, strict=True)}
+            assert receiver.held == {
+                spec.name: array.tobytes() for spec, array in zip(SPECS, WEIGHTS, strict=True)
+            }
 
-        runner.run(pull(Source(encode(WeightPlan(1, SPECS)), [right]), Receiver()))  # makes the decoders
+        runner.run(
+            pull(Source(encode(WeightPlan(1, SPECS)), [right]), Receiver())
+        )  # makes the decoders
         fuzz(st.tuples(plans, buckets), check)
 
 
 CONTEXT = WorkerContext(role="policy", rank=0, ranks=1)
 CONFIG = json.dumps({"model_type": "llama", "vocab_size": 3}).encode()
 HEADER = json.dumps(
-    {"__metadata__": {"format": "pt"}, "wte": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}
+    {
+        "__metadata__": {"format": "pt"},
+        "wte": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]},
+    }
 ).encode()
 INDEX = json.dumps({"weight_map": {"wte": "model.safetensors"}}).encode()
 
@@ -166,7 +208,9 @@ def test_a_model_directory_is_read_or_refused() -> None:
     made = st.dictionaries(st.just("weight_map"), st.dictionaries(st.just("wte"), JSON) | JSON)
 
     def json_bytes(*drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
-        return st.one_of(*(one.map(json.dumps).map(str.encode) for one in (*drawn, JSON))) | ODD_JSON
+        return (
+            st.one_of(*(one.map(json.dumps).map(str.encode) for one in (*drawn, JSON))) | ODD_JSON
+        )
 
     headers = (st.just(HEADER) | mutated(st.just(HEADER)) | json_bytes(entries)).flatmap(
         lambda head: st.just(len(head)).map(lambda n: n.to_bytes(8, "little") + head + bytes(48))
@@ -198,8 +242,13 @@ def test_a_model_directory_is_read_or_refused() -> None:
 def test_a_reward_service_that_answers_anything_gives_scores_or_reasons() -> None:
     records = [scored_record(number, "text", {}) for number in range(2)]
     ids = st.sampled_from([f"{record.ordinal}.{record.sample}" for record in records]) | JSON
-    items = st.lists(st.fixed_dictionaries({"id": ids}, optional={"score": JSON, "error": JSON}) | JSON, max_size=3)
-    right = json.dumps({"scores": [{"id": f"{r.ordinal}.{r.sample}", "score": 0.5} for r in records]}).encode()
+    items = st.lists(
+        st.fixed_dictionaries({"id": ids}, optional={"score": JSON, "error": JSON}) | JSON,
+        max_size=3,
+    )
+    right = json.dumps(
+        {"scores": [{"id": f"{r.ordinal}.{r.sample}", "score": 0.5} for r in records]}
+    ).encode()
     deep = b'{"scores": [{"id": "0.0", "error": ' + b"[" * 900 + b"]" * 900 + b"}]}"
     answers = st.one_of(
         st.just(right),
@@ -210,12 +259,16 @@ def test_a_reward_service_that_answers_anything_gives_scores_or_reasons() -> Non
         st.just(deep),
     )
     headers = st.dictionaries(
-        st.sampled_from(["Retry-After", "Content-Type"]), st.sampled_from(["nan", "-1", "1e9", "\x7f"]), max_size=2
+        st.sampled_from(["Retry-After", "Content-Type"]),
+        st.sampled_from(["nan", "-1", "1e9", "\x7f"]),
+        max_size=2,
     )
 
     async def asks(answer: bytes, status: int, told: dict[str, str]) -> None:
         reward = HttpReward(HttpConfig(url="http://127.0.0.1:9", retries=0), CONTEXT)
-        transport = httpx2.MockTransport(lambda _: httpx2.Response(status, content=answer, headers=told))
+        transport = httpx2.MockTransport(
+            lambda _: httpx2.Response(status, content=answer, headers=told)
+        )
         reward._client = httpx2.AsyncClient(transport=transport)
         try:
             scores = await reward.score(records)

@@ -31,7 +31,9 @@ def test_a_decoder_that_takes_long_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
             pass
 
 
-def test_an_error_that_no_decoder_documents_is_found_and_its_seed_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_no_decoder_documents_is_found_and_its_seed_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A reader that trusts the table's length."""
     monkeypatch.setattr(guarding, "SECONDS", 60.0)
     sound = st.lists(st.integers(0, 3), max_size=3).map(msgspec.msgpack.encode)

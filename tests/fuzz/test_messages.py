@@ -17,7 +17,15 @@ from gcore_core import records, weight_transfer
 from gcore_core.errors import ContractError, WorkerDied
 from gcore_core.processes import agent, messages, rpc
 from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, RemoteFailure, Service, decoded, encode, from_wire, to_wire
+from gcore_core.processes.service import (
+    Call,
+    RemoteFailure,
+    Service,
+    decoded,
+    encode,
+    from_wire,
+    to_wire,
+)
 from gcore_core.processes.slabs import StoreSpec
 from gcore_core.processes.spawning import read_spec
 from gcore_core.processes.wire import CALL, Frame, Greeting, framed
@@ -31,7 +39,11 @@ ABSTRACT = {"Message"}
 
 def structs(module: Any) -> dict[str, type[msgspec.Struct]]:
     found = vars(module).items()
-    return {n: k for n, k in found if isinstance(k, type) and issubclass(k, msgspec.Struct) and n not in ABSTRACT}
+    return {
+        n: k
+        for n, k in found
+        if isinstance(k, type) and issubclass(k, msgspec.Struct) and n not in ABSTRACT
+    }
 
 
 KINDS: dict[str, Any] = {
@@ -47,7 +59,11 @@ KINDS: dict[str, Any] = {
     "references": list[records.Ref],
     "scores": list[records.RecordScore],
 }
-KINDS = {name: kind for name, kind in KINDS.items() if not (isinstance(kind, type) and kind is msgspec.Struct)}
+KINDS = {
+    name: kind
+    for name, kind in KINDS.items()
+    if not (isinstance(kind, type) and kind is msgspec.Struct)
+}
 
 
 async def echoed(service: Service, method: str, body: bytes) -> bytes:
@@ -78,7 +94,15 @@ KIND_AND_SOUND = st.sampled_from(sorted(KINDS)).flatmap(
 
 
 def test_there_is_every_message() -> None:
-    assert {"GenerateRequest", "Bucket", "WorkerSpec", "AgentSpec", "Ref", "Header", "SlabRequest"} <= KINDS.keys()
+    assert {
+        "GenerateRequest",
+        "Bucket",
+        "WorkerSpec",
+        "AgentSpec",
+        "Ref",
+        "Header",
+        "SlabRequest",
+    } <= KINDS.keys()
 
 
 def test_a_message_is_read_whole_or_refused(service: Service) -> None:
@@ -102,7 +126,11 @@ def test_a_message_is_read_whole_or_refused(service: Service) -> None:
 @pytest.mark.parametrize("name", ["Nothing", "PlanRequest", "RemoteFailure"])
 async def test_nesting_without_end_is_refused(name: str, level: bytes, service: Service) -> None:
     """In a field that a newer version may have added, and in one that may hold anything."""
-    head = {"Nothing": b"\x91", "PlanRequest": b"\x93\x01\x01", "RemoteFailure": b"\x96" + b"\xa0" * 5 + b"\x81\xa0"}
+    head = {
+        "Nothing": b"\x91",
+        "PlanRequest": b"\x93\x01\x01",
+        "RemoteFailure": b"\x96" + b"\xa0" * 5 + b"\x81\xa0",
+    }
     with pytest.raises(ContractError, match=f"malformed request '{name}'"):
         await echoed(service, name, head[name] + level * 100_000 + b"\xc0")
 
@@ -128,7 +156,9 @@ def test_a_spec_is_read_whole_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         with tempfile.TemporaryFile() as file:
             file.write(body)
             file.seek(0)
-            monkeypatch.setattr(sys, "argv", ["worker", "--fd", str(os.dup(file.fileno())), "--lifeline", "7"])
+            monkeypatch.setattr(
+                sys, "argv", ["worker", "--fd", str(os.dup(file.fileno())), "--lifeline", "7"]
+            )
             with guarded(len(body)):
                 try:
                     spec, lifeline = read_spec("-", kinds[name])
@@ -144,7 +174,9 @@ def test_an_error_crosses_whatever_it_holds() -> None:
     """Text that no codec takes, facts that are no messages, names of the error's own parts."""
     texts = st.text(st.characters(), max_size=20)  # lone surrogates too, as file names have
     facts = st.dictionaries(
-        st.sampled_from(["what", "where", "self", "process", "x"]), PLAIN_FACT | texts | st.just(object()), max_size=3
+        st.sampled_from(["what", "where", "self", "process", "x"]),
+        PLAIN_FACT | texts | st.just(object()),
+        max_size=3,
     )
 
     def check(example: tuple[str, dict[str, Any]]) -> None:
@@ -152,7 +184,11 @@ def test_an_error_crosses_whatever_it_holds() -> None:
         error = ContractError(text, where=text, why=text, todo=text)
         error.facts = told
         with guarded(20_000):
-            found = from_wire(decoded(msgspec.msgpack.Decoder(RemoteFailure), encode(to_wire(error, "w.0")), "-", "-"))
+            found = from_wire(
+                decoded(
+                    msgspec.msgpack.Decoder(RemoteFailure), encode(to_wire(error, "w.0")), "-", "-"
+                )
+            )
         assert type(found) is ContractError
         assert found.what == text.encode("utf-8", "replace").decode()
         assert "process" in found.facts
@@ -160,7 +196,9 @@ def test_an_error_crosses_whatever_it_holds() -> None:
     fuzz(st.tuples(texts, facts), check)
 
 
-PLAIN_FACT = st.recursive(st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=2), max_leaves=4)
+PLAIN_FACT = st.recursive(
+    st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=2), max_leaves=4
+)
 
 
 async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() -> None:
@@ -170,7 +208,9 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
     async def answer(request: records.Ref, call: Call) -> records.Ref:
         return request
 
-    sound = encode([Frame(1, CALL, "ref", msgspec.Raw(encode(records.Ref("n", "1", 0, 0, 0, b""))))])
+    sound = encode(
+        [Frame(1, CALL, "ref", msgspec.Raw(encode(records.Ref("n", "1", 0, 0, 0, b""))))]
+    )
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="gc-") as directory:
         addresses = {"worker.3": f"unix:{directory}/s"}
         server, client = RpcNetwork(addresses, SECRET), RpcNetwork(addresses, SECRET)

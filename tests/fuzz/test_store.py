@@ -46,18 +46,24 @@ ARRAYS = {
     "temperature": np.float32(0.7),
 }
 SOUND_CHUNK = st.lists(
-    st.sets(st.sampled_from(sorted(ARRAYS)), min_size=1).map(lambda names: {n: np.asarray(ARRAYS[n]) for n in names}),
+    st.sets(st.sampled_from(sorted(ARRAYS)), min_size=1).map(
+        lambda names: {n: np.asarray(ARRAYS[n]) for n in names}
+    ),
     max_size=3,
 ).map(lambda records: b"".join(pack(records)))
 WIDE_TABLE = encode({"a": ("<f4", 0, [[2**63 - 1] * 40_000])})
 
 
 def test_a_chunk_is_read_within_itself_or_refused() -> None:
-    tables = st.sampled_from([b"\x91" * 50_000, WIDE_TABLE, encode({"a": ("<f4", 0, [[0, 2**63]])})])
+    tables = st.sampled_from(
+        [b"\x91" * 50_000, WIDE_TABLE, encode({"a": ("<f4", 0, [[0, 2**63]])})]
+    )
     dtypes = st.sampled_from(["|V4", "<U1", "<M8", "|O8", "|S2", "<i9", "f4,i4", "\uff14"])
     tables |= dtypes.map(lambda dtype: encode({"a": (dtype, 0, [[1], None])}))
     examples = st.one_of(
-        mutated(SOUND_CHUNK), st.binary(max_size=64), tables.map(lambda t: len(t).to_bytes(4, "little") + t + bytes(16))
+        mutated(SOUND_CHUNK),
+        st.binary(max_size=64),
+        tables.map(lambda t: len(t).to_bytes(4, "little") + t + bytes(16)),
     )
 
     def check(raw: bytes) -> None:
@@ -87,7 +93,14 @@ SOUND_REF = st.builds(
     lambda offset, nbytes: msgspec.structs.replace(
         (
             bare := Ref(
-                NODE, "1", offset, nbytes, xxhash.xxh3_64_intdigest(CONTENT[offset:][:nbytes]), b"", "|u1", (nbytes,)
+                NODE,
+                "1",
+                offset,
+                nbytes,
+                xxhash.xxh3_64_intdigest(CONTENT[offset:][:nbytes]),
+                b"",
+                "|u1",
+                (nbytes,),
             )
         ),
         mac=sign(SECRET, bare),
@@ -106,7 +119,10 @@ def test_a_reference_that_was_changed_in_any_field_opens_nothing() -> None:
             return
         with guarded(len(raw)):
             if found == ref:
-                assert reader.open_array(found).tobytes() == CONTENT[ref.offset : ref.offset + ref.nbytes]
+                assert (
+                    reader.open_array(found).tobytes()
+                    == CONTENT[ref.offset : ref.offset + ref.nbytes]
+                )
                 return
             for read in (reader.open, reader.open_array, reader.content):
                 with pytest.raises(DataError, match="wrong MAC"):
@@ -121,7 +137,9 @@ def test_a_reference_that_was_changed_in_any_field_opens_nothing() -> None:
 
 
 def test_a_signed_reference_to_something_impossible_opens_nothing() -> None:
-    """A writer of the run that is wrong, or was taken over: bounds, dtype and shape are checked beside the MAC."""
+    """A writer of the run that is wrong, or was taken over: bounds, dtype and shape are checked
+    beside the MAC.
+    """
 
     def check(ref: Ref) -> None:
         ref = msgspec.structs.replace(ref, mac=sign(SECRET, ref))
@@ -165,10 +183,17 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
 
 def test_a_store_that_is_asked_nonsense_still_stores() -> None:
     """Each example asks a new store several things, then writes and reads an array through it."""
-    kinds = {"slab": SlabRequest, "release": ReleaseRequest, "blob": BlobRequest, "fetch": Ref, "read": ReadRequest}
+    kinds = {
+        "slab": SlabRequest,
+        "release": ReleaseRequest,
+        "blob": BlobRequest,
+        "fetch": Ref,
+        "read": ReadRequest,
+    }
     asked = st.sampled_from(sorted(kinds)).flatmap(
         lambda method: st.tuples(
-            st.just(method), values(kinds[method]).map(encode) | hostile(values(kinds[method]).map(encode))
+            st.just(method),
+            values(kinds[method]).map(encode) | hostile(values(kinds[method]).map(encode)),
         )
     )
 
@@ -192,9 +217,18 @@ def test_a_store_that_is_asked_nonsense_still_stores() -> None:
                     with suppress(GcoreError):
                         await service.handle(method, body, Call(lambda: None), emit)
             shard = frozenset({10_000})
-            writer = StoreWriter(Path(spec.directory), NODE, SECRET, network.view("w").peer(NODE), "w")
+            writer = StoreWriter(
+                Path(spec.directory), NODE, SECRET, network.view("w").peer(NODE), "w"
+            )
             (ref,) = await writer.put_blobs(1, shard, [np.arange(6, dtype=np.float32)])
-            assert StoreReader(Path(spec.directory), NODE, SECRET).open_array(ref).tolist() == [0, 1, 2, 3, 4, 5]
+            assert StoreReader(Path(spec.directory), NODE, SECRET).open_array(ref).tolist() == [
+                0,
+                1,
+                2,
+                3,
+                4,
+                5,
+            ]
             slabs.close()
 
     with asyncio.Runner() as runner, files_of_at_most(1 << 20):
@@ -205,11 +239,25 @@ def test_shards_that_ask_nonsense_do_not_keep_the_others_from_agreeing() -> None
     kinds = {"agree.sum": SumRequest, "agree.collect": CollectRequest, "agree.deal": DealRequest}
     kinds["agree.ask"] = CollectRequest
     asked = st.sampled_from(sorted(kinds)).flatmap(
-        lambda method: st.tuples(st.just(method), hostile(values(kinds[method]).map(encode)) | st.just(b""))
+        lambda method: st.tuples(
+            st.just(method), hostile(values(kinds[method]).map(encode)) | st.just(b"")
+        )
     )
     epochs = st.sampled_from([0, 0, 0, 1, 2**63])
-    sums = st.builds(SumRequest, st.sampled_from("ab"), st.integers(-1, 3), epochs, st.lists(st.floats(), max_size=2))
-    deals = st.builds(DealRequest, st.sampled_from("ab"), st.integers(-1, 3), epochs, st.lists(st.binary(), max_size=3))
+    sums = st.builds(
+        SumRequest,
+        st.sampled_from("ab"),
+        st.integers(-1, 3),
+        epochs,
+        st.lists(st.floats(), max_size=2),
+    )
+    deals = st.builds(
+        DealRequest,
+        st.sampled_from("ab"),
+        st.integers(-1, 3),
+        epochs,
+        st.lists(st.binary(), max_size=3),
+    )
 
     async def asks(examples: list[tuple[str, bytes]]) -> None:
         async def emit(_: bytes) -> None: ...
@@ -225,7 +273,9 @@ def test_shards_that_ask_nonsense_do_not_keep_the_others_from_agreeing() -> None
                 await ask(method, body)
 
         tasks = [asyncio.ensure_future(wrong(method, body)) for method, body in examples]
-        honest = [ask("agree.sum", encode(SumRequest("honest", shard, 0, [1.0]))) for shard in range(2)]
+        honest = [
+            ask("agree.sum", encode(SumRequest("honest", shard, 0, [1.0]))) for shard in range(2)
+        ]
         assert await asyncio.gather(*honest) == [encode([2.0])] * 2
         for task in tasks:
             if not task.done():
@@ -233,6 +283,11 @@ def test_shards_that_ask_nonsense_do_not_keep_the_others_from_agreeing() -> None
         for done in await asyncio.gather(*tasks, return_exceptions=True):
             assert done is None or isinstance(done, asyncio.CancelledError), done
 
-    sound = sums.map(lambda r: ("agree.sum", encode(r))) | deals.map(lambda r: ("agree.deal", encode(r)))
+    sound = sums.map(lambda r: ("agree.sum", encode(r))) | deals.map(
+        lambda r: ("agree.deal", encode(r))
+    )
     with asyncio.Runner() as runner:
-        fuzz(st.lists(asked | sound, min_size=1, max_size=5), lambda examples: runner.run(asks(examples)))
+        fuzz(
+            st.lists(asked | sound, min_size=1, max_size=5),
+            lambda examples: runner.run(asks(examples)),
+        )

@@ -1,4 +1,6 @@
-"""Runs of fakes in real processes, for the tests beside this file: start one, read it, look at its processes."""
+"""Runs of fakes in real processes, for the tests beside this file: start one, read it, look at its
+processes.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +212,7 @@ def gcore_generators():
 def gcore_rewards():
     for cls in (HangsOnce, NoLuck, Nan, Leaves, Raises, Looks):
         yield p.RewardProvider(name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}")
-'''
+'''  # noqa: E501
 
 JOB: dict[str, Any] = {
     "run": {"name": "fake", "steps": 3, "seed": 3},
@@ -227,7 +229,9 @@ JOB: dict[str, Any] = {
 
 @dataclass
 class Run:
-    """One ``g-core run``. ``directory`` is its working directory; ``private`` the parent of its sockets."""
+    """One ``g-core run``. ``directory`` is its working directory; ``private`` the parent of its
+    sockets.
+    """
 
     directory: Path
     private: Path
@@ -265,12 +269,18 @@ class Run:
         return list(json.loads((self.path / "weights" / "logits.json").read_text()))
 
     def batches(self) -> list[list[list[int]]]:
-        return [json.loads(line) for line in (self.directory / "batches.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.directory / "batches.jsonl").read_text().splitlines()
+        ]
 
     def pids(self) -> dict[str, int]:
-        """Worker -> pid, as the agent wrote them down; the agent's own is read from the process table."""
+        """Worker -> pid, as the agent wrote them down; the agent's own is read from the process
+        table.
+        """
         told = (self.path / "logs" / "agent.0.log").read_text()
-        found = {name: int(pid) for name, pid in re.findall(r"INFO (\S+) is started, pid (\d+)", told)}
+        found = {
+            name: int(pid) for name, pid in re.findall(r"INFO (\S+) is started, pid (\d+)", told)
+        }
         (agent,) = children(self.process.pid)
         return {**found, "agent.0": agent}
 
@@ -287,7 +297,9 @@ def job(**changes: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def running(directory: Path, config: Mapping[str, Any], *overrides: str) -> Iterator[Run]:
-    """Starts a run in a process group of its own; nothing of it is left when the block ends, whatever it did."""
+    """Starts a run in a process group of its own; nothing of it is left when the block ends,
+    whatever it did.
+    """
     directory.mkdir(exist_ok=True)
     (directory / "trouble.py").write_text(TROUBLE)
     (directory / "job.yaml").write_text(json.dumps(config))  # JSON is YAML

@@ -1,13 +1,14 @@
-"""Follows a page of the documentation literally: writes its files, runs its commands, compares what they print.
+"""Follows a page of the documentation literally: writes its files, runs its commands, compares what
+they print.
 
 A page is followed from top to bottom:
 
     `path`:  and a block below it    the file is written; a ``diff`` block changes it, its old lines standing there once
     ```console                       every line ``$ command`` is run in one shell; the lines after it are its output
 
-``python pages.py PAGE...`` follows pages, one after the other, in a fresh directory and writes the outputs that came
-into them.
-"""
+``python pages.py PAGE...`` follows pages, one after the other, in a fresh directory and writes the
+outputs that came into them.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -68,9 +69,13 @@ def apply(block: Block, directory: Path) -> None:
         file.write_text(block.text, encoding="utf-8")
         return
     lines = block.text.splitlines(keepends=True)
-    old, new = ("".join(line[1:] or "\n" for line in lines if line[0] in signs) for signs in (" -", " +"))
+    old, new = (
+        "".join(line[1:] or "\n" for line in lines if line[0] in signs) for signs in (" -", " +")
+    )
     text = file.read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{block.file} holds the old lines {text.count(old)} times, not once:\n{old}"
+    assert text.count(old) == 1, (
+        f"{block.file} holds the old lines {text.count(old)} times, not once:\n{old}"
+    )
     file.write_text(text.replace(old, new), encoding="utf-8")
 
 
@@ -112,11 +117,15 @@ class Shell:
 
 
 def follow(
-    page: str, directory: Path, environment: Mapping[str, str], instead: Callable[[str], bool] = lambda line: False
+    page: str,
+    directory: Path,
+    environment: Mapping[str, str],
+    instead: Callable[[str], bool] = lambda line: False,
 ) -> list[Command]:
     """Does what the page says; ``instead`` may do a command's work itself and say so.
 
-    Files are written where the shell is. Real paths in outputs are those that the page shows: /code for ``directory``.
+    Files are written where the shell is. Real paths in outputs are those that the page shows: /code
+    for ``directory``.
     """
     found, shell = [], Shell(directory, environment)
     try:
@@ -139,15 +148,23 @@ def same(text: str) -> str:
 
 
 def copy_core(directory: Path) -> None:
-    """A checkout with what pip needs of it: an install from the real one would leave build files there."""
+    """A checkout with what pip needs of it: an install from the real one would leave build files
+    there.
+    """
     directory.mkdir()
-    shutil.copytree(REPOSITORY / "gcore_core", directory / "gcore_core", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "gcore_core",
+        directory / "gcore_core",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, directory)
 
 
 def shell_environment() -> dict[str, str]:
-    """This interpreter's python3 first; nothing of how the tests were started reaches the page's commands."""
+    """This interpreter's python3 first; nothing of how the tests were started reaches the page's
+    commands.
+    """
     inner = ("PYTHON", "PYTEST", "COVERAGE", "G_CORE", "VIRTUAL_ENV", "TOX")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(inner)}
     return {
@@ -174,7 +191,9 @@ def with_outputs(page: str, printed: Iterator[Command]) -> str:
 
 
 def _shown(command: Command) -> str:
-    """The old output where it still is right; else the new one, without what is not the program's."""
+    """The old output where it still is right; else the new one, without what is not the
+    program's.
+    """
     if same(command.printed) == same(command.shown):
         return command.shown
     text = command.printed

@@ -1,4 +1,6 @@
-"""A run on the torch backend goes on from a checkpoint with other numbers of ranks and controllers as it would have."""
+"""A run on the torch backend goes on from a checkpoint with other numbers of ranks and controllers
+as it would have.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 STEPS, AT = 6, 3
 #: Sums of float32 in another order: of a gradient's norm, and of a tensor's largest weight.
 TOLERANCE = 1e-6
-#: About as large as gradients are: else Adam makes whole steps of the rounding of those that should be zero.
+#: About as large as gradients are: else Adam makes whole steps of the rounding of those that should
+#: be zero.
 EPS = 1e-2
 Layout = tuple[int, int]  # trainer ranks, controllers
 LAYOUTS: list[Layout] = [(1, 1), (2, 2), (3, 4)]
@@ -43,7 +46,9 @@ def words(layout: Layout) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout], Path]:
-    """The directory of an uninterrupted run of a layout, which has a checkpoint after every step."""
+    """The directory of an uninterrupted run of a layout, which has a checkpoint after every
+    step.
+    """
     base, found = tmp_path_factory.mktemp("elastic"), dict[Layout, Path]()
 
     def run(layout: Layout) -> Path:
@@ -70,7 +75,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout], Path]:
 def norms(run: Path) -> list[float]:
     """Gradient norms of the steps after the checkpoint, each as it was made last."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    latest = {row["step"]: row["metrics"]["grad_norm"] for row in rows if "grad_norm" in row["metrics"]}
+    latest = {
+        row["step"]: row["metrics"]["grad_norm"] for row in rows if "grad_norm" in row["metrics"]
+    }
     return [latest[step] for step in range(AT + 1, STEPS + 1)]
 
 

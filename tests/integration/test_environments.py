@@ -1,4 +1,6 @@
-"""``g-core env create`` with real interpreters and a real pip, which gets everything from wheels made here."""
+"""``g-core env create`` with real interpreters and a real pip, which gets everything from wheels
+made here.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ def gcore_environments():
     )
 """
 
-#: An interpreter whose ``-m venv`` copies an environment instead of making one. With TOY_BLOCK, a directory, it says
-#: there that it has begun and waits.
+#: An interpreter whose ``-m venv`` copies an environment instead of making one. With TOY_BLOCK, a
+#: directory, it says there that it has begun and waits.
 FAST = """#!/bin/sh
 if [ "$2" = venv ]; then
     echo "$3" >>{directory}/made
@@ -43,14 +45,18 @@ exec {python} "$@"
 """
 
 
-def wheel(directory: Path, name: str, version: str = "1.0", requires: str = "", module: str = "") -> Path:
+def wheel(
+    directory: Path, name: str, version: str = "1.0", requires: str = "", module: str = ""
+) -> Path:
     """A wheel with one module; pip needs no index and no build for it."""
     stem = name.replace("-", "_")
     file, info = directory / f"{stem}-{version}-py3-none-any.whl", f"{stem}-{version}.dist-info"
     texts = {
         f"{module or stem}/__init__.py": f"__version__ = {version!r}\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": (
+            "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
     }
     texts[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*texts, f"{info}/RECORD"])
     with zipfile.ZipFile(file, "w") as archive:
@@ -69,18 +75,27 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Place:
-    """A plugin ``toy``, installed here with the core from wheels, and an engine that lies beside them."""
+    """A plugin ``toy``, installed here with the core from wheels, and an engine that lies beside
+    them.
+    """
 
     directory: Path
     here: InstalledPlugins = field(init=False)
 
     def __post_init__(self) -> None:
         self.here = InstalledPlugins(self.directory / "here")
-        core = Wheel(distribution="gcore-core", version=__version__, module="gcore_core.builtin", requires=())
-        pins = {"gcore_toy_pins/__init__.py": "", "gcore_toy_pins/cpu.txt": self.pins("toy-engine", "toy-ballast")}
+        core = Wheel(
+            distribution="gcore-core", version=__version__, module="gcore_core.builtin", requires=()
+        )
+        pins = {
+            "gcore_toy_pins/__init__.py": "",
+            "gcore_toy_pins/cpu.txt": self.pins("toy-engine", "toy-ballast"),
+        }
         self.here.add("toy", PLUGIN, files=pins)
         self.here.add("core", wheel=core)
-        (self.here.directory / "gcore_core.builtin.py").unlink()  # the one of the repository is imported
+        (
+            self.here.directory / "gcore_core.builtin.py"
+        ).unlink()  # the one of the repository is imported
         for name, version in (("gcore-core", __version__), ("gcore-toy", "0.1.0")):
             url = wheel(self.directory, name, version).as_uri()
             (info,) = self.here.directory.glob(f"{name.replace('-', '_')}-*.dist-info")
@@ -88,8 +103,13 @@ class Place:
 
     def pins(self, *names: str) -> str:
         """Needs something that nobody has: only pip's --no-deps installs it."""
-        files = [wheel(self.directory, name, requires="Requires-Dist: absent-anywhere\n") for name in names]
-        return "".join(f"{name} @ {file.as_uri()}\n" for name, file in zip(names, files, strict=True))
+        files = [
+            wheel(self.directory, name, requires="Requires-Dist: absent-anywhere\n")
+            for name in names
+        ]
+        return "".join(
+            f"{name} @ {file.as_uri()}\n" for name, file in zip(names, files, strict=True)
+        )
 
     @property
     def env(self) -> Path:
@@ -103,7 +123,11 @@ class Place:
     def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "gcore_core", "env", *words]
         return subprocess.Popen(
-            command, env=self.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=self.environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def g_core(self, *words: str, code: int = 0) -> str:
@@ -137,7 +161,9 @@ class Blocked:
 def fast(place: Place, template: Path) -> str:
     """An interpreter with which environments are made at once."""
     file = place.directory / "python"
-    file.write_text(FAST.format(directory=place.directory, template=template, python=sys.executable))
+    file.write_text(
+        FAST.format(directory=place.directory, template=template, python=sys.executable)
+    )
     file.chmod(0o755)
     return str(file)
 
@@ -155,26 +181,41 @@ def blocked(place: Place, fast: str) -> Iterator[Blocked]:
 
 def test_an_environment_is_made_once_with_its_pins_and_what_runs_here(place: Place) -> None:
     shown = place.g_core("create", "toy")
-    assert "pip install --no-deps -r cpu.txt" in shown and "made in " in shown and "python: env:toy" in shown
+    assert (
+        "pip install --no-deps -r cpu.txt" in shown
+        and "made in " in shown
+        and "python: env:toy" in shown
+    )
     python = place.env / "bin" / "python"
-    listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
+    )
     have = {row["name"]: row["version"] for row in json.loads(listed.stdout)}
     assert have.keys() - {"pip", "setuptools"} == {"gcore-core", "gcore-toy", "toy-engine"}
     inode = place.env.stat().st_ino
     assert "is ready: toy-engine 1.0" in place.g_core("create", "toy")
     assert place.env.stat().st_ino == inode and place.states() == {"toy": "ready"}
     (row,) = json.loads(place.g_core("list", "--json"))
-    assert row["engine"] == "toy-engine 1.0" and row["bytes"] > 1_000_000 and row["python"] == str(python)
+    assert (
+        row["engine"] == "toy-engine 1.0"
+        and row["bytes"] > 1_000_000
+        and row["python"] == str(python)
+    )
     found = {row["what"]: row for row in json.loads(place.g_core("doctor", "--json"))}
     assert found["environment toy"] == {
-        "what": "environment toy", "told": f"cpu, toy-engine 1.0, gcore-core {__version__}", "mend": "", "ok": True,
-    }  # fmt: skip
+        "what": "environment toy",
+        "told": f"cpu, toy-engine 1.0, gcore-core {__version__}",
+        "mend": "",
+        "ok": True,
+    }
     subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "toy-engine"], check=True)
     found = {row["what"]: row for row in json.loads(place.g_core("doctor", "--json", code=2))}
     assert found["environment toy"]["told"] == "toy-engine is missing, 1.0 was installed"
 
 
-def test_a_failing_pip_is_quoted_and_leaves_an_environment_that_is_made_anew(place: Place, fast: str) -> None:
+def test_a_failing_pip_is_quoted_and_leaves_an_environment_that_is_made_anew(
+    place: Place, fast: str
+) -> None:
     pins = place.here.directory / "gcore_toy_pins" / "cpu.txt"
     good = pins.read_text()
     pins.write_text("no-such-engine==9\n")
@@ -185,7 +226,9 @@ def test_a_failing_pip_is_quoted_and_leaves_an_environment_that_is_made_anew(pla
     assert place.states() == {"toy": "half made"}
     pins.write_text(good)
     assert "made in" in place.g_core("create", "toy")
-    assert json.loads((place.env / environments.RECORD).read_text())["python"] == fast, "what it had been asked for"
+    assert json.loads((place.env / environments.RECORD).read_text())["python"] == fast, (
+        "what it had been asked for"
+    )
 
 
 def test_other_pins_make_it_stale_and_it_is_made_anew(place: Place, fast: str) -> None:
@@ -203,7 +246,9 @@ def test_an_environment_somewhere_else_is_found_by_its_name(place: Place, fast: 
     place.g_core("create", "toy", "--python", fast, "--name", "far", "--dir", str(elsewhere))
     assert (elsewhere / environments.RECORD).exists() and place.states() == {"far": "ready"}
     assert "is ready" in place.g_core("create", "toy", "--name", "far")
-    assert "environment 'far' is in" in place.g_core("create", "toy", "--name", "far", "--dir", "/elsewhere", code=2)
+    assert "environment 'far' is in" in place.g_core(
+        "create", "toy", "--name", "far", "--dir", "/elsewhere", code=2
+    )
 
 
 def test_two_at_once_make_one(place: Place, fast: str, blocked: Blocked) -> None:

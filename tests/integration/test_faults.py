@@ -1,4 +1,6 @@
-"""Processes of a run are killed while it goes on: it ends, with the weights and the prompts of the undisturbed run."""
+"""Processes of a run are killed while it goes on: it ends, with the weights and the prompts of the
+undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ from typing import Any
 import pytest
 import yaml
 
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as well.
-_spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
+# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
+# well.
+_spec = importlib.util.spec_from_file_location(
+    "local_runs", Path(__file__).with_name("local_runs.py")
+)
 assert _spec is not None and _spec.loader is not None
 runs = importlib.util.module_from_spec(_spec)
 sys.modules["local_runs"] = runs
@@ -33,7 +38,10 @@ def config(steps: int, restarts: int) -> dict[str, Any]:
     found: dict[str, Any] = runs.job(
         run={"steps": steps, "deterministic": True}, checkpoint={"every": 1, "restarts": restarts}
     )
-    found["roles"] = {"policy": {"use": "trouble/recording"}, "rollout": {"use": "fake", "slots": 2}}
+    found["roles"] = {
+        "policy": {"use": "trouble/recording"},
+        "rollout": {"use": "fake", "slots": 2},
+    }
     return found
 
 
@@ -44,7 +52,9 @@ def calm(directory: Path, steps: int) -> Any:
 
 
 def consumed(run: Any) -> dict[int, list[list[int]]]:
-    """What each step trained on, by its lowest ordinal; of a step that was made twice, the latest."""
+    """What each step trained on, by its lowest ordinal; of a step that was made twice, the
+    latest.
+    """
     return {min(ordinal for ordinal, _ in batch): batch for batch in run.batches()}
 
 
@@ -56,7 +66,9 @@ def latest_pids(run: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("victim", ["rollout.0", "rollout.1", "scorer.0"])
-def test_a_killed_generator_or_scorer_is_started_again_and_nothing_is_lost(victim: str, tmp_path: Path) -> None:
+def test_a_killed_generator_or_scorer_is_started_again_and_nothing_is_lost(
+    victim: str, tmp_path: Path
+) -> None:
     steps = 6
     still = calm(tmp_path / "calm", steps)
     with runs.running(tmp_path / "killed", config(steps, 0)) as run:
@@ -68,7 +80,9 @@ def test_a_killed_generator_or_scorer_is_started_again_and_nothing_is_lost(victi
     assert consumed(run) == consumed(still)
 
 
-@pytest.mark.parametrize("victim", ["rollout.0", "scorer.0", "policy.0", "controller.0", "controller.1"])
+@pytest.mark.parametrize(
+    "victim", ["rollout.0", "scorer.0", "policy.0", "controller.0", "controller.1"]
+)
 def test_a_process_that_hangs_is_killed_with_its_waiter_told(victim: str, tmp_path: Path) -> None:
     steps = 6
     still = calm(tmp_path / "calm", steps)
@@ -78,20 +92,28 @@ def test_a_process_that_hangs_is_killed_with_its_waiter_told(victim: str, tmp_pa
         run.read_until(f" 2/{steps} ")
         os.kill(latest_pids(run)[victim], signal.SIGSTOP)
         assert run.wait() == 0, run.output
-    assert re.search(rf"\S+ waits for {re.escape(victim)}: no sign of progress for 3 s in \w+", run.output)
-    assert "most recent call first" in (run.path / "logs" / f"{victim}.log").read_text(), "its stacks"
+    assert re.search(
+        rf"\S+ waits for {re.escape(victim)}: no sign of progress for 3 s in \w+", run.output
+    )
+    assert "most recent call first" in (run.path / "logs" / f"{victim}.log").read_text(), (
+        "its stacks"
+    )
     assert run.weights() == still.weights()
     assert consumed(run) == consumed(still)
 
 
-def test_one_that_is_stopped_in_a_push_is_noticed_long_before_the_push_is_given_up(tmp_path: Path) -> None:
+def test_one_that_is_stopped_in_a_push_is_noticed_long_before_the_push_is_given_up(
+    tmp_path: Path,
+) -> None:
     steps = 4
     job = config(steps, 1)
     job["run"]["patience_s"] = 3.0
     job["roles"]["rollout"] = {"use": "trouble/freezes"}
     with runs.running(tmp_path / "stopped", job) as run:
         assert run.wait() == 0, run.output
-    assert re.search(r"waits for rollout\.0: no sign of progress for 3 s in (pull|alive)", run.output)
+    assert re.search(
+        r"waits for rollout\.0: no sign of progress for 3 s in (pull|alive)", run.output
+    )
     job["roles"]["rollout"] = {"use": "fake"}
     code, still = runs.finish(tmp_path / "calm", job)
     assert code == 0, still.output
@@ -100,7 +122,9 @@ def test_one_that_is_stopped_in_a_push_is_noticed_long_before_the_push_is_given_
 
 
 @pytest.mark.parametrize("what", ["load", "commit"])
-def test_an_engine_that_hangs_in_a_push_is_noticed_although_its_process_answers(what: str, tmp_path: Path) -> None:
+def test_an_engine_that_hangs_in_a_push_is_noticed_although_its_process_answers(
+    what: str, tmp_path: Path
+) -> None:
     """It alone is lost, not who waits for it, nor the trainer, and the push is begun anew."""
     steps = 4
     job = config(steps, 0)
@@ -113,7 +137,9 @@ def test_an_engine_that_hangs_in_a_push_is_noticed_although_its_process_answers(
         told = run.read_until("it is killed")
         noticed_s = time.time() - (run.directory / "hung").stat().st_mtime
         assert run.wait() == 0, run.output
-    found = re.match(r".*controller\.0 waits for (rollout\.\d): no sign of progress for 3 s in pull", told)
+    found = re.match(
+        r".*controller\.0 waits for (rollout\.\d): no sign of progress for 3 s in pull", told
+    )
     assert found is not None, told
     log = (run.path / "logs" / f"{found[1]}.log").read_text()
     assert "in _hang" in log, "its stacks"
@@ -137,7 +163,9 @@ def stopped_agent(run: Any) -> tuple[Any, float]:
     return watched, time.monotonic() - began_s
 
 
-def test_an_agent_that_hangs_is_killed_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_an_agent_that_hangs_is_killed_and_the_run_goes_on_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
     steps = 40  # more than are made while it is awake to write its stacks
     still = calm(tmp_path / "calm", steps)
     patient = config(steps, 1)
@@ -156,7 +184,9 @@ def test_an_agent_that_hangs_is_killed_and_the_run_goes_on_from_its_checkpoint(t
 
 
 @pytest.mark.parametrize("when", ["waiting for", " 1/200 "])
-def test_an_agent_that_hangs_ends_a_run_without_checkpoints_which_says_so(when: str, tmp_path: Path) -> None:
+def test_an_agent_that_hangs_ends_a_run_without_checkpoints_which_says_so(
+    when: str, tmp_path: Path
+) -> None:
     job = config(200, 1)
     job["run"]["patience_s"], job["checkpoint"]["every"] = 3.0, 0
     with runs.running(tmp_path, job) as run:
@@ -166,14 +196,19 @@ def test_an_agent_that_hangs_ends_a_run_without_checkpoints_which_says_so(when: 
         assert run.wait() == 5, run.output
         assert watched.all_end_within(10)
         assert not store.exists()
-    what = "agent.0: the process is gone\n  the workers of its node end with it, and so does the store\n"
+    what = (
+        "agent.0: the process is gone\n  the workers of its node end with it, and so does the "
+        "store\n"
+    )
     assert f"{what}  its log: {run.path}/logs/agent.0.log\n" in run.output
     assert noticed_s < 10, "patience is 3 s"
 
 
 def quickstart(steps: int, restarts: int) -> dict[str, Any]:
     """The recipe's job, of torch processes; smaller, so that its steps are short."""
-    found = yaml.safe_load((RECIPES / "quickstart.yaml").read_text().replace("quickstart/", f"{RECIPES}/quickstart/"))
+    found = yaml.safe_load(
+        (RECIPES / "quickstart.yaml").read_text().replace("quickstart/", f"{RECIPES}/quickstart/")
+    )
     found["run"] |= {"name": "fake", "steps": steps, "deterministic": True}
     found["checkpoint"] = {"every": 1, "restarts": restarts}
     found["cluster"], found["launcher"] = {"devices": 3}, {"use": "core/local"}
@@ -199,14 +234,19 @@ def test_whoever_is_killed_or_stopped_at_whatever_time_the_run_ends_as_if_nobody
     assert code == 0, still.output
     draw, took_s = random.Random(faults), dict[signal.Signals, list[float]]()
     kinds = ["rollout.0", "rollout.1", "scorer.0", "policy.0", "controller.0", "controller.1"]
-    plan = [(kinds[i % len(kinds)], (signal.SIGKILL, signal.SIGSTOP)[(i + i // len(kinds)) % 2]) for i in range(faults)]
+    plan = [
+        (kinds[i % len(kinds)], (signal.SIGKILL, signal.SIGSTOP)[(i + i // len(kinds)) % 2])
+        for i in range(faults)
+    ]
     draw.shuffle(plan)
     patient = job(steps, faults)
     patient["run"]["patience_s"] = 3.0 if job is config else 10.0
     with runs.running(tmp_path / "killed", patient) as run:
         for victim, number in plan:
             run.read_until("step ")
-            while victim not in latest_pids(run):  # the one killed before took it along, or it is being started
+            while victim not in latest_pids(
+                run
+            ):  # the one killed before took it along, or it is being started
                 run.read_until("step ")
             time.sleep(draw.uniform(0, 0.3))  # anywhere in a step
             made, began_s = max(row["step"] for row in run.metrics()), time.monotonic()
@@ -221,8 +261,16 @@ def test_whoever_is_killed_or_stopped_at_whatever_time_the_run_ends_as_if_nobody
         assert consumed(run) == consumed(still)
     position = json.loads((run.path / "position.json").read_text())
     assert position["next_ordinal"] == steps * PROMPTS
-    ended = len(re.findall(r"ended with signal SIGKILL", run.output + (run.path / "logs/supervisor.log").read_text()))
+    ended = len(
+        re.findall(
+            r"ended with signal SIGKILL",
+            run.output + (run.path / "logs/supervisor.log").read_text(),
+        )
+    )
     assert ended >= faults, "somebody was not killed: this tests nothing"
     with capsys.disabled():
         for number, seconds in took_s.items():
-            print(f"\n{number.name}: {statistics.median(seconds):.1f} s until it works again, median of {len(seconds)}")
+            print(
+                f"\n{number.name}: {statistics.median(seconds):.1f} s until it works again, "
+                f"median of {len(seconds)}"
+            )

@@ -1,4 +1,6 @@
-"""docs/first-plugin.md does what it says, docs/environments.md goes on from there, contrib/gcore-example is the end."""
+"""docs/first-plugin.md does what it says, docs/environments.md goes on from there,
+contrib/gcore-example is the end.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,27 @@ def assert_as_shown(found: list[Any]) -> None:
     assert len(found) > 10
     for command in found:
         assert pages.same(command.printed) == pages.same(command.shown), (
-            f"$ {command.line}\n{command.printed}\ndiffers from the page. To mend that, look at it, then:\n"
+            f"$ {command.line}\n{command.printed}\ndiffers from the page. To mend that, look at "
+            "it, then:\n"
             "python tests/integration/pages.py docs/first-plugin.md docs/environments.md"
         )
 
 
 @pytest.mark.slow
-def test_the_pages_followed_in_a_fresh_environment_give_the_outputs_they_show(tmp_path: Path) -> None:
-    """Nothing but pip and this checkout: the environments are made and filled by the pages' own commands."""
+def test_the_pages_followed_in_a_fresh_environment_give_the_outputs_they_show(
+    tmp_path: Path,
+) -> None:
+    """Nothing but pip and this checkout: the environments are made and filled by the pages' own
+    commands.
+    """
     pages.copy_core(tmp_path / "g-core")
     assert_as_shown(pages.follow(both_pages(), tmp_path, pages.shell_environment()))
 
 
 def test_the_pages_followed_without_pip_give_the_outputs_they_show(tmp_path: Path) -> None:
-    """Fresh environments too, of links to what is installed here; what pip would write is written here."""
+    """Fresh environments too, of links to what is installed here; what pip would write is written
+    here.
+    """
     root = tmp_path / "gcore-example"
 
     def instead(line: str) -> bool:
@@ -75,21 +84,31 @@ def test_the_finished_plugin_is_what_the_page_ends_with(tmp_path: Path) -> None:
     for block in pages.blocks(page()):
         if block.file:
             pages.apply(block, tmp_path)
-    assert files(tmp_path) == {name: text for name, text in files(FINISHED).items() if name != "README.md"}
+    assert files(tmp_path) == {
+        name: text for name, text in files(FINISHED).items() if name != "README.md"
+    }
 
 
 def test_every_block_of_the_page_is_a_file_or_commands() -> None:
-    assert [block.text for block in pages.blocks(page()) if not block.file and block.language != "console"] == []
+    assert [
+        block.text
+        for block in pages.blocks(page())
+        if not block.file and block.language != "console"
+    ] == []
 
 
 def test_the_first_module_has_twelve_lines_and_its_project_eight() -> None:
     module, project = [block for block in pages.blocks(page()) if block.file][:2]
-    lines = [sum(bool(line.strip()) for line in block.text.splitlines()) for block in (module, project)]
+    lines = [
+        sum(bool(line.strip()) for line in block.text.splitlines()) for block in (module, project)
+    ]
     assert lines == [12, 8]
 
 
 def test_the_comparison_sees_another_output() -> None:
-    assert pages.same("step 1/3  reward 0.090  left 0:00\n") != pages.same("step 1/3  reward 0.091  left 0:00\n")
+    assert pages.same("step 1/3  reward 0.090  left 0:00\n") != pages.same(
+        "step 1/3  reward 0.091  left 0:00\n"
+    )
     assert pages.same("2 failed, 42 passed in 1.01s") == pages.same("2 failed, 43 passed in 0.46s")
     assert pages.same("2 failed, 42 passed in 1.01s") != pages.same("3 failed, 42 passed in 1.01s")
 
@@ -100,15 +119,18 @@ def files(directory: Path) -> dict[str, str]:
     return {
         str(path.relative_to(directory)): path.read_text(encoding="utf-8")
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and not any(part in left or part.endswith(".egg-info") for part in path.parts)
+        if path.is_file()
+        and not any(part in left or part.endswith(".egg-info") for part in path.parts)
     }
 
 
-# -- an environment without pip ---------------------------------------------------------------------------------------
+# -- an environment without pip --------------------------------------------------------------------
 
 
 def linked_environment(root: Path) -> None:
-    """A virtual environment with gcore-core[testing] and what it requires, and nothing else that is installed here."""
+    """A virtual environment with gcore-core[testing] and what it requires, and nothing else that is
+    installed here.
+    """
     venv.create(root, symlinks=True)
     site = site_packages(root)
     for name in required("gcore-core", frozenset({"testing"})) - {"gcore-core"}:
@@ -138,7 +160,9 @@ def required(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
 
 def read_project(directory: Path) -> dict[str, Any]:
     """The project as its pyproject.toml describes it."""
-    return dict(tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8"))["project"])
+    return dict(
+        tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    )
 
 
 def write_metadata(site: Path, project: dict[str, Any]) -> None:
@@ -152,7 +176,9 @@ def write_metadata(site: Path, project: dict[str, Any]) -> None:
     requires = "".join(f"Requires-Dist: {line}\n" for line in project["dependencies"])
     (info / "METADATA").write_text(head + requires)
     entries = project["entry-points"]["gcore"].items()
-    (info / "entry_points.txt").write_text("[gcore]\n" + "".join(f"{name} = {value}\n" for name, value in entries))
+    (info / "entry_points.txt").write_text(
+        "[gcore]\n" + "".join(f"{name} = {value}\n" for name, value in entries)
+    )
 
 
 def site_packages(root: Path) -> Path:

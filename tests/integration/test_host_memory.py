@@ -29,14 +29,21 @@ def models(tmp_path: Path) -> dict[str, dict[str, str]]:
 def test_what_stays_in_host_memory_is_told(models: dict[str, dict[str, str]]) -> None:
     plan = config.load(RECIPE, DEVICES)
     placed = place(plan)
-    gib = sum({"rollout": 3, "judge": 1}.get(role, 0) * len(workers) for role, workers in placed.workers.items())
+    gib = sum(
+        {"rollout": 3, "judge": 1}.get(role, 0) * len(workers)
+        for role, workers in placed.workers.items()
+    )
     told = host_memory(plan, placed, models, host_bytes=64 << 30)
     assert told == f"generators that sleep keep {gib}.00 of 64.00 GiB of the memory of node0"
 
 
-def test_weights_that_do_not_fit_are_refused_with_what_each_role_takes(models: dict[str, dict[str, str]]) -> None:
+def test_weights_that_do_not_fit_are_refused_with_what_each_role_takes(
+    models: dict[str, dict[str, str]],
+) -> None:
     plan = config.load(RECIPE, DEVICES)
-    with pytest.raises(PlacementError, match=r"would keep \d.00 of 2.00 GiB of the memory of node0") as caught:
+    with pytest.raises(
+        PlacementError, match=r"would keep \d.00 of 2.00 GiB of the memory of node0"
+    ) as caught:
         host_memory(plan, place(plan), models, host_bytes=2 << 30)
     assert "rollout: " in str(caught.value) and "judge: " in str(caught.value)
     assert "config.sleep: discard" in str(caught.value)

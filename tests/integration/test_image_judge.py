@@ -1,4 +1,6 @@
-"""An image-text model judges what an image policy draws: real processes, built from a configuration."""
+"""An image-text model judges what an image policy draws: real processes, built from a
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -79,11 +81,13 @@ def generator(config, context):
 def gcore_generators():
     words = frozenset({"images"})
     yield p.GeneratorProvider(summary="-", factory="looking:generator", config=TorchGeneratorConfig, capabilities=words)
-'''
+'''  # noqa: E501
 
 
 def write_job(directory: Path, **judged: Any) -> Path:
-    """Two controllers; 4 prompts a step, 4 images of each; the judge says characters, the last digit counts."""
+    """Two controllers; 4 prompts a step, 4 images of each; the judge says characters, the last
+    digit counts.
+    """
     torch.manual_seed(0)
     net = TinyNet(TinyConfig(width=16, blocks=1))
     for parameter in net.parameters():
@@ -94,7 +98,13 @@ def write_job(directory: Path, **judged: Any) -> Path:
     (directory / "looking.py").write_text(LOOKING)
     rows = [{"prompt": f"digit {i % 10}", "label": i % 10} for i in range(STEPS * PROMPTS)]
     (directory / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    quality = {"images": ["image"], "template": "{image}1+", "greedy": True, "accept_truncated": True, "stop_after": 0}
+    quality = {
+        "images": ["image"],
+        "template": "{image}1+",
+        "greedy": True,
+        "accept_truncated": True,
+        "stop_after": 0,
+    }
     quality |= {"parser": {"pattern": "(?P<score>[0-9])"}, "scale": [0, 9]}
     job: dict[str, Any] = {
         "run": {"name": "judged", "steps": STEPS},
@@ -103,13 +113,25 @@ def write_job(directory: Path, **judged: Any) -> Path:
         "advantage": {"use": "algorithms/grpo", "config": {"group_size": GROUP}},
         "objective": {"use": "algorithms/ppo_clip"},
         "roles": {
-            "policy": {"use": "diffusion", "model": {"path": "draws"}, "config": {"learning_rate": 1e-3}},
+            "policy": {
+                "use": "diffusion",
+                "model": {"path": "draws"},
+                "config": {"learning_rate": 1e-3},
+            },
             "rollout": {"use": "diffusion", "config": {"steps": 4}},
-            "judge": {"use": "looking", "model": {"path": "judge"}, "config": {"max_new_tokens": 12}},
+            "judge": {
+                "use": "looking",
+                "model": {"path": "judge"},
+                "config": {"max_new_tokens": 12},
+            },
         },
         "rewards": {
             "quality": {"use": "genrm", "role": "judge", "config": quality | judged},
-            "seen": {"use": "core/function", "weight": 0.0, "config": {"path": "looking.py", "name": "seen"}},
+            "seen": {
+                "use": "core/function",
+                "weight": 0.0,
+                "config": {"path": "looking.py", "name": "seen"},
+            },
         },
         "local": ["looking.py"],
     }
@@ -120,7 +142,9 @@ def write_job(directory: Path, **judged: Any) -> Path:
 def run(directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gcore_core", "run", "job.yaml"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 @dataclass(frozen=True)
@@ -140,7 +164,11 @@ def test_a_judge_sees_every_image_where_the_policy_s_generator_stored_it(tmp_pat
     write_job(tmp_path)
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    rows = [row["metrics"] for row in read_metrics(tmp_path / "runs/judged/001") if "loss" in row["metrics"]]
+    rows = [
+        row["metrics"]
+        for row in read_metrics(tmp_path / "runs/judged/001")
+        if "loss" in row["metrics"]
+    ]
     assert len(rows) == STEPS
     assert any(0 < metrics["reward/quality"] < 1 for metrics in rows)
     assert all(metrics["controller/bytes_per_record"] / 2 < 1000 for metrics in rows[1:])
@@ -148,7 +176,9 @@ def test_a_judge_sees_every_image_where_the_policy_s_generator_stored_it(tmp_pat
     assert len(found.scorer) == STEPS * PROMPTS * GROUP
     stored = {(line["place"], tuple(line["image"])) for line in found.scorer}
     assert len(stored) == len(found.scorer), "every image has a place of its own"
-    assert {(line["place"], tuple(line["image"])) for line in found.judge} == stored, "and the judge read it there"
+    assert {(line["place"], tuple(line["image"])) for line in found.judge} == stored, (
+        "and the judge read it there"
+    )
     same_answers(found, tmp_path / "judge")
 
 
@@ -156,20 +186,29 @@ def same_answers(found: Told, model: Path) -> None:
     """Of the same image, in this process, the judge says the same; and not of every image."""
     assert len({line["said"] for line in found.judge}) > 1
     generator = TorchGenerator(
-        TorchGeneratorConfig(max_new_tokens=12), WorkerContext(role="judge", model={"path": str(model)})
+        TorchGeneratorConfig(max_new_tokens=12),
+        WorkerContext(role="judge", model={"path": str(model)}),
     )
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1+"}]}]
     for number, line in enumerate(found.judge[:4]):
         image = np.array(line["image"], np.uint8).reshape(8, 8, 1)
         prompt = Prompt(row=0, messages=chat)
-        generator.submit([SampleRequest(ordinal=number, sample=0, seed=0, prompt=prompt, greedy=True, images=[image])])
+        generator.submit(
+            [
+                SampleRequest(
+                    ordinal=number, sample=0, seed=0, prompt=prompt, greedy=True, images=[image]
+                )
+            ]
+        )
         ended: list[Any] = []
         while not ended:
             ended = generator.step()
         assert ended[0].columns["text"].tobytes().decode() == line["said"]
 
 
-def test_a_medium_that_the_policy_does_not_make_ends_the_run_which_names_those_there_are(tmp_path: Path) -> None:
+def test_a_medium_that_the_policy_does_not_make_ends_the_run_which_names_those_there_are(
+    tmp_path: Path,
+) -> None:
     write_job(tmp_path, images=["picture"], template="{picture}1+")
     done = run(tmp_path)
     assert done.returncode != 0
@@ -179,5 +218,9 @@ def test_a_medium_that_the_policy_does_not_make_ends_the_run_which_names_those_t
 
 def test_a_judge_that_takes_no_images_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        config.load(write_job(tmp_path), [f"local=[{fake.__file__},looking.py]", "roles.judge.use=fake"])
-    assert "rewards.quality: its prompts have images, and fake, which roles.judge uses" in str(refused.value)
+        config.load(
+            write_job(tmp_path), [f"local=[{fake.__file__},looking.py]", "roles.judge.use=fake"]
+        )
+    assert "rewards.quality: its prompts have images, and fake, which roles.judge uses" in str(
+        refused.value
+    )

@@ -1,4 +1,6 @@
-"""The judge's recipe: what the judge is taught, that its YAML is a valid job, and how good the taught judge is."""
+"""The judge's recipe: what the judge is taught, that its YAML is a valid job, and how good the
+taught judge is.
+"""
 
 from __future__ import annotations
 
@@ -51,23 +53,34 @@ class LocalRole:
         while len(found) < len(requests):
             for done in self._generator.step():
                 text = done.columns["text"].tobytes().decode() if done.columns else ""
-                found[done.request.ordinal] = Answer(text=text, status=done.status, reason=done.reason)
+                found[done.request.ordinal] = Answer(
+                    text=text, status=done.status, reason=done.reason
+                )
         return [found[i] for i in range(len(requests))]
 
 
 def make_role(plan: config.Plan, role: str, directory: Path) -> LocalRole:
-    return LocalRole(build(plan.factory(f"roles.{role}"), WorkerContext(role=role, model={"path": str(directory)})))
+    return LocalRole(
+        build(
+            plan.factory(f"roles.{role}"), WorkerContext(role=role, model={"path": str(directory)})
+        )
+    )
 
 
 def make_reward(plan: config.Plan, name: str, **context: Any) -> Any:
-    return build(plan.factory(f"rewards.{name}"), WorkerContext(role="scorer", seed=plan.at("run.seed"), **context))
+    return build(
+        plan.factory(f"rewards.{name}"),
+        WorkerContext(role="scorer", seed=plan.at("run.seed"), **context),
+    )
 
 
 def record(row: int, prompt: Prompt, answer: Answer) -> ScoredRecord:
-    return ScoredRecord(ordinal=row, sample=0, prompt=prompt, text=answer.text, status=answer.status, columns={})
+    return ScoredRecord(
+        ordinal=row, sample=0, prompt=prompt, text=answer.text, status=answer.status, columns={}
+    )
 
 
-# -- texts that teach -------------------------------------------------------------------------------------------------
+# -- texts that teach ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -97,12 +110,20 @@ def test_mistakes_of_whole_tens_are_taught_too(judge: ModuleType) -> None:
     assert ((ids[:, 2] == totals[:, 1]) & (ids[:, 1] != totals[:, 0])).sum() > 20
 
 
-# -- the job ----------------------------------------------------------------------------------------------------------
+# -- the job ---------------------------------------------------------------------------------------
 
 
 def test_the_job_is_the_quickstarts_but_for_who_rewards(plan: config.Plan) -> None:
     quickstart = config.load(RECIPES / "quickstart.yaml")
-    for key in ("controller", "data", "evaluation", "advantage", "objective", "roles.policy", "roles.rollout.config"):
+    for key in (
+        "controller",
+        "data",
+        "evaluation",
+        "advantage",
+        "objective",
+        "roles.policy",
+        "roles.rollout.config",
+    ):
         assert plan.at(key) == quickstart.at(key), key
     assert plan.at("rewards.exact.weight") == 0
     assert plan.at("rewards.judged.role") == "judge"
@@ -120,18 +141,24 @@ class Told:
         return [[Answer(text=self.says, status="finished")] for _ in questions]
 
 
-@pytest.mark.parametrize(("says", "value"), [(":0710182325y", 1.0), (":0710182325n", 0.0), (":07", None)])
-async def test_the_judge_is_asked_what_it_was_taught(plan: config.Plan, says: str, value: float | None) -> None:
+@pytest.mark.parametrize(
+    ("says", "value"), [(":0710182325y", 1.0), (":0710182325n", 0.0), (":07", None)]
+)
+async def test_the_judge_is_asked_what_it_was_taught(
+    plan: config.Plan, says: str, value: float | None
+) -> None:
     role = Told(says)
     reward = make_reward(plan, "judged", sampler=role)
     prompt = Prompt(row=0, text="7+3+8+5+2=", fields={"answer": "25"})
     texts = [("?25", "finished"), ("5", "finished"), ("?25", "truncated")]
-    scores = await reward.score([record(0, prompt, Answer(text=text, status=status)) for text, status in texts])
+    scores = await reward.score(
+        [record(0, prompt, Answer(text=text, status=status)) for text, status in texts]
+    )
     assert [score.value for score in scores] == [value, 0.0, 0.0]
     assert {question.prompt.text for question in role.questions} == {"25*7+3+8+5+2="}
 
 
-# -- the judge --------------------------------------------------------------------------------------------------------
+# -- the judge -------------------------------------------------------------------------------------
 
 
 async def test_a_parser_that_does_not_fit_the_judge_stops_the_run(
@@ -139,11 +166,17 @@ async def test_a_parser_that_does_not_fit_the_judge_stops_the_run(
 ) -> None:
     """The judge answers through the real generator; its first answers are shown."""
     judge.teach(tmp_path, {"steps": 1}, lambda share, message: None)
-    other = config.load(RECIPES / "judge.yaml", [r"rewards.judged.config.parser.pattern='Score (?P<score>\d)'"])
+    other = config.load(
+        RECIPES / "judge.yaml", [r"rewards.judged.config.parser.pattern='Score (?P<score>\d)'"]
+    )
     reward = make_reward(other, "judged", sampler=make_role(plan, "judge", tmp_path))
     prompt = Prompt(row=0, text="7+3+8+5+2=")
-    with pytest.raises(ConfigError, match="none of the first 32 answers of the judge could be parsed") as caught:
-        await reward.score([record(i, prompt, Answer(text="?25", status="finished")) for i in range(32)])
+    with pytest.raises(
+        ConfigError, match="none of the first 32 answers of the judge could be parsed"
+    ) as caught:
+        await reward.score(
+            [record(i, prompt, Answer(text="?25", status="finished")) for i in range(32)]
+        )
     assert len(caught.value.facts["answers"]) == 3
 
 
@@ -156,7 +189,9 @@ def test_an_unknown_setting_is_refused(judge: ModuleType, tmp_path: Path) -> Non
 async def test_the_taught_judge_agrees_with_the_sum_on_what_the_policy_writes(
     judge: ModuleType, plan: config.Plan, tmp_path: Path
 ) -> None:
-    """On balanced answers to held-out problems, and on samples of the policy before it learns; both at least 0.98."""
+    """On balanced answers to held-out problems, and on samples of the policy before it learns; both
+    at least 0.98.
+    """
     policy, judged = tmp_path / "policy", tmp_path / "judge"
     judge.arithmetic.teach(policy, {"seed": 0}, lambda share, message: None)
     judge.teach(judged, {"seed": 0}, lambda share, message: None)
@@ -165,10 +200,17 @@ async def test_the_taught_judge_agrees_with_the_sum_on_what_the_policy_writes(
     prompts = list(build(plan.factory("evaluation.data")))
     questions = [Question(prompt=prompt, seed=i) for i, prompt in enumerate(prompts)]
     answers = make_role(plan, "rollout", policy).answers(questions)
-    records = [record(i, prompt, answer) for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))]
-    scores = await make_reward(plan, "judged", sampler=make_role(plan, "judge", judged)).score(records)
+    records = [
+        record(i, prompt, answer)
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
+    scores = await make_reward(plan, "judged", sampler=make_role(plan, "judge", judged)).score(
+        records
+    )
     truth = make_reward(plan, "exact").score(records)
     assert all(score.status == "ok" for score in scores)
     agree = [said.value == true.value for said, true in zip(scores, truth, strict=True)]
     assert sum(agree) / len(agree) >= 0.98
-    assert 0.2 < sum(score.value for score in truth) / len(truth) < 0.6  # there is something to tell apart
+    assert (
+        0.2 < sum(score.value for score in truth) / len(truth) < 0.6
+    )  # there is something to tell apart

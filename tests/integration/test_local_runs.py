@@ -1,4 +1,6 @@
-"""Runs of fakes in real processes: the same result for any number of shards, nothing left behind, clear ends."""
+"""Runs of fakes in real processes: the same result for any number of shards, nothing left behind,
+clear ends.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from typing import Any
 
 import pytest
 
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as well.
-_spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
+# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
+# well.
+_spec = importlib.util.spec_from_file_location(
+    "local_runs", Path(__file__).with_name("local_runs.py")
+)
 assert _spec is not None and _spec.loader is not None
 runs = importlib.util.module_from_spec(_spec)
 sys.modules["local_runs"] = runs
@@ -40,7 +45,7 @@ def free_ports(count: int) -> int:
     raise AssertionError("no ports are free")
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,9 @@ def in_replicas(slots: int) -> dict[str, Any]:
     return runs.job(cluster={"devices": slots}, controller={"shards": 2}, roles={"policy": policy})
 
 
-def test_workers_that_hold_one_replica_together_get_the_same_records(alone: Any, tmp_path: Path) -> None:
+def test_workers_that_hold_one_replica_together_get_the_same_records(
+    alone: Any, tmp_path: Path
+) -> None:
     code, run = runs.finish(tmp_path, in_replicas(2))
     assert code == 0, run.output
     assert sorted(run.batches()) == sorted([*alone.batches(), *alone.batches()])
@@ -90,10 +97,12 @@ def test_workers_that_hold_one_replica_together_get_the_same_records(alone: Any,
 def test_slots_that_hold_no_whole_replicas_are_refused(tmp_path: Path) -> None:
     code, run = runs.finish(tmp_path, in_replicas(3))
     assert code == 2
-    assert "roles.policy.slots: 3 do not hold whole replicas, which take 2 slots each." in run.output
+    assert (
+        "roles.policy.slots: 3 do not hold whole replicas, which take 2 slots each." in run.output
+    )
 
 
-# -- processes --------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def test_controllers_are_processes_of_their_own_without_torch(tmp_path: Path) -> None:
@@ -104,7 +113,9 @@ def test_controllers_are_processes_of_their_own_without_torch(tmp_path: Path) ->
         controllers = {f"controller.{shard}": pids[f"controller.{shard}"] for shard in range(4)}
         assert len({*pids.values(), run.process.pid}) == len(pids) + 1
         assert set(pids) == {*controllers, "agent.0", "policy.0", "rollout.0", "scorer.0"}
-        assert sorted(runs.children(pids["agent.0"])) == sorted(set(pids.values()) - {pids["agent.0"]})
+        assert sorted(runs.children(pids["agent.0"])) == sorted(
+            set(pids.values()) - {pids["agent.0"]}
+        )
         for name, pid in controllers.items():
             maps = Path(f"/proc/{pid}/maps").read_text()
             assert "numpy" in maps, name
@@ -189,7 +200,7 @@ def test_all_workers_end_when_the_agent_is_killed_and_the_run_says_so(tmp_path: 
     assert re.search(r"^agent\.0: the process is gone$", run.output, re.MULTILINE)
 
 
-# -- workers that fail ------------------------------------------------------------------------------------------------
+# -- workers that fail -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["policy.0", "controller.1"])
@@ -229,24 +240,48 @@ def test_a_lost_trainer_or_controller_ends_a_run_without_checkpoints_which_names
             5,
             [r"^scorer\.0: ended with exit code 3 while the run was starting$"],
         ),
-        ({"rewards": {"letters": {"use": "trouble/raises"}}}, 5, [r"^scorer\.0: RuntimeError: no such device$"]),
+        (
+            {"rewards": {"letters": {"use": "trouble/raises"}}},
+            5,
+            [r"^scorer\.0: RuntimeError: no such device$"],
+        ),
         (
             {"rewards": {"letters": {"use": "trouble/noluck"}}},
             6,
-            [r"^rewarding: 6 of 6 groups could not be used$", r"^  rewards\.letters: ValueError: no luck$"],
+            [
+                r"^rewarding: 6 of 6 groups could not be used$",
+                r"^  rewards\.letters: ValueError: no luck$",
+            ],
         ),
         (
             {"rewards": {"letters": {"use": "trouble/nan"}}},
             6,
-            [r"^rewarding: 6 of 6 groups could not be used$", r"^  rewards\.letters: the reward is nan$"],
+            [
+                r"^rewarding: 6 of 6 groups could not be used$",
+                r"^  rewards\.letters: the reward is nan$",
+            ],
         ),
         (
             {"roles": {"rollout": {"use": "trouble/gap"}}},
             6,
-            [r"^step 0: generator and trainer disagree by 0\.5 in the log-prob of an action, the band is 0\.001$"],
+            [
+                (
+                    r"^step 0: generator and trainer disagree by 0\.5 in the log-prob of an "
+                    r"action, "
+                    r"the band is 0\.001$"
+                )
+            ],
         ),
     ],
-    ids=["factory-raises", "factory-leaves", "scorer-leaves", "scorer-raises", "no-luck", "nan", "gap"],
+    ids=[
+        "factory-raises",
+        "factory-leaves",
+        "scorer-leaves",
+        "scorer-raises",
+        "no-luck",
+        "nan",
+        "gap",
+    ],
 )
 @pytest.mark.parametrize("launcher", ["core/local", "core/inline"])
 def test_a_failure_ends_the_run_with_its_cause(
@@ -276,10 +311,13 @@ def test_a_scorer_that_hangs_is_started_again_and_the_run_goes_on(tmp_path: Path
     assert first["groups/quarantined"] == first["groups/dropped/reward_failed"]
     assert [row["groups/trained"] for row in (first, *others)] == [6] * 3
     assert not any("groups/quarantined" in row for row in others)
-    assert "no answer within 1 s; the scorer is started again" in (run.path / "logs" / "scorer.0.log").read_text()
+    assert (
+        "no answer within 1 s; the scorer is started again"
+        in (run.path / "logs" / "scorer.0.log").read_text()
+    )
 
 
-# -- before the first process -----------------------------------------------------------------------------------------
+# -- before the first process ----------------------------------------------------------------------
 
 
 def test_an_explicit_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
@@ -313,7 +351,9 @@ def test_a_socket_directory_whose_path_is_too_long_is_refused(tmp_path: Path) ->
 
 
 def test_a_socket_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    code, run = runs.finish(tmp_path, runs.job(launcher={"config": {"socket_dir": str(tmp_path / "absent")}}))
+    code, run = runs.finish(
+        tmp_path, runs.job(launcher={"config": {"socket_dir": str(tmp_path / "absent")}})
+    )
     assert code == 7, run.output
     assert f"launcher.config.socket_dir: {tmp_path / 'absent'}" in run.output
 

@@ -1,4 +1,6 @@
-"""An environment full of plugins, some of them broken: listing stays quick, and a run does not notice."""
+"""An environment full of plugins, some of them broken: listing stays quick, and a run does not
+notice.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ JOB = {
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledPlugins]:
-    """200 names: the broken ones end the process that imports them, the others would fail a run that imports them."""
+    """200 names: the broken ones end the process that imports them, the others would fail a run
+    that imports them.
+    """
     with InstalledPlugins(tmp_path_factory.mktemp("site")) as installed:
         names = [f"p{number:03}" for number in range(ALL)]
         for name in names:
@@ -42,7 +46,11 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledPlugins]
         for name in names[:BROKEN]:
             installed.add(name, HARMFUL)
         for name in names[BROKEN : BROKEN + CLASHING]:
-            installed.add(name, HARMFUL, Wheel(distribution=f"gcore-{name}-fork", version="2.0", module=f"fork_{name}"))
+            installed.add(
+                name,
+                HARMFUL,
+                Wheel(distribution=f"gcore-{name}-fork", version="2.0", module=f"fork_{name}"),
+            )
         rest = names[BROKEN + CLASHING :]
         for name in rest[:INCOMPATIBLE]:
             installed.add(name, HARMFUL, Wheel(requires=["gcore-core>=7,<8"]))
@@ -56,9 +64,13 @@ def environment(installed: InstalledPlugins) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def g_core(installed: InstalledPlugins, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def g_core(
+    installed: InstalledPlugins, *words: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gcore_core", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(installed))
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=environment(installed)
+    )
 
 
 def fabricated(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -80,7 +92,10 @@ def test_two_hundred_plugins_are_listed_in_a_second_with_the_right_states(
     rows = fabricated(json.loads(done.stdout))
     assert len({row["name"] for row in rows}) == ALL
     assert Counter(row["state"] for row in rows) == {
-        "ok": ALL - CLASHING - INCOMPATIBLE - UNDECLARED,  # the broken ones too: nothing was imported
+        "ok": ALL
+        - CLASHING
+        - INCOMPATIBLE
+        - UNDECLARED,  # the broken ones too: nothing was imported
         "clash": 2 * CLASHING,
         "incompatible": INCOMPATIBLE,
         "undeclared": UNDECLARED,
@@ -88,9 +103,13 @@ def test_two_hundred_plugins_are_listed_in_a_second_with_the_right_states(
     assert all(row["reason"] for row in rows if row["state"] != "ok")
 
 
-def test_check_finds_those_that_are_broken(full: InstalledPlugins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_finds_those_that_are_broken(
+    full: InstalledPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", environment(full)["PYTHONPATH"])
-    rows = [row for row in catalog.scan().plugins if row.name.startswith("p0")][: BROKEN + 2 * CLASHING + 1]
+    rows = [row for row in catalog.scan().plugins if row.name.startswith("p0")][
+        : BROKEN + 2 * CLASHING + 1
+    ]
     states = Counter(row.state for row in check_all(rows))
     # What ends its process, whatever it raised, is broken; what clashes was not tried.
     assert states == {"broken": BROKEN, "clash": 2 * CLASHING, "incompatible": 1}
@@ -112,7 +131,15 @@ def test_a_run_does_not_notice_neighbours_that_it_does_not_name(
     ("use", "code", "message"),
     [
         ("p000", 3, "gcore-p000 0.1.0"),
-        ("p020", 3, "plugin 'p020' is provided by 2 distributions: gcore-p020 0.1.0 and gcore-p020-fork 2.0."),
+        (
+            "p020",
+            3,
+            (
+                "plugin 'p020' is provided by 2 distributions: gcore-p020 0.1.0 and "
+                "gcore-p020-fork "
+                "2.0."
+            ),
+        ),
         ("p025", 3, "plugin 'p025' (gcore-p025 0.1.0) needs gcore-core>=7,<8"),
     ],
 )

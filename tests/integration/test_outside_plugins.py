@@ -1,7 +1,9 @@
-"""Five plugins written outside this repository and named in the quickstart's job: it runs as it stands.
+"""Five plugins written outside this repository and named in the quickstart's job: it runs as it
+stands.
 
-A placement policy, a balancer, a reward, an objective and a generator, a distribution each. The generator samples from
-the pushed weights of the quickstart's own small Llama, so the run is the real one: torch trains, GRPO, two controllers.
+A placement policy, a balancer, a reward, an objective and a generator, a distribution each. The
+generator samples from the pushed weights of the quickstart's own small Llama, so the run is the
+real one: torch trains, GRPO, two controllers.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Turns:
 @hookimpl
 def gcore_balancers():
     yield providers.BalancerProvider(summary="in turn", factory="gcore_turns:Turns", config=TurnsConfig)
-'''
+'''  # noqa: E501
 
 PLACEMENT = '''
 """Every role on the last devices; notes for which it decided."""
@@ -116,7 +118,7 @@ class Short:
 @hookimpl
 def gcore_rewards():
     yield providers.RewardProvider(summary="short answers", factory="gcore_short:Short", config=ShortConfig)
-'''
+'''  # noqa: E501
 
 OBJECTIVE = '''
 """REINFORCE; torch is imported by the trainer that runs it."""
@@ -251,7 +253,7 @@ class Slow:
 
     def close(self):
         pass
-'''
+'''  # noqa: E501
 
 #: plugin -> modules of its distribution
 PLUGINS = {
@@ -264,7 +266,9 @@ PLUGINS = {
 
 
 def fabricated(directory: Path) -> tuple[Path, str]:
-    """(interpreter, PYTHONPATH): this interpreter, and metadata and modules as pip would have written them."""
+    """(interpreter, PYTHONPATH): this interpreter, and metadata and modules as pip would have
+    written them.
+    """
     installed = InstalledPlugins(directory / "installed")
     for name, modules in PLUGINS.items():
         files = {f"{module}.py": source for module, source in modules.items()}
@@ -273,14 +277,22 @@ def fabricated(directory: Path) -> tuple[Path, str]:
 
 
 def by_pip(directory: Path) -> tuple[Path, str]:
-    """(interpreter, PYTHONPATH): an environment of its own with the five, which sees what is installed here as well."""
+    """(interpreter, PYTHONPATH): an environment of its own with the five, which sees what is
+    installed here as well.
+    """
     root = directory / "venv"
     venv.create(root, with_pip=True, symlinks=True)
     (site,) = root.glob("lib/python3*/site-packages")
     here = [path for path in sys.path if path.endswith("-packages")]
-    # As lines of code: a plain path would not have its own .pth files read, and these hold the editable installs.
-    (site / "here.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in here))
-    projects = [write_project(directory / f"gcore-{name}", name, modules) for name, modules in PLUGINS.items()]
+    # As lines of code: a plain path would not have its own .pth files read, and these hold the
+    # editable installs.
+    (site / "here.pth").write_text(
+        "".join(f"import site; site.addsitedir({path!r})\n" for path in here)
+    )
+    projects = [
+        write_project(directory / f"gcore-{name}", name, modules)
+        for name, modules in PLUGINS.items()
+    ]
     python = root / "bin" / "python"
     install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -310,7 +322,9 @@ def write_project(directory: Path, name: str, modules: dict[str, str]) -> Path:
 
 
 def write_job(directory: Path) -> None:
-    """The quickstart's job, shorter, with the five in the place of its own; the observer needs matplotlib."""
+    """The quickstart's job, shorter, with the five in the place of its own; the observer needs
+    matplotlib.
+    """
     job = yaml.safe_load((RECIPES / "quickstart.yaml").read_text())
     job["run"] |= {"steps": 2, "dir": str(directory / "run")}
     job["evaluation"] |= {"every": 0, "prompts": 8}
@@ -320,7 +334,10 @@ def write_job(directory: Path) -> None:
     job["placement"] = {"use": "last/devices", "config": {"note": str(directory / "placed.txt")}}
     job["balance"] = {"use": "turns", "config": {"note": str(directory / "balanced.txt")}}
     job["objective"] = {"use": "plain"}
-    job["rewards"] = {"short": {"use": "short", "config": {"limit": 20}}, "exact": job["rewards"]["exact"]}
+    job["rewards"] = {
+        "short": {"use": "short", "config": {"limit": 20}},
+        "exact": job["rewards"]["exact"],
+    }
     job["roles"]["rollout"] |= {"use": "slow", "config": {"max_new_tokens": 6}}
     text = yaml.safe_dump(job).replace("quickstart/", f"{RECIPES}/quickstart/")
     (directory / "job.yaml").write_text(text)
@@ -335,7 +352,12 @@ def test_plugins_from_outside_run_the_quickstart_when_it_names_them(
     python, path = install(tmp_path)
     write_job(tmp_path)
     cache = tmp_path / "cache"
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "G_CORE_CACHE": str(cache)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "G_CORE_CACHE": str(cache),
+    }
 
     def g_core(*words: str) -> str:
         done = subprocess.run(
@@ -351,7 +373,9 @@ def test_plugins_from_outside_run_the_quickstart_when_it_names_them(
 
     listed = {line.split()[0]: line.split()[1] for line in g_core("plugins").splitlines()[1:]}
     assert {name: listed.get(name) for name in PLUGINS} == dict.fromkeys(PLUGINS, "ok")
-    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as sockets:  # socket paths must be short
+    with tempfile.TemporaryDirectory(
+        prefix="gc-", dir="/tmp"
+    ) as sockets:  # socket paths must be short
         g_core("run", "job.yaml", f"launcher.config.socket_dir={sockets}")
 
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -363,6 +387,10 @@ def test_plugins_from_outside_run_the_quickstart_when_it_names_them(
         assert 0 < row["reward/short"] < 1, "the reward"
         assert row["outside"] == 1, "the objective"
         assert 0 < row["length"] <= 6, "the generator, with its setting"
-        assert row["logprob_gap_max"] < 1e-4, "the generator, with the weights pushed after each step"
-    assert (tmp_path / "balanced.txt").read_text() == "16 records\n" * 4, "the balancer: 2 steps of 2 minibatches"
+        assert row["logprob_gap_max"] < 1e-4, (
+            "the generator, with the weights pushed after each step"
+        )
+    assert (tmp_path / "balanced.txt").read_text() == "16 records\n" * 4, (
+        "the balancer: 2 steps of 2 minibatches"
+    )
     assert (tmp_path / "placed.txt").read_text() == "policy rollout\n", "the placement policy"

@@ -1,4 +1,6 @@
-"""Roles in interpreters of their own: two environments that hold different versions of one dependency."""
+"""Roles in interpreters of their own: two environments that hold different versions of one
+dependency.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def gcore_generators():
         summary="-", factory="gcore_telling_engine:Generator", config=FakeGeneratorConfig,
         capabilities=frozenset({"weights.push", "weights.fingerprint"}), needs=("gcore-dummy>=1",)
     )
-"""
+"""  # noqa: E501
 
 ENGINE = """
 import sys
@@ -68,7 +70,7 @@ class Generator(fake.FakeGenerator):
     def __init__(self, config, context):
         tell(context)
         super().__init__(config, context)
-"""
+"""  # noqa: E501
 
 JOB = {
     "run": {"name": "apart", "steps": 2},
@@ -84,7 +86,9 @@ JOB = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job runs: ``here`` is what the supervisor's interpreter has besides, a and b are the roles' own."""
+    """Where a job runs: ``here`` is what the supervisor's interpreter has besides, a and b are the
+    roles' own.
+    """
 
     directory: Path
     here: InstalledPlugins
@@ -92,11 +96,18 @@ class Place:
     b: Path
 
     def g_core(self, verb: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-        job = {**JOB, "roles": {"policy": {"use": "telling", "python": str(self.a)},
-                                "rollout": {"use": "telling", "python": str(self.b)}}}  # fmt: skip
+        job = {
+            **JOB,
+            "roles": {
+                "policy": {"use": "telling", "python": str(self.a)},
+                "rollout": {"use": "telling", "python": str(self.b)},
+            },
+        }
         (self.directory / "job.yaml").write_text(json.dumps(job))
         path = os.pathsep.join((str(self.here.directory), str(REPOSITORY)))
-        with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as sockets:  # socket paths must be short
+        with tempfile.TemporaryDirectory(
+            prefix="gc-", dir="/tmp"
+        ) as sockets:  # socket paths must be short
             inline = "launcher.use=core/inline" in overrides
             place = [] if inline else [f"launcher.config.socket_dir={sockets}"]
             return subprocess.run(
@@ -113,15 +124,22 @@ class Place:
 
 
 def environment(root: Path, dummy: str, plugin: str = "0.1.0") -> Path:
-    """A real virtual environment. Its light dependencies are this interpreter's, by a .pth file, so that it is made in
-    a fraction of a second; the core's metadata, the plugin and its dependency are its own."""
+    """A real virtual environment. Its light dependencies are this interpreter's, by a .pth file, so
+    that it is made in a fraction of a second; the core's metadata, the plugin and its dependency
+    are its own.
+    """
     venv.create(root, symlinks=True)
     (site,) = root.glob("lib/python3*/site-packages")
     libraries = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "shared.pth").write_text("\n".join([str(REPOSITORY), *sorted(libraries)]) + "\n")
     installed = InstalledPlugins(site)
-    installed.add("core", wheel=Wheel(distribution="gcore-core", version=__version__, module="core_of_the_test"))
-    installed.add("telling", PLUGIN, Wheel(version=plugin), files={"gcore_telling_engine.py": ENGINE})
+    installed.add(
+        "core",
+        wheel=Wheel(distribution="gcore-core", version=__version__, module="core_of_the_test"),
+    )
+    installed.add(
+        "telling", PLUGIN, Wheel(version=plugin), files={"gcore_telling_engine.py": ENGINE}
+    )
     add_dummy(site, dummy)
     return root / "bin" / "python"
 
@@ -129,7 +147,9 @@ def environment(root: Path, dummy: str, plugin: str = "0.1.0") -> Path:
 def add_dummy(site: Path, version: str) -> None:
     info = site / f"gcore_dummy-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: gcore-dummy\nVersion: {version}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: gcore-dummy\nVersion: {version}\n"
+    )
     (site / "gcore_dummy.py").write_text(f"VERSION = {version!r}\n")
 
 
@@ -137,7 +157,9 @@ def add_dummy(site: Path, version: str) -> None:
 def place(tmp_path: Path) -> Place:
     here = InstalledPlugins(tmp_path / "here")
     here.add("telling", PLUGIN)  # light: its engine and the dependency are not here
-    return Place(tmp_path, here, environment(tmp_path / "a", "1.0"), environment(tmp_path / "b", "2.0"))
+    return Place(
+        tmp_path, here, environment(tmp_path / "a", "1.0"), environment(tmp_path / "b", "2.0")
+    )
 
 
 def test_each_role_sees_the_version_in_its_own_environment(place: Place) -> None:
@@ -145,9 +167,15 @@ def test_each_role_sees_the_version_in_its_own_environment(place: Place) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     policy, rollout = place.told("policy"), place.told("rollout")
     assert (policy["dummy"], policy["installed"], policy["python"]) == ("1.0", "1.0", str(place.a))
-    assert (rollout["dummy"], rollout["installed"], rollout["python"]) == ("2.0", "2.0", str(place.b))
+    assert (rollout["dummy"], rollout["installed"], rollout["python"]) == (
+        "2.0",
+        "2.0",
+        str(place.b),
+    )
     for told in (policy, rollout):
-        assert str(place.here.directory) not in told["path"], "this interpreter's modules are not given to another"
+        assert str(place.here.directory) not in told["path"], (
+            "this interpreter's modules are not given to another"
+        )
 
 
 def test_a_worker_has_the_light_core_only_until_it_imports_its_factory(place: Place) -> None:
@@ -157,8 +185,16 @@ def test_a_worker_has_the_light_core_only_until_it_imports_its_factory(place: Pl
     foreign = {name.partition(".")[0] for name in before} - set(sys.stdlib_module_names)
     # What carries messages and columns, and nothing of what configures a job or of an engine.
     carries = {"msgspec", "numpy", "typing_extensions", "xxhash"}
-    assert {name for name in foreign if name[0] != "_"} <= carries | {"gcore_core", "gcore_telling_engine"}
-    assert not {"gcore_core.plugins", "gcore_core.config", "gcore_core.catalog", "gcore_core.hookspecs"} & set(before)
+    assert {name for name in foreign if name[0] != "_"} <= carries | {
+        "gcore_core",
+        "gcore_telling_engine",
+    }
+    assert not {
+        "gcore_core.plugins",
+        "gcore_core.config",
+        "gcore_core.catalog",
+        "gcore_core.hookspecs",
+    } & set(before)
 
 
 @pytest.mark.parametrize("verb", ["check", "run"])
@@ -189,7 +225,9 @@ def test_an_engine_that_is_missing_in_a_roles_interpreter_is_named_with_the_comm
     ]
 
 
-def test_an_interpreter_whose_metadata_lies_is_caught_by_the_handshake(place: Place, tmp_path: Path) -> None:
+def test_an_interpreter_whose_metadata_lies_is_caught_by_the_handshake(
+    place: Place, tmp_path: Path
+) -> None:
     """Its files say 0.1.0 when the job is checked; the process that is started then finds 0.2.0."""
     (site,) = tmp_path.glob("b/lib/python3*/site-packages")
     hidden = InstalledPlugins(tmp_path / "hidden")
@@ -203,7 +241,9 @@ def test_an_interpreter_whose_metadata_lies_is_caught_by_the_handshake(place: Pl
         f"  0.1.0 for {sys.executable}",
         f"  install the same: {place.b} -m pip install gcore-telling==0.1.0",
     ]
-    assert not (tmp_path / "runs/apart/001/rollout.json").exists(), "it ended before it imported its factory"
+    assert not (tmp_path / "runs/apart/001/rollout.json").exists(), (
+        "it ended before it imported its factory"
+    )
 
 
 def test_an_interpreter_that_cannot_be_started_is_named(place: Place) -> None:
@@ -212,7 +252,10 @@ def test_an_interpreter_that_cannot_be_started_is_named(place: Place) -> None:
     place.b.chmod(0o755)
     done = place.g_core("run")
     assert done.returncode == 5, done.stdout + done.stderr
-    assert f"roles.rollout.python: {place.b} cannot be started: No such file or directory." in done.stderr
+    assert (
+        f"roles.rollout.python: {place.b} cannot be started: No such file or directory."
+        in done.stderr
+    )
 
 
 def test_with_everything_in_one_process_no_role_has_its_own_interpreter(place: Place) -> None:
@@ -220,7 +263,7 @@ def test_with_everything_in_one_process_no_role_has_its_own_interpreter(place: P
     assert done.returncode == 2 and "roles.policy.python: " in done.stderr, done.stderr
 
 
-# -- with pip ---------------------------------------------------------------------------------------------------------
+# -- with pip --------------------------------------------------------------------------------------
 
 PROJECT = """
 [build-system]
@@ -241,8 +284,12 @@ def project(root: Path, name: str, version: str, files: dict[str, str], entry: s
     root.mkdir()
     requires = '["gcore-core>=0.1,<0.2"]' if entry else "[]"
     modules = json.dumps([file.removesuffix(".py") for file in files])
-    text = PROJECT.format(name=name, version=version, requires=requires, entry=entry, modules=modules)
-    (root / "pyproject.toml").write_text(text if entry else text.replace("[project.entry-points.gcore]\n", ""))
+    text = PROJECT.format(
+        name=name, version=version, requires=requires, entry=entry, modules=modules
+    )
+    (root / "pyproject.toml").write_text(
+        text if entry else text.replace("[project.entry-points.gcore]\n", "")
+    )
     for file, source in files.items():
         (root / file).write_text(source)
     return root
@@ -253,15 +300,22 @@ def by_pip(tmp_path: Path) -> Iterator[Place]:
     """Everything installed by pip, into environments that share nothing with this one."""
     core = tmp_path / "core"
     core.mkdir()
-    shutil.copytree(REPOSITORY / "gcore_core", core / "gcore_core", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "gcore_core", core / "gcore_core", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, core)
     files = {"gcore_telling.py": PLUGIN, "gcore_telling_engine.py": ENGINE}
-    plugin = project(tmp_path / "telling", "gcore-telling", "0.1.0", files, 'telling = "gcore_telling"')
+    plugin = project(
+        tmp_path / "telling", "gcore-telling", "0.1.0", files, 'telling = "gcore_telling"'
+    )
     pythons = []
     for name, version in (("a", "1.0"), ("b", "2.0")):
         dummy = project(
-            tmp_path / f"dummy-{name}", "gcore-dummy", version, {"gcore_dummy.py": f"VERSION = '{version}'"}
+            tmp_path / f"dummy-{name}",
+            "gcore-dummy",
+            version,
+            {"gcore_dummy.py": f"VERSION = '{version}'"},
         )
         venv.create(tmp_path / name, with_pip=True, symlinks=True)
         python = tmp_path / name / "bin" / "python"
@@ -283,10 +337,15 @@ def test_environments_made_by_pip_hold_different_versions_of_a_dependency(by_pip
     assert done.returncode == 0, done.stdout + done.stderr
     assert (by_pip.told("policy")["dummy"], by_pip.told("rollout")["dummy"]) == ("1.0", "2.0")
     listed = subprocess.run(
-        [by_pip.a, "-m", "gcore_core", "plugins", "list"], capture_output=True, text=True, env=clean()
+        [by_pip.a, "-m", "gcore_core", "plugins", "list"],
+        capture_output=True,
+        text=True,
+        env=clean(),
     )
     told = subprocess.run(
         [sys.executable, "-m", "gcore_core", "plugins", "list", "--python", str(by_pip.a)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
     assert listed.stdout == told.stdout and "gcore-telling" in told.stdout

@@ -1,4 +1,6 @@
-"""Pushes between worker processes of their own, over unix sockets, one of which is killed in the middle."""
+"""Pushes between worker processes of their own, over unix sockets, one of which is killed in the
+middle.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class Generator(fake.FakeGenerator):
         if (self._pipes / "halted").exists():
             (self._pipes / "halted").write_text("in the middle")  # somebody reads it
             (self._pipes / "never").read_text()  # nobody writes it
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture
@@ -57,7 +59,9 @@ def opened(attempt: int) -> OpenPush:
 
 
 async def test_a_generator_killed_in_a_push_leaves_the_trainer_able_to_push(site: PushSite) -> None:
-    """The survivor is freed by the next attempt; the killed one's replacement and it hold the trainer's bytes."""
+    """The survivor is freed by the next attempt; the killed one's replacement and it hold the
+    trainer's bytes.
+    """
     async with asyncio.timeout(PATIENCE_S):
         halted = asyncio.Event()
         for pipe in ("halted", "never"):

@@ -1,4 +1,6 @@
-"""The quickstart recipe: its data, its rewards, the model it starts from, and that its YAML is a valid job."""
+"""The quickstart recipe: its data, its rewards, the model it starts from, and that its YAML is a
+valid job.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def prompts(name: str) -> list[str]:
     return [json.loads(line)["prompt"] for line in (FILE.parent / name).read_text().splitlines()]
 
 
-# -- data -------------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 def test_the_committed_files_are_what_the_script_writes(task: ModuleType, tmp_path: Path) -> None:
@@ -65,13 +67,15 @@ def test_every_answer_is_the_sum_in_two_digits(tmp_path: Path) -> None:
             assert row.fields == {"answer": f"{sum(map(int, row.text[:-1].split('+'))):02d}"}
 
 
-# -- texts that teach -------------------------------------------------------------------------------------------------
+# -- texts that teach ------------------------------------------------------------------------------
 
 
 def test_teaching_texts_are_honest_and_hold_no_held_out_problem(task: ModuleType) -> None:
     pytest.importorskip("tokenizers")
     tokenizer = task._tokenizer()
-    heldout = {task.prompt_of(problem) for problem in range(task.PROBLEMS) if task.is_held_out(problem)}
+    heldout = {
+        task.prompt_of(problem) for problem in range(task.PROBLEMS) if task.is_held_out(problem)
+    }
     assert set(prompts("heldout.jsonl")) <= heldout
     worked_texts = texts = 0
     for batch in task._batches(seed=3, steps=20):
@@ -97,7 +101,7 @@ def test_teaching_texts_repeat_with_the_seed(task: ModuleType) -> None:
     assert first == again != other
 
 
-# -- rewards ----------------------------------------------------------------------------------------------------------
+# -- rewards ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -112,17 +116,21 @@ def test_teaching_texts_repeat_with_the_seed(task: ModuleType) -> None:
         ("", "finished", 0, 0),
     ],
 )
-def test_rewards_want_the_sum_at_the_end(text: str, status: str, exact: float, worked: float) -> None:
+def test_rewards_want_the_sum_at_the_end(
+    text: str, status: str, exact: float, worked: float
+) -> None:
     prompt = Prompt(row=0, text="7+3+8+5+2=", fields={"answer": "25"})
     record = ScoredRecord(ordinal=0, sample=0, prompt=prompt, text=text, status=status, columns={})
     values = []
     for name in ("exact", "shows_work"):
-        scorer = FunctionScorer(FunctionRewardConfig(path=str(FILE), name=name), WorkerContext(role="scorer"))
+        scorer = FunctionScorer(
+            FunctionRewardConfig(path=str(FILE), name=name), WorkerContext(role="scorer")
+        )
         values.append(scorer.score([record])[0].value)
     assert values == [exact, worked]
 
 
-# -- the job ----------------------------------------------------------------------------------------------------------
+# -- the job ---------------------------------------------------------------------------------------
 
 
 def test_the_yaml_is_a_valid_job_that_sees_fewer_prompts_than_there_are() -> None:
@@ -136,7 +144,7 @@ def test_the_yaml_is_a_valid_job_that_sees_fewer_prompts_than_there_are() -> Non
     assert plan.at("roles.rollout.config.max_new_tokens") >= longest
 
 
-# -- the model --------------------------------------------------------------------------------------------------------
+# -- the model -------------------------------------------------------------------------------------
 
 
 def taught(tmp_path: Path, **settings: Any) -> Path:
@@ -145,7 +153,9 @@ def taught(tmp_path: Path, **settings: Any) -> Path:
     return make_model(make, tmp_path, lambda share, message: None)
 
 
-def test_the_model_loads_from_its_directory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_loads_from_its_directory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = taught(tmp_path, steps=2)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -157,7 +167,10 @@ def test_the_model_loads_from_its_directory_alone(tmp_path: Path, monkeypatch: p
     assert tokenizer.decode(ids) == "<bos>7+3="
     assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == "7+3="
     assert tokenizer("7 3").input_ids.count(tokenizer.unk_token_id) == 1
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (model.config.eos_token_id, model.config.pad_token_id)
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (
+        model.config.eos_token_id,
+        model.config.pad_token_id,
+    )
     assert sum(parameter.numel() for parameter in model.parameters()) == 134_208
     assert model.config.head_dim == 32
     assert len(tokenizer) == model.config.vocab_size
@@ -170,7 +183,9 @@ def test_an_unknown_setting_is_refused(task: ModuleType, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_taught_model_guesses_by_habit_but_can_work(tmp_path: Path) -> None:
-    """Greedy answers are guesses; three sampled answers in ten are worked, and those are right nine times in ten."""
+    """Greedy answers are guesses; three sampled answers in ten are worked, and those are right nine
+    times in ten.
+    """
     directory = taught(tmp_path, seed=0)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -182,9 +197,15 @@ def test_the_taught_model_guesses_by_habit_but_can_work(tmp_path: Path) -> None:
 
     def answers(**how: Any) -> list[str]:
         ids = model.generate(
-            batch["input_ids"], attention_mask=batch["attention_mask"], max_new_tokens=14, pad_token_id=0, **how
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=14,
+            pad_token_id=0,
+            **how,
         )
-        return tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        return tokenizer.batch_decode(
+            ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
+        )
 
     def right(texts: list[str]) -> list[bool]:
         return [text[-2:] == row["answer"] for text, row in zip(texts, rows, strict=True)]

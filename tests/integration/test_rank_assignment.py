@@ -1,4 +1,6 @@
-"""Which rank has a record, in which order and in which micro-batch, changes neither loss nor gradient of an update."""
+"""Which rank has a record, in which order and in which micro-batch, changes neither loss nor
+gradient of an update.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 CPU = torch.device("cpu")
-MAKES = {"ppo_clip": (PpoClip, PpoClipConfig), "gspo": (Gspo, GspoConfig), "cispo": (Cispo, CispoConfig)}
-#: Relative to the norm of the gradient. In float32 sums in another order differ by a few units in the last place, 6e-8.
+MAKES = {
+    "ppo_clip": (PpoClip, PpoClipConfig),
+    "gspo": (Gspo, GspoConfig),
+    "cispo": (Cispo, CispoConfig),
+}
+#: Relative to the norm of the gradient. In float32 sums in another order differ by a few units in
+#: the last place, 6e-8.
 FLOAT32, FLOAT64 = 1e-6, 1e-12
 
 
@@ -32,7 +39,9 @@ def policy(family: str) -> Policy:
 
 @cache
 def records(family: str) -> tuple[list[Sample], dict[str, list[np.ndarray]]]:
-    """Four groups of three; advantages, and a rollout and a reference that are a little off the policy."""
+    """Four groups of three; advantages, and a rollout and a reference that are a little off the
+    policy.
+    """
     draw = np.random.default_rng(1)
     samples: list[Sample] = []
     for group in range(4):
@@ -45,7 +54,9 @@ def records(family: str) -> tuple[list[Sample], dict[str, list[np.ndarray]]]:
                 "logp": np.zeros(actions, np.float32),
                 "temperature": np.ones((), np.float32),
             }
-            samples.append(Sample(index=len(samples), ordinal=group, prompt=prompt, columns=columns))
+            samples.append(
+                Sample(index=len(samples), ordinal=group, prompt=prompt, columns=columns)
+            )
     told: dict[str, list[np.ndarray]] = {"rollout_logp": [], "ref_logp": [], "advantage": []}
     with torch.no_grad():
         for sample in samples:
@@ -61,13 +72,22 @@ def logp_of(model: Policy, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
     """What ``Policy`` gives; in float64 without its rounding of the logits to float32."""
     if dtype == torch.float32:
         return model(batch)[0]
-    extra = {} if batch.mask is None else {"attention_mask": batch.mask.to(dtype), "position_ids": batch.positions}
-    logits = model.model(input_ids=batch.ids, use_cache=False, **extra).logits.flatten(0, 1)[batch.predict]
+    extra = (
+        {}
+        if batch.mask is None
+        else {"attention_mask": batch.mask.to(dtype), "position_ids": batch.positions}
+    )
+    logits = model.model(input_ids=batch.ids, use_cache=False, **extra).logits.flatten(0, 1)[
+        batch.predict
+    ]
     return logits.log_softmax(-1).gather(1, batch.targets[:, None]).squeeze(1)
 
 
-def update(family: str, objective, ranks, layout: str, budget: int, dtype=torch.float32) -> tuple[float, torch.Tensor]:
-    """Loss and gradient as trainers form them: sums over micro-batches and ranks, over the sum of all weights.
+def update(
+    family: str, objective, ranks, layout: str, budget: int, dtype=torch.float32
+) -> tuple[float, torch.Tensor]:
+    """Loss and gradient as trainers form them: sums over micro-batches and ranks, over the sum of
+    all weights.
 
     ranks: the records of each, in its order.
     """
@@ -78,12 +98,18 @@ def update(family: str, objective, ranks, layout: str, budget: int, dtype=torch.
         for batch in micro_batches([samples[i] for i in part], layout, budget, CPU):
             columns = {"record": batch.columns["record"], "mask": batch.columns["mask"]}
             for name, values in told.items():
-                columns[name] = torch.tensor(np.concatenate([values[i] for i in batch.index]), dtype=dtype)
-            loss_sum, weight_sum, _ = objective.loss(columns, {"logp": logp_of(model, batch, dtype)})
+                columns[name] = torch.tensor(
+                    np.concatenate([values[i] for i in batch.index]), dtype=dtype
+                )
+            loss_sum, weight_sum, _ = objective.loss(
+                columns, {"logp": logp_of(model, batch, dtype)}
+            )
             loss_sum.backward()
             loss, weight = loss + float(loss_sum.detach()), weight + float(weight_sum)
         if part:
-            gradient = gradient + torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+            gradient = gradient + torch.cat(
+                [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+            )
     return loss / weight, gradient / weight
 
 
@@ -94,7 +120,9 @@ def objective_of(name: str, kl: bool, normalise: str):
 
 
 @cache
-def expected(family: str, name: str, kl: bool, normalise: str, dtype: torch.dtype) -> tuple[float, torch.Tensor]:
+def expected(
+    family: str, name: str, kl: bool, normalise: str, dtype: torch.dtype
+) -> tuple[float, torch.Tensor]:
     """One rank, one micro-batch, a row for each record."""
     return update(family, objective_of(name, kl, normalise), [range(12)], "padded", 10**6, dtype)
 
@@ -102,7 +130,9 @@ def expected(family: str, name: str, kl: bool, normalise: str, dtype: torch.dtyp
 def scattered(data: st.DataObject) -> list[list[int]]:
     """Some permutation of the records over some ranks, of which some may have none."""
     order = data.draw(st.permutations(range(12)))
-    rank = data.draw(st.lists(st.integers(0, data.draw(st.integers(0, 4))), min_size=12, max_size=12))
+    rank = data.draw(
+        st.lists(st.integers(0, data.draw(st.integers(0, 4))), min_size=12, max_size=12)
+    )
     return [[i for i in order if rank[i] == r] for r in range(5)]
 
 
@@ -129,7 +159,9 @@ def test_an_update_is_the_same_for_every_assignment_order_and_packing(name, norm
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_in_float64_it_is_the_same_to_the_last_digits(name, data):
-    """So what is left in float32 is rounding. With GPT-2, whose norms do not round to float32 on the way."""
+    """So what is left in float32 is rounding. With GPT-2, whose norms do not round to float32 on
+    the way.
+    """
     ranks, layout = scattered(data), data.draw(st.sampled_from(["shared", "padded"]))
     budget = data.draw(st.sampled_from([1, 40, 10**6]))
     found = update("gpt2", objective_of(name, True, "token"), ranks, layout, budget, torch.float64)

@@ -1,4 +1,6 @@
-"""A run that was killed goes on: the same prompts, the same weights, on other numbers of processes too."""
+"""A run that was killed goes on: the same prompts, the same weights, on other numbers of processes
+too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
+_spec = importlib.util.spec_from_file_location(
+    "local_runs", Path(__file__).with_name("local_runs.py")
+)
 assert _spec is not None and _spec.loader is not None
 runs = importlib.util.module_from_spec(_spec)
 sys.modules["local_runs"] = runs
@@ -43,9 +47,18 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def resumed(run: Any, *overrides: str) -> Iterator[subprocess.Popen[str]]:
     """``g-core resume``, just started; it has ended when the block does."""
     process = subprocess.Popen(
-        [sys.executable, "-u", *f"-m gcore_core resume {run.path} launcher.config.socket_dir=/tmp".split(), *overrides],
+        [
+            sys.executable,
+            "-u",
+            *f"-m gcore_core resume {run.path} launcher.config.socket_dir=/tmp".split(),
+            *overrides,
+        ],
         cwd=run.directory,
-        env={**os.environ, "PYTHONPATH": f"{runs.REPOSITORY}:{run.directory}", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{runs.REPOSITORY}:{run.directory}",
+            "OMP_NUM_THREADS": "1",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -72,7 +85,9 @@ def killed_at(directory: Path, step: int) -> Any:
 
 
 def last_batches(run: Any) -> dict[int, list[list[int]]]:
-    """What each step trained on, by its lowest ordinal; of a step that was made twice, the latest."""
+    """What each step trained on, by its lowest ordinal; of a step that was made twice, the
+    latest.
+    """
     return {min(ordinal for ordinal, _ in batch): batch for batch in run.batches()}
 
 
@@ -81,7 +96,9 @@ def last_batches(run: Any) -> dict[int, list[list[int]]]:
     [[], ["controller.shards=1"], ["controller.shards=4", "roles.rollout.slots=2"]],
     ids=["as it was", "one shard", "four shards, two replicas"],
 )
-def test_a_resumed_run_ends_as_if_it_had_not_been_killed(overrides: list[str], calm: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_as_if_it_had_not_been_killed(
+    overrides: list[str], calm: Any, tmp_path: Path
+) -> None:
     run = killed_at(tmp_path, 3)
     done = resume(run, *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -120,7 +137,9 @@ def wait_for(run: Any, name: str) -> None:
 
 
 def saved(run: Any) -> list[str]:
-    return sorted(path.name for path in (run.path / "checkpoints").glob("step-*") if path.name[-1].isdigit())
+    return sorted(
+        path.name for path in (run.path / "checkpoints").glob("step-*") if path.name[-1].isdigit()
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -157,7 +176,10 @@ def test_a_run_that_is_told_to_end_saves_its_last_finished_step(
 @pytest.mark.slow
 def test_a_run_that_is_ended_again_and_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     steps, draw = 60, random.Random(1)
-    job = config() | {"run": {**config()["run"], "steps": steps}, "checkpoint": {"every": 3, "last": steps}}
+    job = config() | {
+        "run": {**config()["run"], "steps": steps},
+        "checkpoint": {"every": 3, "last": steps},
+    }
     code, still = runs.finish(tmp_path / "calm", job)
     assert code == 0, still.output
     with runs.running(tmp_path / "ended", job) as run:
@@ -173,8 +195,12 @@ def test_a_run_that_is_ended_again_and_again_ends_as_if_it_had_not_been(tmp_path
             time.sleep(draw.uniform(0, 0.3))  # anywhere in a step, or in a save
             process.send_signal(draw.choice([signal.SIGTERM, signal.SIGINT]))
             code = process.wait(30)
-            over = saved(run)[-1] == f"step-{steps:06d}"  # then nobody listens for a signal any more
-            assert code in (130, 143, 0) or (over and code in (-signal.SIGTERM, -signal.SIGINT)), process.communicate()
+            over = (
+                saved(run)[-1] == f"step-{steps:06d}"
+            )  # then nobody listens for a signal any more
+            assert code in (130, 143, 0) or (over and code in (-signal.SIGTERM, -signal.SIGINT)), (
+                process.communicate()
+            )
     assert found == sorted(set(found)), "each time a step further"
     assert len(found) > 3
     assert resume(run).returncode == 0
@@ -201,7 +227,9 @@ def test_a_training_that_does_not_end_in_time_is_given_up(calm: Any, tmp_path: P
         os.kill(run.process.pid, signal.SIGINT)
         assert run.wait() == 130, run.output
         assert time.monotonic() - began_s < 10
-    assert saved(run) == ["step-000001"], "the save of the second step was to be finished after the third"
+    assert saved(run) == ["step-000001"], (
+        "the save of the second step was to be finished after the third"
+    )
     (tmp_path / "go on").touch()
     assert resume(run).returncode == 0
     assert run.weights() == calm.weights()
@@ -222,7 +250,9 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
 
 def groups(run: Any) -> dict[int, dict[str, float]]:
     """The group counts of each step that was made, as it was made last."""
-    counts = {row["step"]: row["metrics"] for row in run.metrics() if "groups/issued" in row["metrics"]}
+    counts = {
+        row["step"]: row["metrics"] for row in run.metrics() if "groups/issued" in row["metrics"]
+    }
     return {
         step: {name[7:]: round(value) for name, value in row.items() if name.startswith("groups/")}
         for step, row in counts.items()
@@ -249,14 +279,18 @@ def carrying(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "checkpoint": {"every": 1, "last": 100},
         "rewards": {"looks": {"use": "trouble/looks"}},
     }
-    job = runs.job(**changes) | {"roles": {"policy": {"use": "trouble/told"}, "rollout": {"use": "trouble/pictures"}}}
+    job = runs.job(**changes) | {
+        "roles": {"policy": {"use": "trouble/told"}, "rollout": {"use": "trouble/pictures"}}
+    }
     code, run = runs.finish(tmp_path_factory.mktemp("carrying"), job)
     assert code == 0, run.output
     return run
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_a_resumed_run_begins_with_the_groups_that_were_left_over(shards: int, carrying: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_begins_with_the_groups_that_were_left_over(
+    shards: int, carrying: Any, tmp_path: Path
+) -> None:
     """Each with its columns, its picture and its scores, whatever the number of controllers."""
     shutil.copytree(carrying.directory, tmp_path / "again")
     run = replace(carrying, directory=tmp_path / "again")
@@ -269,8 +303,12 @@ def test_a_resumed_run_begins_with_the_groups_that_were_left_over(shards: int, c
     done = resume(run, f"controller.shards={shards}", f"run.steps={step + 3}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert stale(run)[step] == before[step], "the same groups, the same columns"
-    manifest = json.loads((run.path / "checkpoints" / f"step-{step:06d}" / "manifest.json").read_text())
-    assert {"surplus/headers.msgpack", "surplus/columns", "surplus/media"} <= manifest["parts"].keys()
+    manifest = json.loads(
+        (run.path / "checkpoints" / f"step-{step:06d}" / "manifest.json").read_text()
+    )
+    assert {"surplus/headers.msgpack", "surplus/columns", "surplus/media"} <= manifest[
+        "parts"
+    ].keys()
     again = groups(run)
     for counts in again.values():
         dropped = sum(value for name, value in counts.items() if name.startswith("dropped/"))
@@ -282,7 +320,9 @@ def test_a_resumed_run_begins_with_the_groups_that_were_left_over(shards: int, c
 
 
 def test_what_a_balancer_has_learned_is_known_to_the_resumed_run(tmp_path: Path) -> None:
-    job = runs.job(run={"steps": STEPS}, checkpoint={"every": 1}) | {"balance": {"use": "balance/cost"}}
+    job = runs.job(run={"steps": STEPS}, checkpoint={"every": 1}) | {
+        "balance": {"use": "balance/cost"}
+    }
     with runs.running(tmp_path, job) as run:
         run.read_until(f"step 3/{STEPS}")
         run.process.kill()
@@ -310,9 +350,13 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
     assert "there is no run" in resume(run).stderr
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(calm: Any, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(
+    calm: Any, tmp_path: Path
+) -> None:
     run = killed_at(tmp_path, 4)
-    newest = sorted(path for path in (run.path / "checkpoints").glob("step-*") if path.name[-1].isdigit())[-1]
+    newest = sorted(
+        path for path in (run.path / "checkpoints").glob("step-*") if path.name[-1].isdigit()
+    )[-1]
     with next(newest.glob("policy/*")).open("r+b") as file:
         file.write(b"\xff" * 8)
     done = resume(run)

@@ -1,4 +1,6 @@
-"""What ``g-core plugins new`` writes fails its contract until the marked lines are filled in, and passes it then."""
+"""What ``g-core plugins new`` writes fails its contract until the marked lines are filled in, and
+passes it then.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ ANSWERS = {
         """
         cells = {role: tuple(Cell((device,)) for device in devices[:slots]) for role, slots in window.slots.items()}
         return Decision(partition=partition or Partition(cells))
-        """
+        """  # noqa: E501
     ],
     "advantage": ["return rewards - rewards.mean() if np.ptp(rewards) else np.zeros(len(rewards))"],
     "objective": [
@@ -50,7 +52,9 @@ ANSWERS = {
         return -torch.minimum(ratio * advantage, clipped * advantage)
         """
     ],
-    "observer": ["with file.open('a') as lines:\n    lines.write(f'{report.step} {report.metrics}\\n')"],
+    "observer": [
+        "with file.open('a') as lines:\n    lines.write(f'{report.step} {report.metrics}\\n')"
+    ],
     "launcher": ["return self._local.site(names, supervisor, logs)"],
     "generator": [
         """
@@ -100,7 +104,9 @@ def fill_in(directory: Path, answers: list[str]) -> None:
 
 
 @pytest.fixture
-def written(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Path, dict[str, str]]]:
+def written(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Path, dict[str, str]]]:
     """A new plugin, installed by its metadata alone: (directory, environment)."""
     directory = scaffold.write("scaffolded", request.param, tmp_path / "gcore-scaffolded").directory
     project = tomllib.loads((directory / "pyproject.toml").read_text())["project"]
@@ -108,10 +114,15 @@ def written(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Pa
     site.add("scaffolded", wheel=Wheel(requires=project["dependencies"]))
     (site.directory / "gcore_scaffolded.py").unlink()
     path = os.pathsep.join((str(site.directory), str(directory), str(REPOSITORY)))
-    yield directory, {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    yield (
+        directory,
+        {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
+    )
 
 
-def run_tests(directory: Path, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def run_tests(
+    directory: Path, environment: dict[str, str], *words: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
 
@@ -138,7 +149,16 @@ def test_every_kind_is_answered_here() -> None:
 def test_a_new_plugin_has_the_style_of_the_project(kind: str, tmp_path: Path) -> None:
     directory = scaffold.write("scaffolded", kind, tmp_path / "new").directory
     for words in (["format", "--check"], ["check", "--select", "E,F,B,UP"]):
-        command = [sys.executable, "-m", "ruff", *words, "--isolated", "--line-length", "120", str(directory)]
+        command = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *words,
+            "--isolated",
+            "--line-length",
+            "120",
+            str(directory),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -147,7 +167,9 @@ def test_a_new_plugin_has_the_style_of_the_project(kind: str, tmp_path: Path) ->
 def test_pip_installs_a_new_plugin_into_a_fresh_environment(tmp_path: Path) -> None:
     core = tmp_path / "core"
     core.mkdir()
-    shutil.copytree(REPOSITORY / "gcore_core", core / "gcore_core", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "gcore_core", core / "gcore_core", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, core)
     venv.create(tmp_path / "env", with_pip=True, symlinks=True)
@@ -163,5 +185,9 @@ def test_pip_installs_a_new_plugin_into_a_fresh_environment(tmp_path: Path) -> N
     assert subprocess.run(tests, env=clean, cwd=directory).returncode == 1
     fill_in(directory, ANSWERS["balancer"])
     assert subprocess.run(tests, env=clean, cwd=directory).returncode == 0
-    listed = subprocess.run([programs / "g-core", "plugins"], env=clean, capture_output=True, text=True, check=True)
-    assert re.search(r"^scaffolded +ok +gcore-scaffolded +0.1.0$", listed.stdout, flags=re.MULTILINE)
+    listed = subprocess.run(
+        [programs / "g-core", "plugins"], env=clean, capture_output=True, text=True, check=True
+    )
+    assert re.search(
+        r"^scaffolded +ok +gcore-scaffolded +0.1.0$", listed.stdout, flags=re.MULTILINE
+    )

@@ -1,4 +1,6 @@
-"""The run's secret is in the processes' memory and nowhere else, and nobody outside the machine can knock."""
+"""The run's secret is in the processes' memory and nowhere else, and nobody outside the machine can
+knock.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from typing import Any
 
 import pytest
 
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as well.
-_spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
+# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
+# well.
+_spec = importlib.util.spec_from_file_location(
+    "local_runs", Path(__file__).with_name("local_runs.py")
+)
 assert _spec is not None and _spec.loader is not None
 runs = importlib.util.module_from_spec(_spec)
 sys.modules["local_runs"] = runs
@@ -52,7 +57,11 @@ def place(tmp_path: Path) -> Path:
 def files_with_the_secret(*roots: Path) -> list[str]:
     found = []
     for root in roots:
-        for file in (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("known.")):
+        for file in (
+            path
+            for path in root.rglob("*")
+            if path.is_file() and not path.name.startswith("known.")
+        ):
             content = file.read_bytes()
             found += [str(file)] * any(form in content for form in FORMS)
     return found
@@ -104,7 +113,9 @@ def test_a_crash_does_not_tell_the_secret(rollout: str, place: Path) -> None:
 
 
 def test_the_search_finds_a_secret_that_was_written(place: Path) -> None:
-    """And the run has the secret that is searched for: a plugin that writes its spec down is caught."""
+    """And the run has the secret that is searched for: a plugin that writes its spec down is
+    caught.
+    """
     (place / "leak.py").write_text(
         "import sys\n"
         "from gcore_core import hookimpl, providers as p\n"
@@ -120,7 +131,10 @@ def test_the_search_finds_a_secret_that_was_written(place: Path) -> None:
         "def gcore_rewards():\n"
         "    yield p.RewardProvider(summary='-', factory='leak:Leak')\n"
     )
-    config = {**job(rewards={"letters": {"use": "leak"}}), "local": [*runs.JOB["local"], "known.py", "leak.py"]}
+    config = {
+        **job(rewards={"letters": {"use": "leak"}}),
+        "local": [*runs.JOB["local"], "known.py", "leak.py"],
+    }
     code, run = runs.finish(place, config)
     assert code == 0, run.output
     assert [Path(file).name for file in files_with_the_secret(place)] == ["scorer.0.log"]

@@ -1,4 +1,6 @@
-"""Generators that sleep while the trainer works: real processes, which write down what they do and when."""
+"""Generators that sleep while the trainer works: real processes, which write down what they do and
+when.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ import pytest
 from gcore_core import cli
 from gcore_core.placement import journal
 
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as well.
-_spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
+# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
+# well.
+_spec = importlib.util.spec_from_file_location(
+    "local_runs", Path(__file__).with_name("local_runs.py")
+)
 assert _spec is not None and _spec.loader is not None
 runs = importlib.util.module_from_spec(_spec)
 sys.modules["local_runs"] = runs
@@ -112,7 +117,7 @@ def gcore_placement_policies():
         yield p.PlacementProvider(
             name=name.lower(), summary="-", factory=f"gcore_core.testing.fake_judge:{name}"
         )
-'''
+'''  # noqa: E501
 
 ROLES = {
     "policy": {"use": "witness/trainer"},
@@ -125,7 +130,9 @@ def judged(directory: Path, **placement: Any) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "witness.py").write_text(WITNESS)
     told = runs.job(
-        cluster={"devices": 3}, rewards={"judged": {"use": "witness/asks", "role": "judge"}}, placement=placement
+        cluster={"devices": 3},
+        rewards={"judged": {"use": "witness/asks", "role": "judge"}},
+        placement=placement,
     )
     return {**told, "roles": ROLES, "local": [str(runs.FAKE), "witness.py"]}
 
@@ -133,11 +140,15 @@ def judged(directory: Path, **placement: Any) -> dict[str, Any]:
 def rows(run: Any, worker: str) -> list[tuple[int, int, str, int]]:
     """(nanoseconds, pid, what, version) of everything a worker wrote down."""
     file = run.directory / f"{worker}.jsonl"
-    return [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    return (
+        [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    )
 
 
 def asleep_at(told: list[tuple[int, int, str, int]], at_ns: int) -> bool:
-    latest = [what for when_ns, _, what, _ in told if what in ("asleep", "awake") and when_ns < at_ns]
+    latest = [
+        what for when_ns, _, what, _ in told if what in ("asleep", "awake") and when_ns < at_ns
+    ]
     return latest[-1:] == ["asleep"]
 
 
@@ -163,16 +174,22 @@ def test_generators_are_asleep_while_the_trainer_works_and_sample_with_its_lates
     use: str, tmp_path: Path, restless: Any
 ) -> None:
     run = finished(tmp_path / "run", judged(tmp_path / "run", use=use, sleep_in_training="always"))
-    workers = {f"{role}.{i}": rows(run, f"{role}.{i}") for role in ("rollout", "judge") for i in range(3)}
+    workers = {
+        f"{role}.{i}": rows(run, f"{role}.{i}") for role in ("rollout", "judge") for i in range(3)
+    }
     trainer = rows(run, "policy.0")
-    assert len({told[0][1] for told in [trainer, *workers.values()]}) == 7, "each is a process of its own"
+    assert len({told[0][1] for told in [trainer, *workers.values()]}) == 7, (
+        "each is a process of its own"
+    )
     begins = [at_ns for at_ns, _, what, _ in trainer if what == "begins"]
     trained = [at_ns for at_ns, _, what, _ in trainer if what == "trained"]
     assert len(begins) == len(trained) == 3
     for name, told in workers.items():
         for begin_ns, end_ns in zip(begins, trained, strict=True):
             assert asleep_at(told, begin_ns) and asleep_at(told, end_ns), name
-            assert not [what for at_ns, _, what, _ in told if begin_ns < at_ns < end_ns], f"{name} did something"
+            assert not [what for at_ns, _, what, _ in told if begin_ns < at_ns < end_ns], (
+                f"{name} did something"
+            )
     for i in range(3):
         for at_ns, _, what, version in workers[f"rollout.{i}"]:
             if what == "step":
@@ -186,9 +203,13 @@ def test_generators_are_asleep_while_the_trainer_works_and_sample_with_its_lates
 
 
 @pytest.mark.parametrize("launcher", ["core/inline", "core/local"])
-def test_a_deterministic_run_repeats_with_generators_that_sleep(launcher: str, tmp_path: Path, restless: Any) -> None:
+def test_a_deterministic_run_repeats_with_generators_that_sleep(
+    launcher: str, tmp_path: Path, restless: Any
+) -> None:
     config = judged(tmp_path / "run", sleep_in_training="always")
-    run = finished(tmp_path / "run", {**config, "launcher": {"use": launcher}}, "run.deterministic=true")
+    run = finished(
+        tmp_path / "run", {**config, "launcher": {"use": launcher}}, "run.deterministic=true"
+    )
     assert run.batches() == restless.batches() and run.weights() == restless.weights()
     assert "asleep" in {what for _, _, what, _ in rows(run, "rollout.0")}
 
@@ -197,7 +218,10 @@ def test_a_generator_that_is_to_sleep_and_cannot_is_refused(tmp_path: Path) -> N
     config = judged(tmp_path / "run", sleep_in_training="always")
     code, run = runs.finish(tmp_path / "run", config, "roles.judge.use=witness/restless")
     assert code != 0
-    assert "roles.judge.use: its backend cannot sleep" in run.output and "sleep_in_training: auto" in run.output
+    assert (
+        "roles.judge.use: its backend cannot sleep" in run.output
+        and "sleep_in_training: auto" in run.output
+    )
 
 
 def test_a_judge_that_is_gone_for_good_gets_cells_of_the_policy_and_nothing_is_lost(
@@ -205,16 +229,26 @@ def test_a_judge_that_is_gone_for_good_gets_cells_of_the_policy_and_nothing_is_l
 ) -> None:
     pytest.importorskip("gcore_placement")
     split = {"use": "placement/split", "config": {"cells": 1}, "sleep_in_training": "always"}
-    run = finished(tmp_path / "run", judged(tmp_path / "run", **split), "roles.judge.use=witness/mortal")
+    run = finished(
+        tmp_path / "run", judged(tmp_path / "run", **split), "roles.judge.use=witness/mortal"
+    )
     assert "judge.2 ended with signal SIGKILL" in run.output
     assert run.batches() == restless.batches() and run.weights() == restless.weights()
     assert {what for _, _, what, _ in rows(run, "judge.1")} >= {"asleep", "awake", "step"}
     decisions, outcomes = journal.read(run.path)
     assert [len(decisions[step].rescues) for step in (0, 1, 2)] == [1, 1, 1]
-    assert decisions[0].rescues[0].seen == {"starving": "judge", "lost": {"rollout": [], "judge": [2]}}
+    assert decisions[0].rescues[0].seen == {
+        "starving": "judge",
+        "lost": {"rollout": [], "judge": [2]},
+    }
     assert outcomes[0].moved == 1
     capsys.readouterr()
     assert cli.main(["placement", "explain", str(run.path), "--step", "0"]) == 0
     shown = capsys.readouterr().out
-    for words in ("rescue of judge", "no replica of judge answers: 1 cells of rollout judge", "devices 1", "lost"):
+    for words in (
+        "rescue of judge",
+        "no replica of judge answers: 1 cells of rollout judge",
+        "devices 1",
+        "lost",
+    ):
         assert words in shown, words

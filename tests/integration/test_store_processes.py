@@ -1,4 +1,6 @@
-"""The store between real processes: what the death of one leaves, a store that is full, two nodes."""
+"""The store between real processes: what the death of one leaves, a store that is full, two
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,11 @@ from gcore_core.processes.spawning import spawn_process
 from gcore_core.processes.store import StoreReader, StoreWriter
 from gcore_core.records import Header, Lease
 
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as well.
-_spec = importlib.util.spec_from_file_location("local_runs", Path(__file__).with_name("local_runs.py"))
+# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
+# well.
+_spec = importlib.util.spec_from_file_location(
+    "local_runs", Path(__file__).with_name("local_runs.py")
+)
 assert _spec is not None and _spec.loader is not None
 runs = importlib.util.module_from_spec(_spec)
 sys.modules["local_runs"] = runs
@@ -53,26 +58,33 @@ PAGE_GIB = 4096 / 2**30
 PATIENCE_S = 60.0
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def tiny(directory: Path, **more: Any) -> dict[str, Any]:
-    """A store of one page, which two generators fill at once; what is over goes to disk after 0.1 s."""
+    """A store of one page, which two generators fill at once; what is over goes to disk after 0.1
+    s.
+    """
     return {"store_gib": PAGE_GIB, "spill_dir": str(directory), "spill_after_s": 0.1, **more}
 
 
-def test_a_run_with_a_store_of_one_page_is_slower_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_with_a_store_of_one_page_is_slower_and_ends_with_the_same_weights(
+    tmp_path: Path,
+) -> None:
     spill = tmp_path / "spill"
     roles = {"rollout": {"use": "fake", "slots": 2}}
     config = runs.job(cluster={"devices": 4}, roles=roles)
     code, wanted = runs.finish(tmp_path / "wide", config)
     assert code == 0, wanted.output
-    code, run = runs.finish(tmp_path / "tiny", {**config, "launcher": {"use": "core/local", "config": tiny(spill)}})
+    code, run = runs.finish(
+        tmp_path / "tiny", {**config, "launcher": {"use": "core/local", "config": tiny(spill)}}
+    )
     assert code == 0, run.output
     assert run.batches() == wanted.batches()
     assert run.weights() == wanted.weights()
     notes = re.findall(
-        r"the store is full \(0\.00390625 MiB, launcher\.config\.store_gib\): generators wait", run.output
+        r"the store is full \(0\.00390625 MiB, launcher\.config\.store_gib\): generators wait",
+        run.output,
     )
     assert len(notes) == 1, run.output
     assert "the store is full" not in wanted.output
@@ -81,29 +93,48 @@ def test_a_run_with_a_store_of_one_page_is_slower_and_ends_with_the_same_weights
 
 def test_pictures_reach_rewards_and_trainer_and_a_group_has_one(tmp_path: Path) -> None:
     roles = {"rollout": {"use": "trouble/pictures"}, "policy": {"use": "trouble/sees"}}
-    code, run = runs.finish(tmp_path, runs.job(roles=roles, rewards={"letters": {"use": "trouble/looks"}}))
+    code, run = runs.finish(
+        tmp_path, runs.job(roles=roles, rewards={"letters": {"use": "trouble/looks"}})
+    )
     assert code == 0, run.output
     seen = [line.split() for line in (tmp_path / "pictures.txt").read_text().splitlines()]
-    assert len(seen) == 2 * 3 * 6 * 4  # by scorer and trainer, in three steps, of six groups of four
+    assert (
+        len(seen) == 2 * 3 * 6 * 4
+    )  # by scorer and trainer, in three steps, of six groups of four
     places = {ordinal: {place for other, place in seen if other == ordinal} for ordinal, _ in seen}
     assert len(places) == 18
     assert max(map(len, places.values())) == 2  # one in each process
 
 
 def test_a_header_that_is_too_large_ends_the_run_which_says_how_large(tmp_path: Path) -> None:
-    code, run = runs.finish(tmp_path, runs.job(roles={**runs.JOB["roles"], "rollout": {"use": "trouble/verbose"}}))
+    code, run = runs.finish(
+        tmp_path, runs.job(roles={**runs.JOB["roles"], "rollout": {"use": "trouble/verbose"}})
+    )
     assert code == 3, run.output
     assert re.search(
-        r"^ordinal \d+, sample \d: the header of a record has \d+ bytes, the limit is 512$", run.output, re.M
+        r"^ordinal \d+, sample \d: the header of a record has \d+ bytes, the limit is 512$",
+        run.output,
+        re.M,
     )
     assert "  it names 9 media: image 0, image 1, " in run.output
 
 
-PROCESSES = ["rollout.0", "rollout.1", "policy.0", "scorer.0", "controller.0", "controller.1", "agent.0", "supervisor"]
+PROCESSES = [
+    "rollout.0",
+    "rollout.1",
+    "policy.0",
+    "scorer.0",
+    "controller.0",
+    "controller.1",
+    "agent.0",
+    "supervisor",
+]
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_the_death_of_any_process_leaves_nothing_in_memory_or_on_disk(name: str, tmp_path: Path) -> None:
+def test_the_death_of_any_process_leaves_nothing_in_memory_or_on_disk(
+    name: str, tmp_path: Path
+) -> None:
     spill = tmp_path / "spill"
     private = tempfile.mkdtemp(prefix="gc-", dir="/tmp")
     config = runs.job(
@@ -121,7 +152,9 @@ def test_the_death_of_any_process_leaves_nothing_in_memory_or_on_disk(name: str,
             store = MEMORY / place.name.removeprefix("spill-")
             assert store.is_dir()
             os.kill(pids[name], signal.SIGKILL)
-            if name.startswith(("rollout", "scorer")):  # these are started again, and end with the run
+            if name.startswith(
+                ("rollout", "scorer")
+            ):  # these are started again, and end with the run
                 run.read_until(f"{name} ended with signal SIGKILL; it is started again")
                 run.process.terminate()
             run.wait()
@@ -133,7 +166,7 @@ def test_the_death_of_any_process_leaves_nothing_in_memory_or_on_disk(name: str,
         os.rmdir(private)
 
 
-# -- a generator that dies --------------------------------------------------------------------------------------------
+# -- a generator that dies -------------------------------------------------------------------------
 
 
 @dataclass
@@ -153,7 +186,14 @@ class Hellos:
 
 
 def generator(site: Site, logs: Path) -> WorkerSpec:
-    context = {"devices": [], "seed": 0, "deterministic": False, "steps": 1, "updates_per_step": 1, "model": {}}
+    context = {
+        "devices": [],
+        "seed": 0,
+        "deterministic": False,
+        "steps": 1,
+        "updates_per_step": 1,
+        "model": {},
+    }
     return WorkerSpec(
         kind="generator",
         role="rollout",
@@ -162,7 +202,8 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
         peers=site.addresses,
         factories={
             "backend": FactorySpec(
-                "gcore_core.testing.fake:FakeGenerator", "gcore_core.testing.fake:FakeGeneratorConfig"
+                "gcore_core.testing.fake:FakeGenerator",
+                "gcore_core.testing.fake:FakeGeneratorConfig",
             ),
             "dataset/train": FactorySpec(
                 "gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig"
@@ -185,11 +226,15 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
 
 async def drawn(site: Site, step: int) -> list[Header]:
     request = GenerateRequest(step, 0, 0, TRAIN, [Lease(step, 0, 0, (0, 1))])
-    stream = site.network.peer("rollout.0").stream("generate", request, list[Header], deadline_s=PATIENCE_S)
+    stream = site.network.peer("rollout.0").stream(
+        "generate", request, list[Header], deadline_s=PATIENCE_S
+    )
     return [header async for headers in stream for header in headers]
 
 
-async def test_what_a_killed_generator_finished_is_read_and_its_slab_goes_to_its_successor(tmp_path: Path) -> None:
+async def test_what_a_killed_generator_finished_is_read_and_its_slab_goes_to_its_successor(
+    tmp_path: Path,
+) -> None:
     hellos = Hellos()
     async with LocalLauncher(LocalConfig()).site(["rollout.0"], hellos.service(), tmp_path) as site:
         spec, reader = generator(site, tmp_path), StoreReader(site.store, AGENT, site.secret)
@@ -206,7 +251,9 @@ async def test_what_a_killed_generator_finished_is_read_and_its_slab_goes_to_its
         again = await drawn(site, 0)
         assert slabs(again).isdisjoint(slabs(before))
         for headers in (before, again):
-            assert [columns["text"].tobytes() for columns, _ in await reader.records(headers)] == wanted
+            assert [
+                columns["text"].tobytes() for columns, _ in await reader.records(headers)
+            ] == wanted
         await site.agent.call("release", ReleaseRequest("controller", {0: (0, 1)}), Nothing)
         assert slabs(before) < slabs(await drawn(site, 1)) | slabs(await drawn(site, 2))
 
@@ -215,11 +262,13 @@ def slabs(headers: list[Header]) -> set[str]:
     return {header.columns.slab for header in headers if header.columns is not None}
 
 
-# -- two nodes --------------------------------------------------------------------------------------------------------
+# -- two nodes -------------------------------------------------------------------------------------
 
 
 class CutWire:
-    """A socket in front of another one. The first connection ends when ``after`` bytes have come back."""
+    """A socket in front of another one. The first connection ends when ``after`` bytes have come
+    back.
+    """
 
     def __init__(self, path: Path, target: Path, after: int) -> None:
         self._path, self._target, self._left = path, target, after
@@ -247,7 +296,9 @@ class CutWire:
             target.write(data)
             await target.drain()
 
-    async def _back(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, cut: bool) -> None:
+    async def _back(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, cut: bool
+    ) -> None:
         while data := await source.read(1 << 16):
             self.nbytes, self._left = self.nbytes + len(data), self._left - len(data)
             if cut and self._left < 0:
@@ -295,7 +346,9 @@ async def two_nodes(short: Path, after: int) -> AsyncIterator[TwoNodes]:
             )
             command = [sys.executable, "-m", "gcore_core.processes.agent"]
             started.append(await spawn_process(command, spec, short / f"{name}.log"))
-        writer = StoreWriter(directories[0], "agent.0", secret, network.peer("agent.0"), "rollout.0")
+        writer = StoreWriter(
+            directories[0], "agent.0", secret, network.peer("agent.0"), "rollout.0"
+        )
         reader = StoreReader(directories[1], "agent.1", secret, network.peer("agent.1"))
         yield TwoNodes(network, wire, writer, reader, directories)
     finally:

@@ -1,4 +1,6 @@
-"""Real runs on the torch backend: what must not depend on the number of shards, on the launcher, on ranks."""
+"""Real runs on the torch backend: what must not depend on the number of shards, on the launcher, on
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ import yaml
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STEPS = 3
-#: Sums of float32 in another order, carried through three Adam updates, which divide by small second moments.
+#: Sums of float32 in another order, carried through three Adam updates, which divide by small
+#: second moments.
 TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run left behind. texts: evaluated answers, greedy and sampled, by step; tensors: the final weights.
+    """What a run left behind. texts: evaluated answers, greedy and sampled, by step; tensors: the
+    final weights.
 
     pids: process ids as the node agent wrote them down.
     """
@@ -38,7 +42,9 @@ class Ran:
 
 
 def run(directory: Path, *overrides: str, timeout_s: float = 300.0) -> Ran:
-    """The quickstart's job with a model taught for a moment only, shortened; its own process, as a user starts it."""
+    """The quickstart's job with a model taught for a moment only, shortened; its own process, as a
+    user starts it.
+    """
     directory.mkdir(parents=True)
     job = yaml.safe_load((RECIPES / "quickstart.yaml").read_text())
     job["run"] |= {"steps": STEPS, "dir": str(directory / "run"), "deterministic": True}
@@ -65,10 +71,13 @@ def read(ran: Path) -> Ran:
 
     rows = [json.loads(line) for line in (ran / "metrics.jsonl").read_text().splitlines()]
     samples = [
-        [json.loads(line) for line in file.read_text().splitlines()] for file in sorted((ran / "samples").iterdir())
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in sorted((ran / "samples").iterdir())
     ]
     agent = ran / "logs" / "agent.0.log"  # there is none inline
-    started = re.findall(r"INFO (\S+) is started, pid (\d+)", agent.read_text()) if agent.exists() else []
+    started = (
+        re.findall(r"INFO (\S+) is started, pid (\d+)", agent.read_text()) if agent.exists() else []
+    )
     return Ran(
         metrics=[row["metrics"] for row in rows],
         texts=[[(row["mode"], row["prompt"], row["text"]) for row in part] for part in samples],
@@ -85,13 +94,17 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
 
 def assert_same_run(found: Ran, expected: Ran) -> None:
     for name in ("grad_norm", "reward", "reward/worked", "length", "entropy"):
-        np.testing.assert_allclose(found.of(name), expected.of(name), rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(
+            found.of(name), expected.of(name), rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
+        )
     assert len(expected.of("grad_norm")) == STEPS
     assert found.texts == expected.texts
     assert max(map(len, expected.texts)) == 32, "16 greedy and 16 sampled answers"
     assert found.tensors.keys() == expected.tensors.keys()
     for name, tensor in expected.tensors.items():
-        np.testing.assert_allclose(found.tensors[name], tensor, rtol=0, atol=TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(
+            found.tensors[name], tensor, rtol=0, atol=TOLERANCE, err_msg=name
+        )
 
 
 @pytest.mark.parametrize(
@@ -121,28 +134,38 @@ def test_two_sharded_ranks_make_the_updates_of_one(one: tuple[Path, Ran]) -> Non
 
 
 def test_another_seed_is_another_run(one: tuple[Path, Ran]) -> None:
-    """Guards the comparisons above: they would hold of anything if the weights did not move or ignored the seed."""
+    """Guards the comparisons above: they would hold of anything if the weights did not move or
+    ignored the seed.
+    """
     base, expected = one
     other = run(base / "seed", "controller.shards=1", "run.seed=8")
     assert other.of("grad_norm") != pytest.approx(expected.of("grad_norm"), rel=1e-3)
-    moved = [np.abs(other.tensors[name] - tensor).max() for name, tensor in expected.tensors.items()]
+    moved = [
+        np.abs(other.tensors[name] - tensor).max() for name, tensor in expected.tensors.items()
+    ]
     assert max(moved) > 10 * TOLERANCE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "advantage", ["algorithms/grpo", "algorithms/rloo", "algorithms/reinforce-pp"], ids=lambda use: use.split("/")[1]
+    "advantage",
+    ["algorithms/grpo", "algorithms/rloo", "algorithms/reinforce-pp"],
+    ids=lambda use: use.split("/")[1],
 )
 def test_the_quickstart_learns_with(advantage: str, tmp_path: Path) -> None:
     job: dict[str, Any] = yaml.safe_load((RECIPES / "quickstart.yaml").read_text())
     job["advantage"] = {"use": advantage, "config": {"group_size": 8}}
     job["run"]["dir"] = str(tmp_path / "run")
     job["evaluation"]["every"] = 0
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job).replace("quickstart/", f"{RECIPES}/quickstart/"))
+    (tmp_path / "job.yaml").write_text(
+        yaml.safe_dump(job).replace("quickstart/", f"{RECIPES}/quickstart/")
+    )
     command = [sys.executable, "-m", "gcore_core", "run", "job.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-4000:]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     before, after = rows[0]["evaluation"], rows[-1]["evaluation"]
     assert before["greedy/exact"] < 0.45
     assert after["greedy/exact"] >= 0.9

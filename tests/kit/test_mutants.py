@@ -1,4 +1,6 @@
-"""The kit is tested by broken backends: each is caught by the test that names its fault, and the clean ones pass."""
+"""The kit is tested by broken backends: each is caught by the test that names its fault, and the
+clean ones pass.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,23 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     names = {name: str(HERE / "mutants" / f"{name.partition('_')[0]}.py") for name in ALL}
     (folder / "test_inner.py").write_text(INNER.format(names=names))
     results = Results()
-    options = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "-q", "--tb=no", "--show-capture=no"]
-    options += ["--no-summary", "-p", "no:cacheprovider", "-p", "no:asyncio", f"--basetemp={folder / 'base'}"]
+    options = [
+        "-c",
+        str(folder / "pytest.ini"),
+        "--rootdir",
+        str(folder),
+        "-q",
+        "--tb=no",
+        "--show-capture=no",
+    ]
+    options += [
+        "--no-summary",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:asyncio",
+        f"--basetemp={folder / 'base'}",
+    ]
     pytest.main([*options, str(folder / "test_inner.py")], plugins=[results])
     return results
 

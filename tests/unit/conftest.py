@@ -38,7 +38,7 @@ def gcore_datasets():
     yield p.DatasetProvider(name="rows", summary="rows", factory="gcore_fake_engine:make", config=RowsConfig)
 
 from gcore_fake_config import RowsConfig
-"""
+"""  # noqa: E501
 
 FAKE_CONFIG = """
 from __future__ import annotations
@@ -104,18 +104,28 @@ rewards:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Iterator[InstalledPlugins]:
-    """Fabricated distributions on ``sys.path``; the plugin ``fake`` offers one provider of most kinds."""
+    """Fabricated distributions on ``sys.path``; the plugin ``fake`` offers one provider of most
+    kinds.
+    """
     with InstalledPlugins(tmp_path / "site") as plugins:
-        plugins.add("fake", FAKE, files={"gcore_fake_config.py": FAKE_CONFIG, "gcore_fake_engine.py": FAKE_ENGINE})
+        plugins.add(
+            "fake",
+            FAKE,
+            files={"gcore_fake_config.py": FAKE_CONFIG, "gcore_fake_engine.py": FAKE_ENGINE},
+        )
         yield plugins
 
 
 @pytest.fixture
 def job(tmp_path: Path, installed: InstalledPlugins) -> Callable[[str], Path]:
-    """Writes a job file: the given text after a complete one, in which later top-level keys win over earlier ones."""
+    """Writes a job file: the given text after a complete one, in which later top-level keys win
+    over earlier ones.
+    """
 
     def write(extra: str = "", base: str = JOB) -> Path:
-        heads = {line.partition(":")[0] for line in extra.splitlines() if line and not line[0].isspace()}
+        heads = {
+            line.partition(":")[0] for line in extra.splitlines() if line and not line[0].isspace()
+        }
         kept, keep = [], True
         for line in base.splitlines():
             if not line[0].isspace():

@@ -44,12 +44,16 @@ async def test_a_sum_of_nothing_is_nothing() -> None:
 
 async def test_sums_of_different_lengths_fail_for_all() -> None:
     first, second = await all_shards(2)
-    found = await asyncio.gather(first.sum("x", np.zeros(2)), second.sum("x", np.zeros(3)), return_exceptions=True)
+    found = await asyncio.gather(
+        first.sum("x", np.zeros(2)), second.sum("x", np.zeros(3)), return_exceptions=True
+    )
     assert all(isinstance(error, Exception) for error in found)
 
 
 async def test_only_the_lead_gets_what_is_collected() -> None:
-    found = await asyncio.gather(*(s.collect("facts", f"of {s.shard}".encode()) for s in await all_shards(3)))
+    found = await asyncio.gather(
+        *(s.collect("facts", f"of {s.shard}".encode()) for s in await all_shards(3))
+    )
     assert found == [[b"of 0", b"of 1", b"of 2"], [], []]
 
 
@@ -71,7 +75,9 @@ async def test_the_lead_answers_every_shard_by_what_all_have_said() -> None:
 async def test_all_but_the_lead_ask_it_with_one_call() -> None:
     peer, asked = await middle(2), list[tuple[int, str]]()
 
-    async def counted(peer: Peer, method: str, request: CollectRequest, reply: Any, deadline_s: float) -> Any:
+    async def counted(
+        peer: Peer, method: str, request: CollectRequest, reply: Any, deadline_s: float
+    ) -> Any:
         asked.append((request.shard, method))
         return await insist(peer, method, request, reply, deadline_s)
 
@@ -79,7 +85,10 @@ async def test_all_but_the_lead_ask_it_with_one_call() -> None:
         return told
 
     shards = [Agreements(peer, shard, 2, counted) for shard in range(2)]
-    assert await asyncio.gather(*(s.ask("plan", b"%d" % s.shard, lead) for s in shards)) == [b"0", b"1"]
+    assert await asyncio.gather(*(s.ask("plan", b"%d" % s.shard, lead) for s in shards)) == [
+        b"0",
+        b"1",
+    ]
     assert sorted(asked) == [(0, "agree.collect"), (0, "agree.deal"), (1, "agree.ask")]
 
 
@@ -103,7 +112,9 @@ async def test_a_barrier_opens_when_the_last_has_come() -> None:
 
 async def test_agreements_one_after_the_other_do_not_mix() -> None:
     async def shard(agree: Agreements) -> list[float]:
-        return [float((await agree.sum("same name", np.array([float(turn)])))[0]) for turn in range(100)]
+        return [
+            float((await agree.sum("same name", np.array([float(turn)])))[0]) for turn in range(100)
+        ]
 
     found = await asyncio.gather(*(shard(agree) for agree in await all_shards(2)))
     assert found == [[2.0 * turn for turn in range(100)]] * 2

@@ -29,9 +29,13 @@ def test_a_plugin_is_listed_without_being_imported(installed: InstalledPlugins) 
     assert "gcore_broken" not in sys.modules
 
 
-def test_two_distributions_with_one_plugin_name_are_a_clash_that_names_both(installed: InstalledPlugins) -> None:
+def test_two_distributions_with_one_plugin_name_are_a_clash_that_names_both(
+    installed: InstalledPlugins,
+) -> None:
     installed.add("vllm", wheel=Wheel(version="1.3.0"))
-    installed.add("vllm", wheel=Wheel(distribution="gcore-vllm-fork", version="0.1", module="gcore_fork"))
+    installed.add(
+        "vllm", wheel=Wheel(distribution="gcore-vllm-fork", version="0.1", module="gcore_fork")
+    )
     rows = [row for row in catalog.scan().plugins if row.name == "vllm"]
     assert [(row.state, row.reason) for row in rows] == [
         ("clash", "also provided by gcore-vllm-fork 0.1"),
@@ -40,7 +44,8 @@ def test_two_distributions_with_one_plugin_name_are_a_clash_that_names_both(inst
     with pytest.raises(PluginClash) as caught:
         catalog.scan().get("vllm", where="roles.rollout.use")
     assert str(caught.value) == (
-        "roles.rollout.use: plugin 'vllm' is provided by 2 distributions: gcore-vllm 1.3.0 and gcore-vllm-fork 0.1.\n"
+        "roles.rollout.use: plugin 'vllm' is provided by 2 distributions: gcore-vllm 1.3.0 and "
+        "gcore-vllm-fork 0.1.\n"
         "  uninstall all but one; a name cannot be shared"
     )
 
@@ -67,15 +72,25 @@ def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
 ) -> None:
     installed.add("old", wheel=Wheel(requires=["numpy", requires]))
     assert one("old").state == "incompatible"
-    with pytest.raises(PluginIncompatible, match=rf"plugin 'old' \(gcore-old 0.1.0\) needs .*this is {__version__}"):
+    with pytest.raises(
+        PluginIncompatible, match=rf"plugin 'old' \(gcore-old 0.1.0\) needs .*this is {__version__}"
+    ):
         catalog.scan().get("old", where="data.use")
 
 
 @pytest.mark.parametrize(
     "requires",
-    ["gcore-core", "gcore-core>=0.1,<0.2", "gcore-core ~=0.1.0", "gcore-core[testing]>=0.1", "gcore-core==0.1.*"],
+    [
+        "gcore-core",
+        "gcore-core>=0.1,<0.2",
+        "gcore-core ~=0.1.0",
+        "gcore-core[testing]>=0.1",
+        "gcore-core==0.1.*",
+    ],
 )
-def test_a_requirement_that_admits_this_core_is_ok(installed: InstalledPlugins, requires: str) -> None:
+def test_a_requirement_that_admits_this_core_is_ok(
+    installed: InstalledPlugins, requires: str
+) -> None:
     installed.add("new", wheel=Wheel(requires=[requires]))
     assert one("new").state == "ok"
 
@@ -85,7 +100,9 @@ def test_a_requirement_that_holds_elsewhere_says_nothing(installed: InstalledPlu
     assert one("odd").state == "undeclared"
 
 
-def test_a_plugin_without_a_requirement_is_undeclared_but_usable(installed: InstalledPlugins) -> None:
+def test_a_plugin_without_a_requirement_is_undeclared_but_usable(
+    installed: InstalledPlugins,
+) -> None:
     installed.add("loose", wheel=Wheel(requires=["numpy"]))
     assert one("loose").state == "undeclared"
     assert catalog.scan().get("loose", where="").name == "loose"
@@ -109,9 +126,13 @@ def test_one_directory_twice_on_the_path_is_no_second_copy(
     assert one("fake").notes == ()
 
 
-def test_plugins_off_leaves_only_core(installed: InstalledPlugins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_off_leaves_only_core(
+    installed: InstalledPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("G_CORE_PLUGINS", "off")
-    assert {row.name: row.state for row in catalog.scan().plugins if row.name in ("core", "fake")} == {
+    assert {
+        row.name: row.state for row in catalog.scan().plugins if row.name in ("core", "fake")
+    } == {
         "core": "ok",
         "fake": "disabled",
     }
@@ -121,10 +142,15 @@ def test_plugins_off_leaves_only_core(installed: InstalledPlugins, monkeypatch: 
 
 def test_another_environment_is_listed_by_its_path_against_its_own_core(tmp_path: Path) -> None:
     other = InstalledPlugins(tmp_path / "other")
-    other.add("core", wheel=Wheel(distribution="gcore-core", version="2.0", module="gcore_core.builtin"))
+    other.add(
+        "core", wheel=Wheel(distribution="gcore-core", version="2.0", module="gcore_core.builtin")
+    )
     other.add("vllm", wheel=Wheel(requires=["gcore-core>=2"]))
     rows = catalog.scan([str(other.directory)]).plugins
-    assert [(row.name, row.version, row.state) for row in rows] == [("core", "2.0", "ok"), ("vllm", "0.1.0", "ok")]
+    assert [(row.name, row.version, row.state) for row in rows] == [
+        ("core", "2.0", "ok"),
+        ("vllm", "0.1.0", "ok"),
+    ]
 
 
 def test_an_unknown_plugin_is_answered_with_what_is_installed(installed: InstalledPlugins) -> None:
@@ -138,7 +164,9 @@ def test_an_unknown_plugin_is_answered_with_what_is_installed(installed: Install
 
 def test_a_pin_is_checked_before_any_import(installed: InstalledPlugins) -> None:
     assert catalog.scan().get("fake", where="plugins.fake", pin=">=0.1").name == "fake"
-    with pytest.raises(PluginIncompatible, match="asks for fake>=2, but gcore-fake 0.1.0 is installed"):
+    with pytest.raises(
+        PluginIncompatible, match="asks for fake>=2, but gcore-fake 0.1.0 is installed"
+    ):
         catalog.scan().get("fake", where="plugins.fake", pin=">=2")
     with pytest.raises(ConfigError, match="'newest' is not a version specifier"):
         catalog.scan().get("fake", where="plugins.fake", pin="newest")
@@ -149,10 +177,14 @@ def test_a_scan_imports_no_plugin_and_nothing_heavy(installed: InstalledPlugins)
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from gcore_core import catalog\n"
         "assert 'fake' in catalog.scan().names()\n"
-        "print(sorted({'pluggy', 'omegaconf', 'msgspec', 'numpy', 'packaging', 'gcore_fake'} & set(sys.modules)))"
+        "print(sorted({'pluggy', 'omegaconf', 'msgspec', 'numpy', 'packaging', 'gcore_fake'} & "
+        "set(sys.modules)))"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", code, str(installed.directory)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(installed.directory)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert shown.stdout == "[]\n"
 

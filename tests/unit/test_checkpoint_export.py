@@ -1,4 +1,6 @@
-"""The trainer that saved a state writes its weights in Hugging Face layout, in processes of its own."""
+"""The trainer that saved a state writes its weights in Hugging Face layout, in processes of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +50,22 @@ def run(installed: InstalledPlugins, tmp_path: Path) -> Path:
 
 
 def values(directory: Path) -> np.ndarray:
-    return np.concatenate([array.view(np.float32) for _, array in read_safetensors(directory / "model.safetensors")])
+    return np.concatenate(
+        [array.view(np.float32) for _, array in read_safetensors(directory / "model.safetensors")]
+    )
 
 
 def test_a_step_is_exported_by_the_trainer_that_saved_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (1, 2):
-        assert cli.main(["export", str(run), "--step", str(step), "--to", str(tmp_path / f"to{step}")]) == 0
-    np.testing.assert_array_equal(values(tmp_path / "to1") + np.float32(1), values(tmp_path / "to2"))
+        assert (
+            cli.main(["export", str(run), "--step", str(step), "--to", str(tmp_path / f"to{step}")])
+            == 0
+        )
+    np.testing.assert_array_equal(
+        values(tmp_path / "to1") + np.float32(1), values(tmp_path / "to2")
+    )
     assert capsys.readouterr().out.startswith(f"{tmp_path}/to1: 0.0 MB")
     assert sorted(child.name for child in tmp_path.glob("*to*")) == ["to1", "to2"]
 
@@ -77,7 +86,9 @@ def test_a_trainer_that_cannot_load_says_why(run: Path, tmp_path: Path) -> None:
     (checkpoints.begin(3) / "policy").mkdir()
     (checkpoints.directory / "step-000003.partial/policy/other").touch()
     checkpoints.commit(3, CheckpointFacts(run="a"))
-    with pytest.raises(DataError, match="could not export this state .rank 0, exit code 1.") as caught:
+    with pytest.raises(
+        DataError, match="could not export this state .rank 0, exit code 1."
+    ) as caught:
         export_step(run, 3, tmp_path / "to")
     assert "state.npz" in caught.value.why
     assert not (tmp_path / "to").exists()

@@ -27,10 +27,14 @@ PARTS = {
     "ledger.json": b"{}",
     "empty": b"",
 }
-FACTS = CheckpointFacts(run="digits", lock={"gcore-core": "0.1.0"}, config_hash="ab" * 32, metrics={"reward": 0.5})
+FACTS = CheckpointFacts(
+    run="digits", lock={"gcore-core": "0.1.0"}, config_hash="ab" * 32, metrics={"reward": 0.5}
+)
 
 
-def save(checkpoints: Checkpoints, step: int, facts: CheckpointFacts = FACTS, more: bytes = b"") -> Path:
+def save(
+    checkpoints: Checkpoints, step: int, facts: CheckpointFacts = FACTS, more: bytes = b""
+) -> Path:
     directory = checkpoints.begin(step)
     for name, content in PARTS.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -53,15 +57,23 @@ def two(run: Path) -> Checkpoints:
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(directory)): file.read_bytes()
+        for file in directory.rglob("*")
+        if file.is_file()
+    }
 
 
-# -- whole ------------------------------------------------------------------------------------------------------------
+# -- whole -----------------------------------------------------------------------------------------
 
 
 def test_what_is_opened_is_what_was_saved(two: Checkpoints, run: Path) -> None:
     opened = two.open()
-    assert (opened.path, opened.notes, opened.manifest.step) == (run / "checkpoints/step-000020", (), 20)
+    assert (opened.path, opened.notes, opened.manifest.step) == (
+        run / "checkpoints/step-000020",
+        (),
+        20,
+    )
     assert {name: part.nbytes for name, part in opened.manifest.parts.items()} == {
         name: len(content) + 2 * name.startswith("policy/") for name, content in PARTS.items()
     }
@@ -87,7 +99,11 @@ def test_a_copied_run_opens_as_well(two: Checkpoints, run: Path, tmp_path: Path)
 
 
 def test_a_metric_that_is_not_finite_is_left_out(run: Path) -> None:
-    save(Checkpoints(run), 1, CheckpointFacts(run="a", metrics={"x": float("nan"), "y": float("inf"), "z": 1}))
+    save(
+        Checkpoints(run),
+        1,
+        CheckpointFacts(run="a", metrics={"x": float("nan"), "y": float("inf"), "z": 1}),
+    )
     assert Checkpoints(run).open().manifest.metrics == {"z": 1.0}
 
 
@@ -97,7 +113,7 @@ def test_saving_a_step_again_replaces_it(two: Checkpoints) -> None:
     assert sorted(child.name for child in two.directory.iterdir()) == ["step-000010", "step-000020"]
 
 
-# -- 1,000 corruptions ------------------------------------------------------------------------------------------------
+# -- 1,000 corruptions -----------------------------------------------------------------------------
 
 
 def _flip(draw: random.Random, files: list[Path]) -> None:
@@ -129,7 +145,9 @@ def _swap(draw: random.Random, files: list[Path]) -> None:
 
 
 def _add(draw: random.Random, files: list[Path]) -> None:
-    draw.choice(files).with_name(f"state-{draw.randrange(99):05d}.more").write_bytes(draw.randbytes(draw.randrange(9)))
+    draw.choice(files).with_name(f"state-{draw.randrange(99):05d}.more").write_bytes(
+        draw.randbytes(draw.randrange(9))
+    )
 
 
 def _link(draw: random.Random, files: list[Path]) -> None:
@@ -157,7 +175,9 @@ def _edit(draw: random.Random, files: list[Path]) -> None:
             msgspec.structs.replace(told, config_hash="00"),
             msgspec.structs.replace(told, metrics={"reward": draw.random()}),
             msgspec.structs.replace(told, lock={}),
-            msgspec.structs.replace(told, parts={n: p for n, p in told.parts.items() if n != "ledger.json"}),
+            msgspec.structs.replace(
+                told, parts={n: p for n, p in told.parts.items() if n != "ledger.json"}
+            ),
             msgspec.structs.replace(told, parts=told.parts | {"../../../x": told.parts["empty"]}),
         ]
     )
@@ -169,7 +189,14 @@ def _respell(draw: random.Random, files: list[Path]) -> None:
     file = next(file for file in files if file.name == MANIFEST)
     told = file.read_bytes()
     file.write_bytes(
-        draw.choice([told + b" ", told.strip(), msgspec.json.format(told, indent=2), told.replace(b'"', b' "', 1)])
+        draw.choice(
+            [
+                told + b" ",
+                told.strip(),
+                msgspec.json.format(told, indent=2),
+                told.replace(b'"', b' "', 1),
+            ]
+        )
     )
 
 
@@ -178,7 +205,9 @@ CORRUPTIONS: list[Callable[[random.Random, list[Path]], None]] = [
 ]
 
 
-def test_a_thousand_random_corruptions_are_refused(two: Checkpoints, run: Path, tmp_path: Path) -> None:
+def test_a_thousand_random_corruptions_are_refused(
+    two: Checkpoints, run: Path, tmp_path: Path
+) -> None:
     """And each time the checkpoint before is opened instead, with a note that names a file."""
     good = tmp_path / "good"
     shutil.copytree(run / "checkpoints/step-000020", good)
@@ -190,7 +219,9 @@ def test_a_thousand_random_corruptions_are_refused(two: Checkpoints, run: Path, 
         opened = two.open()
         told = f"seed {seed}, {corruption.__name__}"
         assert opened.manifest.step == 10, told
-        assert len(opened.notes) == 1 and opened.notes[0].startswith("step-000020 is refused: "), told
+        assert len(opened.notes) == 1 and opened.notes[0].startswith("step-000020 is refused: "), (
+            told
+        )
         shutil.rmtree(target)
         shutil.copytree(good, target)
     assert two.open().notes == ()
@@ -200,14 +231,29 @@ def test_a_thousand_random_corruptions_are_refused(two: Checkpoints, run: Path, 
     "change, problem",
     [
         (lambda path: (path / "ledger.json").unlink(), "ledger.json: it is missing"),
-        (lambda path: (path / "ledger.json").write_text("[]"), "ledger.json: its bytes are not those that were saved"),
-        (lambda path: (path / "ledger.json").write_text("[1]"), "ledger.json: it has 3 bytes, 2 were saved"),
+        (
+            lambda path: (path / "ledger.json").write_text("[]"),
+            "ledger.json: its bytes are not those that were saved",
+        ),
+        (
+            lambda path: (path / "ledger.json").write_text("[1]"),
+            "ledger.json: it has 3 bytes, 2 were saved",
+        ),
         (lambda path: (path / "more").touch(), "'more': it is not part of this checkpoint"),
         (lambda path: (path / MANIFEST).unlink(), "manifest.json: No such file or directory"),
-        (lambda path: (path / MANIFEST).write_text("{}"), "manifest.json: Object missing required field `run`"),
+        (
+            lambda path: (path / MANIFEST).write_text("{}"),
+            "manifest.json: Object missing required field `run`",
+        ),
         (lambda path: (path.parents[1] / KEY).unlink(), "checkpoint.key of the run cannot be read"),
-        (lambda path: (path.parents[1] / KEY).write_bytes(b"1"), "checkpoint.key of the run has 1 bytes instead of 32"),
-        (lambda path: (path.parents[1] / KEY).write_bytes(bytes(32)), "its MAC is not that of this run's key"),
+        (
+            lambda path: (path.parents[1] / KEY).write_bytes(b"1"),
+            "checkpoint.key of the run has 1 bytes instead of 32",
+        ),
+        (
+            lambda path: (path.parents[1] / KEY).write_bytes(bytes(32)),
+            "its MAC is not that of this run's key",
+        ),
     ],
 )
 def test_a_problem_names_the_file_and_the_reason(
@@ -243,7 +289,9 @@ def test_a_manifest_of_another_format_is_refused(two: Checkpoints, run: Path) ->
     assert "it has format 2, this version" in inspect(file.parent)[1][0]
 
 
-@pytest.mark.parametrize("raw", [b"", b"\0" * 99, b"[" * 100_000, b'{"x":' * 100_000, b"\xff\xfe{}", b"null", b"1e999"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"\0" * 99, b"[" * 100_000, b'{"x":' * 100_000, b"\xff\xfe{}", b"null", b"1e999"]
+)
 def test_a_manifest_that_is_none_is_a_problem_and_no_crash(two: Checkpoints, raw: bytes) -> None:
     (two.directory / "step-000020" / MANIFEST).write_bytes(raw)
     assert two.open().manifest.step == 10
@@ -266,10 +314,12 @@ def test_a_named_step_is_never_replaced_by_another(two: Checkpoints) -> None:
         two.open(20)
 
 
-# -- saves that do not end --------------------------------------------------------------------------------------------
+# -- saves that do not end -------------------------------------------------------------------------
 
 
-def test_what_is_not_committed_is_no_checkpoint_and_goes_with_the_next_begin(two: Checkpoints, run: Path) -> None:
+def test_what_is_not_committed_is_no_checkpoint_and_goes_with_the_next_begin(
+    two: Checkpoints, run: Path
+) -> None:
     (two.begin(30) / "half").touch()
     again = Checkpoints(run)
     assert (again.steps(), again.open().manifest.step) == ([10, 20], 20)
@@ -316,7 +366,9 @@ def test_killed_at_any_call_to_the_system_it_leaves_a_whole_checkpoint(tmp_path:
         run = tmp_path / str(calls)
         run.mkdir()
         save(Checkpoints(run), 10)
-        done = subprocess.run([sys.executable, "-S", "-c", KILLED, str(run), str(calls)], check=False, env=_path())
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", KILLED, str(run), str(calls)], check=False, env=_path()
+        )
         opened = Checkpoints(run).open()
         assert opened.notes == ()
         assert (done.returncode, opened.manifest.step) in {(9, 10), (9, 20), (0, 20)}
@@ -330,10 +382,12 @@ def _path() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-# -- full disks -------------------------------------------------------------------------------------------------------
+# -- full disks ------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_at_commit_leaves_the_checkpoint_before(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_at_commit_leaves_the_checkpoint_before(
+    two: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = content(two.directory)
 
     def full(file: Path, raw: bytes, mode: int = 0o644) -> None:
@@ -342,12 +396,17 @@ def test_a_full_disk_at_commit_leaves_the_checkpoint_before(two: Checkpoints, mo
     monkeypatch.setattr(module, "write_durably", full)
     with pytest.raises(CheckpointError, match="no space is left for step-000030") as caught:
         save(two, 30)
-    assert "the newest one that is there: step-000020" in caught.value.todo and caught.value.facts["full_disk"]
+    assert (
+        "the newest one that is there: step-000020" in caught.value.todo
+        and caught.value.facts["full_disk"]
+    )
     assert content(two.directory) == before
     assert two.open().manifest.step == 20
 
 
-def test_too_little_room_is_told_before_anything_is_written(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_is_told_before_anything_is_written(
+    two: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
     with pytest.raises(CheckpointError, match="no space is left for step-000030"):
@@ -355,14 +414,20 @@ def test_too_little_room_is_told_before_anything_is_written(two: Checkpoints, mo
     assert two.steps() == [10, 20] and two.open().manifest.step == 20
 
 
-def test_a_key_that_is_not_whole_is_told_before_anything_is_written(two: Checkpoints, run: Path) -> None:
+def test_a_key_that_is_not_whole_is_told_before_anything_is_written(
+    two: Checkpoints, run: Path
+) -> None:
     (run / KEY).write_bytes(b"1")
     with pytest.raises(CheckpointError, match="step-000030 could not be written") as caught:
         two.begin(30)
-    assert caught.value.why == "the system says: checkpoint.key of the run has 1 bytes instead of 32"
+    assert (
+        caught.value.why == "the system says: checkpoint.key of the run has 1 bytes instead of 32"
+    )
 
 
-def test_a_checkpoint_without_parts_or_with_a_link_is_not_committed(two: Checkpoints, tmp_path: Path) -> None:
+def test_a_checkpoint_without_parts_or_with_a_link_is_not_committed(
+    two: Checkpoints, tmp_path: Path
+) -> None:
     two.begin(30)
     with pytest.raises(CheckpointError, match="step-000030 could not be written"):
         two.commit(30, FACTS)
@@ -372,7 +437,7 @@ def test_a_checkpoint_without_parts_or_with_a_link_is_not_committed(two: Checkpo
     assert two.steps() == [10, 20]
 
 
-# -- retention --------------------------------------------------------------------------------------------------------
+# -- retention -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -387,14 +452,18 @@ def test_a_checkpoint_without_parts_or_with_a_link_is_not_committed(two: Checkpo
         (Retention(last=99), {10, 20, 30, 40, 50, 60}),
     ],
 )
-def test_retention_keeps_the_last_the_nth_and_the_best(run: Path, rule: Retention, kept: set[int]) -> None:
+def test_retention_keeps_the_last_the_nth_and_the_best(
+    run: Path, rule: Retention, kept: set[int]
+) -> None:
     checkpoints = Checkpoints(run)
     for step, reward in {10: 0.2, 20: 0.1, 30: 0.9, 40: 0.3, 50: 0.2, 60: 0.5}.items():
         save(checkpoints, step, CheckpointFacts(run="a", metrics={"reward": reward}))
     removed = checkpoints.keep(rule)
     assert set(checkpoints.steps()) == kept
     assert set(removed) == {10, 20, 30, 40, 50, 60} - kept
-    assert {child.name for child in checkpoints.directory.iterdir()} == {f"step-{step:06d}" for step in kept}
+    assert {child.name for child in checkpoints.directory.iterdir()} == {
+        f"step-{step:06d}" for step in kept
+    }
 
 
 def test_retention_takes_the_newest_of_equally_good_ones() -> None:

@@ -35,14 +35,21 @@ def test_help_imports_the_standard_library_only() -> None:
     for words in (("--help",), ("--version",), *((verb, "--help") for verb in cli.VERBS)):
         imported = {name.partition(".")[0] for name in modules_after(*words)}
         assert not imported & HEAVY, words
-        foreign = {name for name in imported if name not in sys.stdlib_module_names and not name.startswith("_")}
+        foreign = {
+            name
+            for name in imported
+            if name not in sys.stdlib_module_names and not name.startswith("_")
+        }
         # what `site` itself brings: editable-install finders and the like
         assert foreign - {"gcore_core", "sitecustomize"} <= modules_at_start(), words
 
 
 def modules_at_start() -> set[str]:
     shown = subprocess.run(
-        [sys.executable, "-c", "import sys; print(' '.join(sys.modules))"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import sys; print(' '.join(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return {name.partition(".")[0] for name in shown.stdout.split()}
 
@@ -61,12 +68,18 @@ def test_help_costs_at_most_half_more_than_the_modules_any_such_command_needs() 
             before = os.times()
             subprocess.run([sys.executable, *words], capture_output=True, check=True)
             after = os.times()
-            best = min(best, after.children_user + after.children_system
-                       - before.children_user - before.children_system)  # fmt: skip
+            best = min(
+                best,
+                after.children_user
+                + after.children_system
+                - before.children_user
+                - before.children_system,
+            )
         return best
 
     floor = cpu_s("-c", "import argparse, importlib.metadata")
-    # CPU time, best of five, since wall time on a busy machine says nothing; 20 ms is the resolution of the clock.
+    # CPU time, best of five, since wall time on a busy machine says nothing; 20 ms is the
+    # resolution of the clock.
     assert cpu_s("-m", "gcore_core", "--help") <= 1.5 * floor + 0.02
 
 
@@ -93,7 +106,9 @@ def test_without_words_help_is_shown_and_the_exit_code_is_that_of_wrong_use(
     assert "verbs" in capsys.readouterr().out
 
 
-def test_the_list_shows_state_and_remarks(installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_shows_state_and_remarks(
+    installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
+) -> None:
     from gcore_core.testing.installed import Wheel
 
     installed.add("old", wheel=Wheel(requires=["gcore-core<0.1"]))
@@ -106,7 +121,9 @@ def test_the_list_shows_state_and_remarks(installed: InstalledPlugins, capsys: p
     assert rows["fake"]["state"] == "ok" and rows["old"]["state"] == "incompatible"
 
 
-def test_show_tells_what_a_plugin_offers(installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_tells_what_a_plugin_offers(
+    installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["plugins", "show", "fake"]) == 0
     shown = capsys.readouterr().out
     assert "generator fake/async: samples" in shown
@@ -119,23 +136,37 @@ def test_show_tells_what_a_plugin_offers(installed: InstalledPlugins, capsys: py
 def test_check_shows_what_was_chosen(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(job())]) == 0
     shown = capsys.readouterr().out
-    assert "roles.rollout" in shown and "gcore-fake 0.1.0" in shown and "nothing wrong found" in shown
+    assert (
+        "roles.rollout" in shown and "gcore-fake 0.1.0" in shown and "nothing wrong found" in shown
+    )
 
 
 def test_check_prints_every_problem(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = ["run.steps=0", "controller.shards=0", "evaluation.every=-1", "evaluation.show=-1", "cluster.devices=x"]
-    assert cli.main(["check", str(job()), *bad, "roles.policy.slots=0", "roles.rollout.slots=0"]) == 2
+    bad = [
+        "run.steps=0",
+        "controller.shards=0",
+        "evaluation.every=-1",
+        "evaluation.show=-1",
+        "cluster.devices=x",
+    ]
+    assert (
+        cli.main(["check", str(job()), *bad, "roles.policy.slots=0", "roles.rollout.slots=0"]) == 2
+    )
     assert len(capsys.readouterr().err.splitlines()) == 1 + 7
 
 
-def test_config_prints_the_resolved_tree_and_why(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_prints_the_resolved_tree_and_why(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
     from omegaconf import OmegaConf
 
     file = job()
     assert cli.main(["config", str(file), "run.steps=3"]) == 0
     tree = OmegaConf.create(capsys.readouterr().out)
     assert tree.run.steps == 3 and tree.roles.rollout.config.dtype == "float32"
-    assert cli.main(["config", str(file), "--why", "run.steps", "run.steps=3"]) == 0, "options may stand in between"
+    assert cli.main(["config", str(file), "--why", "run.steps", "run.steps=3"]) == 0, (
+        "options may stand in between"
+    )
     assert capsys.readouterr().out == "run.steps = 3  # override 'run.steps=3'\n"
 
 
@@ -144,7 +175,9 @@ def test_an_error_is_its_text_on_stderr_with_the_exit_code_of_its_class(
 ) -> None:
     monkeypatch.delenv("G_CORE_TRACEBACK", raising=False)
     assert cli.main(["check", str(job()), "run.stepz=1"]) == 2
-    assert capsys.readouterr().err.startswith("run.stepz: there is no such key (did you mean 'steps'?).\n")
+    assert capsys.readouterr().err.startswith(
+        "run.stepz: there is no such key (did you mean 'steps'?).\n"
+    )
     assert cli.main(["check", str(job()), "roles.rollout.use=gone"]) == 3
     assert "Traceback" not in capsys.readouterr().err
     monkeypatch.setenv("G_CORE_TRACEBACK", "1")
@@ -188,7 +221,10 @@ def test_a_plugins_command_is_reached_by_its_name(
     installed.add("tool", COMMANDS)
     assert cli.main(["tool", "greet", "--loud", "you"]) == 4
     assert cli.main(["tool", "--help"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["hello --loud you", "g-core tool greet        says hello"]
+    assert capsys.readouterr().out.splitlines() == [
+        "hello --loud you",
+        "g-core tool greet        says hello",
+    ]
     assert cli.main(["tool", "gret"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "plugin 'tool' has no command 'gret' (did you mean 'greet'?).",
@@ -207,7 +243,9 @@ def test_an_unknown_verb_is_answered_with_a_suggestion(capsys: pytest.CaptureFix
 
 def test_a_reader_that_goes_away_is_no_error(installed: InstalledPlugins) -> None:
     listing = subprocess.Popen(
-        [sys.executable, "-m", "gcore_core", "plugins"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "gcore_core", "plugins"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert listing.stdout is not None and listing.stderr is not None
     listing.stdout.close()

@@ -25,7 +25,9 @@ def damage(run: Path) -> None:
         file.write(b"1")
 
 
-def test_list_tells_each_checkpoint_and_its_size(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_tells_each_checkpoint_and_its_size(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     damage(run)  # it reads no content
     assert cli.main(["checkpoint", "list", str(run)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -38,10 +40,15 @@ def test_list_tells_each_checkpoint_and_its_size(run: Path, capsys: pytest.Captu
     assert cli.main(["checkpoint", "list", str(run), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["step-000020"]["problems"] == ["part: it is missing"]
-    assert (told["step-000010"]["bytes"], told["step-000010"]["metrics"]) == (1_000_000, {"reward": 0.5})
+    assert (told["step-000010"]["bytes"], told["step-000010"]["metrics"]) == (
+        1_000_000,
+        {"reward": 0.5},
+    )
 
 
-def test_verify_ends_with_1_and_names_the_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_ends_with_1_and_names_the_file(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["checkpoint", "verify", str(run)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{run}/checkpoints/step-0000{step}: whole, 1 files, 1.0 MB" for step in (10, 20)
@@ -65,7 +72,9 @@ def test_verify_takes_one_checkpoint(
     assert json.loads("{" + told) == {".": ["part: its bytes are not those that were saved"]}
 
 
-def test_a_directory_without_checkpoints_is_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_checkpoints_is_an_error(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(run / "checkpoints")
     for action in ("list", "verify"):
         assert cli.main(["checkpoint", action, str(run)]) == 8

@@ -15,7 +15,10 @@ from gcore_core.cli import scaffold
 from gcore_core.cli.describing import field_help
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
-HEAD = "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+HEAD = (
+    "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom gcore_core "
+    "import providers as p\n"
+)
 
 DOCUMENTED = (
     HEAD
@@ -54,12 +57,16 @@ class Config(Base):
 def path(installed: InstalledPlugins, monkeypatch: pytest.MonkeyPatch) -> InstalledPlugins:
     """Fabricated distributions that processes started from here see too."""
     before = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(installed.directory), before))))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, (str(installed.directory), before)))
+    )
     monkeypatch.delenv("G_CORE_PLUGINS", raising=False)
     return installed
 
 
-def test_help_of_a_field_is_the_string_under_it_or_its_line_in_the_docstring(installed: InstalledPlugins) -> None:
+def test_help_of_a_field_is_the_string_under_it_or_its_line_in_the_docstring(
+    installed: InstalledPlugins,
+) -> None:
     installed.add("documented", DOCUMENTED)
     import importlib
 
@@ -75,13 +82,18 @@ def test_help_of_a_field_is_the_string_under_it_or_its_line_in_the_docstring(ins
 def test_show_tells_settings_with_type_default_and_help_and_whether_needs_are_met(
     installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = DOCUMENTED.replace("inner: Inner = None", "inner: Inner = field(default_factory=Inner)")
+    source = DOCUMENTED.replace(
+        "inner: Inner = None", "inner: Inner = field(default_factory=Inner)"
+    )
     installed.add(
         "documented",
         "from dataclasses import field\n"
         + source
         + "@hookimpl\ndef gcore_filters():\n"
-        + "    yield p.FilterProvider(summary='keeps', factory='gcore_documented:Config', config=Config,\n"
+        + (
+            "    yield p.FilterProvider(summary='keeps', factory='gcore_documented:Config', "
+            "config=Config,\n"
+        )
         + "        needs=('numpy>=2.0', 'numpy>=99', 'no-such-engine'))\n",
     )
     assert cli.main(["plugins", "show", "documented"]) == 0
@@ -109,14 +121,20 @@ def test_show_tells_settings_with_type_default_and_help_and_whether_needs_are_me
     (provider,) = json.loads(capsys.readouterr().out)["provides"]
     assert [need["met"] for need in provider["needs"]] == [True, False, False]
     assert provider["config"][0] == {
-        "name": "rate", "type": "float", "default": None, "required": True, "help": "how fast, per second"
-    }  # fmt: skip
+        "name": "rate",
+        "type": "float",
+        "default": None,
+        "required": True,
+        "help": "how fast, per second",
+    }
 
 
 def test_every_setting_that_the_core_offers_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plugins", "show", "core", "--json"]) == 0
     provided = json.loads(capsys.readouterr().out)["provides"]
-    silent = [f"{item['name']}: {s['name']}" for item in provided for s in item["config"] if not s["help"]]
+    silent = [
+        f"{item['name']}: {s['name']}" for item in provided for s in item["config"] if not s["help"]
+    ]
     assert provided and silent == []
 
 
@@ -132,22 +150,38 @@ def test_check_imports_the_plugin_in_a_process_of_its_own(
     ("source", "message"),
     [
         ("import jinja9", "failed to import: ModuleNotFoundError: No module named 'jinja9'"),
-        ("import os; os._exit(7)", "plugin 'bad' ended the process that imported it (exit code 7): no output"),
-        ("@hookimpl\ndef gcore_filter():\n    pass", "no hook 'gcore_filter' (did you mean 'gcore_filters'?)"),
         (
-            "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='gcore_bad:No')",
+            "import os; os._exit(7)",
+            "plugin 'bad' ended the process that imported it (exit code 7): no output",
+        ),
+        (
+            "@hookimpl\ndef gcore_filter():\n    pass",
+            "no hook 'gcore_filter' (did you mean 'gcore_filters'?)",
+        ),
+        (
+            (
+                "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', "
+                "factory='gcore_bad:No')"
+            ),
             "filter bad: 'gcore_bad:No': gcore_bad has no 'No'",
         ),
         (
-            "V = 5\n@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='gcore_bad:V')",
+            (
+                "V = 5\n@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', "
+                "factory='gcore_bad:V')"
+            ),
             "filter bad: its factory 'gcore_bad:V' cannot be called.",
         ),
         (
             "@dataclass\nclass C:\n    x: set\n"
-            "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='gcore_bad:C', config=C)",
+            "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', "
+            "factory='gcore_bad:C', config=C)",
             "filter bad: its config class C cannot be a schema: ",
         ),
-        ("print('[]')\nimport torch", "importing gcore_bad imports torch, which every job then pays for"),
+        (
+            "print('[]')\nimport torch",
+            "importing gcore_bad imports torch, which every job then pays for",
+        ),
     ],
 )
 def test_check_says_what_is_wrong_and_exits_with_3(
@@ -164,7 +198,8 @@ def test_check_does_not_import_what_needs_an_engine_that_is_not_there(
     path: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hook = (
-        "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='no.such:F', needs=('nope',))"
+        "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', "
+        "factory='no.such:F', needs=('nope',))"
     )
     path.add("heavy", HEAD + hook)
     assert cli.main(["plugins", "check", "heavy"]) == 0
@@ -174,7 +209,9 @@ def test_check_does_not_import_what_needs_an_engine_that_is_not_there(
     ]
 
 
-def test_check_takes_a_projects_own_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_takes_a_projects_own_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(HEAD + "@hookimpl\ndef gcore_filterz():\n    return []")
     assert cli.main(["plugins", "check", str(tmp_path / "mine.py")]) == 3
     assert "plugin 'mine'" in capsys.readouterr().out
@@ -187,7 +224,11 @@ def test_check_of_all_shows_which_are_broken_and_why(
     path.add("old", wheel=Wheel(requires=["gcore-core<0.1"]))
     assert cli.main(["plugins", "check", "--json"]) == 3
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert (rows["fake"]["state"], rows["bad"]["state"], rows["old"]["state"]) == ("ok", "broken", "incompatible")
+    assert (rows["fake"]["state"], rows["bad"]["state"], rows["old"]["state"]) == (
+        "ok",
+        "broken",
+        "incompatible",
+    )
     assert "No module named 'jinja9'" in rows["bad"]["reason"]
 
 
@@ -207,13 +248,16 @@ def test_no_plugins_leaves_only_the_core(
 
 def test_an_unknown_action_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plugins", "show"]) == 2
-    assert capsys.readouterr().err == "g-core plugins show: which plugin?\n  g-core plugins show NAME\n"
+    assert (
+        capsys.readouterr().err
+        == "g-core plugins show: which plugin?\n  g-core plugins show NAME\n"
+    )
     with pytest.raises(SystemExit) as caught:
         cli.main(["plugins", "shwo", "core"])
     assert caught.value.code == 2 and "invalid choice: 'shwo'" in capsys.readouterr().err
 
 
-# -- new --------------------------------------------------------------------------------------------------------------
+# -- new -------------------------------------------------------------------------------------------
 
 
 def test_new_writes_a_distribution_and_says_where_to_go_on(
@@ -222,7 +266,9 @@ def test_new_writes_a_distribution_and_says_where_to_go_on(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plugins", "new", "by-length", "--kind", "balancer"]) == 0
     told = capsys.readouterr().out
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+    assert sorted(
+        str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()
+    ) == [
         "gcore-by-length/README.md",
         "gcore-by-length/gcore_by_length/__init__.py",
         "gcore-by-length/gcore_by_length/balance.py",
@@ -230,7 +276,10 @@ def test_new_writes_a_distribution_and_says_where_to_go_on(
         "gcore-by-length/pyproject.toml",
         "gcore-by-length/tests/test_contract.py",
     ]
-    assert "gcore-by-length/gcore_by_length/balance.py:22: FILL IN:" in told and "pip install -e" in told
+    assert (
+        "gcore-by-length/gcore_by_length/balance.py:22: FILL IN:" in told
+        and "pip install -e" in told
+    )
     written = (tmp_path / "gcore-by-length/gcore_by_length/balance.py").read_text()
     assert "class ByLengthBalancer:" in written and "$" not in written
 
@@ -245,8 +294,16 @@ def test_new_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["Bad Name", "--kind", "reward"], 2, "is lower case words joined by dashes, not 'Bad Name'"),
-        (["x", "--kind", "balncer"], 2, "there is no template for 'balncer' (did you mean 'balancer'?)."),
+        (
+            ["Bad Name", "--kind", "reward"],
+            2,
+            "is lower case words joined by dashes, not 'Bad Name'",
+        ),
+        (
+            ["x", "--kind", "balncer"],
+            2,
+            "there is no template for 'balncer' (did you mean 'balancer'?).",
+        ),
         (["x", "--kind", "shared"], 2, "there is no template for 'shared'"),
         (["x", "--kind", "../balancer"], 3, "no plugin named '..' is installed"),
         (["x"], 2, "which kind? say --kind KIND."),
@@ -255,9 +312,13 @@ def test_new_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_new_refuses_what_cannot_be(
-    installed: InstalledPlugins, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int,
+    installed: InstalledPlugins,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
     message: str,
-) -> None:  # fmt: skip
+) -> None:
     assert cli.main(["plugins", "new", *words, "--to", str(tmp_path / "new")]) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
@@ -273,7 +334,9 @@ def test_a_plugin_brings_templates_for_its_own_kinds_and_is_not_imported(
     installed.add("studio", files=files)
     (installed.directory / "gcore_studio.py").unlink()
     written = scaffold.write("oil", "studio/painter", tmp_path / "new")
-    assert (written.directory / "gcore_oil" / "paint.py").read_text() == "class OilPainter:\n    pass\n"
+    assert (
+        written.directory / "gcore_oil" / "paint.py"
+    ).read_text() == "class OilPainter:\n    pass\n"
     assert (written.directory / "pyproject.toml").exists()
     with pytest.raises(Exception, match="no template for 'studio/pianter'.*'studio/painter'"):
         scaffold.write("oil", "studio/pianter", tmp_path / "other")

@@ -31,14 +31,23 @@ def message(file: Path, *overrides: str, kind: type[GcoreError] = ConfigError) -
     return text
 
 
-# -- what a good file becomes -----------------------------------------------------------------------------------------
+# -- what a good file becomes ----------------------------------------------------------------------
 
 
 def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
     plan = config.load(job())
-    run = {"name": "job", "steps": 100, "epochs": None, "seed": 0, "dir": None, "deterministic": False}
+    run = {
+        "name": "job",
+        "steps": 100,
+        "epochs": None,
+        "seed": 0,
+        "dir": None,
+        "deterministic": False,
+    }
     assert plan.config["run"] == run | {"patience_s": 600.0}
-    assert plan.config["controller"]["config"]["prompts"] == 32, "the provider's defaults are filled in"
+    assert plan.config["controller"]["config"]["prompts"] == 32, (
+        "the provider's defaults are filled in"
+    )
     assert plan.config["roles"]["rollout"]["config"] == {
         "tensor_parallel": 2,
         "dtype": "float32",
@@ -74,25 +83,37 @@ def test_a_factory_of_the_plan_is_built_as_a_worker_would(job: Job) -> None:
 
 
 def test_the_factory_of_a_place_without_a_choice_is_an_error(job: Job) -> None:
-    with pytest.raises(ConfigError, match=r"roles.rolout: nothing is chosen there \(did you mean 'roles.rollout'\?\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"roles.rolout: nothing is chosen there \(did you mean 'roles.rollout'\?\)",
+    ):
         config.load(job()).factory("roles.rolout")
 
 
 def test_overrides_win_and_the_last_one_wins_over_the_others(job: Job) -> None:
-    plan = config.load(job(), ["run.steps=5", "run.steps=7", "roles.rollout.config.optimizer.learning_rate=1e-5"])
+    plan = config.load(
+        job(), ["run.steps=5", "run.steps=7", "roles.rollout.config.optimizer.learning_rate=1e-5"]
+    )
     assert plan.config["run"]["steps"] == 7
     assert plan.config["roles"]["rollout"]["config"]["optimizer"]["learning_rate"] == 1e-5
 
 
-def test_interpolations_see_the_defaults_of_plugins(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpolations_see_the_defaults_of_plugins(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BACKEND", "fake")
-    file = job("run: {seed: '${advantage.config.group_size}'}\nrewards: {r: {use: '${oc.env:BACKEND}/length'}}")
+    file = job(
+        "run: {seed: '${advantage.config.group_size}'}\nrewards: {r: {use: "
+        "'${oc.env:BACKEND}/length'}}"
+    )
     plan = config.load(file)
     assert plan.config["run"]["seed"] == 4
     assert plan.provided["rewards.r"].reference == "fake/length"
 
 
-def test_plugins_may_be_a_list_and_config_may_be_left_empty(job: Job, installed: InstalledPlugins) -> None:
+def test_plugins_may_be_a_list_and_config_may_be_left_empty(
+    job: Job, installed: InstalledPlugins
+) -> None:
     installed.add("report")
     plan = config.load(job("plugins: [report]\nadvantage:\n  use: fake/mean\n  config:"))
     assert plan.config["plugins"] == {"report": None}
@@ -124,13 +145,18 @@ roles:
 """
     plan = config.load(job(extra))
     assert plan.config["data"]["config"]["path"] == str(tmp_path / "rows.jsonl")
-    assert plan.config["evaluation"]["data"]["config"]["path"] == str(tmp_path.parent / "eval.jsonl")
+    assert plan.config["evaluation"]["data"]["config"]["path"] == str(
+        tmp_path.parent / "eval.jsonl"
+    )
     model = plan.config["roles"]["policy"]["model"]
-    assert model == {"path": str(tmp_path / "model_dir"), "make": {"path": str(tmp_path / "make.py")}}
+    assert model == {
+        "path": str(tmp_path / "model_dir"),
+        "make": {"path": str(tmp_path / "make.py")},
+    }
     assert plan.config["roles"]["rollout"]["model"]["path"] == "org/name", "a hub name stays"
 
 
-# -- why --------------------------------------------------------------------------------------------------------------
+# -- why -------------------------------------------------------------------------------------------
 
 
 def test_why_tells_value_and_origin(job: Job) -> None:
@@ -141,17 +167,25 @@ def test_why_tells_value_and_origin(job: Job) -> None:
     assert plan.why("run.seed") == "run.seed = 9  # override 'run.seed=9'"
     assert plan.why("run.name") == 'run.name = "job"  # stem of job.yaml'
     assert plan.why("run.dir") == "run.dir = null  # default of the core (gcore-core 0.1.0)"
-    assert plan.why("roles.rollout.config.dtype").endswith('= "float32"  # default of fake (gcore-fake 0.1.0)')
-    assert plan.why("roles.rollout.follows").endswith("# default of role rollout (gcore-core 0.1.0)")
-    assert len(plan.why("roles.rollout.config").splitlines()) == 4, "a line for each value below a mapping"
+    assert plan.why("roles.rollout.config.dtype").endswith(
+        '= "float32"  # default of fake (gcore-fake 0.1.0)'
+    )
+    assert plan.why("roles.rollout.follows").endswith(
+        "# default of role rollout (gcore-core 0.1.0)"
+    )
+    assert len(plan.why("roles.rollout.config").splitlines()) == 4, (
+        "a line for each value below a mapping"
+    )
 
 
 def test_why_of_an_unknown_key_suggests_one(job: Job) -> None:
-    with pytest.raises(ConfigError, match=r"run.step: .*no such key \(did you mean 'run.steps'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"run.step: .*no such key \(did you mean 'run.steps'\?\)"
+    ):
         config.load(job()).why("run.step")
 
 
-# -- files and overrides that cannot be read --------------------------------------------------------------------------
+# -- files and overrides that cannot be read -------------------------------------------------------
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -175,23 +209,36 @@ def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str) -> N
 def test_a_syntax_error_has_its_line(tmp_path: Path, text: str, line: int, problem: str) -> None:
     (tmp_path / "x.yaml").write_text(text)
     shown = message(tmp_path / "x.yaml")
-    assert shown.startswith(f"{tmp_path / 'x.yaml'}, line {line}: not valid YAML: ") and problem in shown
+    assert (
+        shown.startswith(f"{tmp_path / 'x.yaml'}, line {line}: not valid YAML: ")
+        and problem in shown
+    )
 
 
-@pytest.mark.parametrize("override", ["run.steps", "=3", "run..steps=1", "run.steps =1", "a[0]=1", ""])
+@pytest.mark.parametrize(
+    "override", ["run.steps", "=3", "run..steps=1", "run.steps =1", "a[0]=1", ""]
+)
 def test_an_override_that_is_no_assignment_is_refused(job: Job, override: str) -> None:
-    assert message(job(), override).startswith(f"override {override!r} is not of the form key=value.")
+    assert message(job(), override).startswith(
+        f"override {override!r} is not of the form key=value."
+    )
 
 
 def test_an_override_with_a_broken_value_is_refused(job: Job) -> None:
-    assert message(job(), "run.steps=[1") == "run.steps: the value of override 'run.steps=[1' is not valid YAML."
+    assert (
+        message(job(), "run.steps=[1")
+        == "run.steps: the value of override 'run.steps=[1' is not valid YAML."
+    )
 
 
 def test_an_unknown_interpolation_is_refused_with_its_path(job: Job) -> None:
-    assert message(job("run: {seed: '${nowhere}'}")) == "run.seed: Interpolation key 'nowhere' not found."
+    assert (
+        message(job("run: {seed: '${nowhere}'}"))
+        == "run.seed: Interpolation key 'nowhere' not found."
+    )
 
 
-# -- wrong keys and values --------------------------------------------------------------------------------------------
+# -- wrong keys and values -------------------------------------------------------------------------
 
 
 def test_an_unknown_key_is_answered_with_path_line_and_suggestion(job: Job) -> None:
@@ -200,12 +247,15 @@ def test_an_unknown_key_is_answered_with_path_line_and_suggestion(job: Job) -> N
         "  job.yaml, line 12\n"
         "  there are: name, steps, epochs, seed, dir, deterministic, patience_s"
     )
-    assert message(job(), "role.x=1").startswith("role: there is no such key (did you mean 'roles'?).")
+    assert message(job(), "role.x=1").startswith(
+        "role: there is no such key (did you mean 'roles'?)."
+    )
 
 
 def test_an_unknown_key_of_a_plugin_names_the_plugin(job: Job) -> None:
     assert message(job(), "roles.rollout.config.tensor_paralel=1") == (
-        "roles.rollout.config.tensor_paralel: 'EngineConfig' has no such field (did you mean 'tensor_parallel'?).\n"
+        "roles.rollout.config.tensor_paralel: 'EngineConfig' has no such field (did you mean "
+        "'tensor_parallel'?).\n"
         "  override 'roles.rollout.config.tensor_paralel=1'\n"
         "  from plugin fake (gcore-fake 0.1.0); its fields: g-core plugins show fake\n"
         "  there are: tensor_parallel, dtype, optimizer, limit"
@@ -215,8 +265,14 @@ def test_an_unknown_key_of_a_plugin_names_the_plugin(job: Job) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("run.steps=many", "run.steps: Value 'many' of type 'str' could not be converted to Integer."),
-        ("run.steps=1.5", "run.steps: Value '1.5' of type 'float' could not be converted to Integer."),
+        (
+            "run.steps=many",
+            "run.steps: Value 'many' of type 'str' could not be converted to Integer.",
+        ),
+        (
+            "run.steps=1.5",
+            "run.steps: Value '1.5' of type 'float' could not be converted to Integer.",
+        ),
         ("run.steps=null", "run.steps: Incompatible value 'None' for field of type 'int'."),
         ("run.steps=[1]", "run.steps: expected int, got a list: [1]."),
         ("run=5", "run: expected a mapping, got int: 5."),
@@ -224,16 +280,33 @@ def test_an_unknown_key_of_a_plugin_names_the_plugin(job: Job) -> None:
         ("roles.rollout=fake", "roles.rollout: expected a mapping, got str: 'fake'."),
         ("roles.rollout.model=5", "roles.rollout.model: expected a mapping, got int: 5."),
         ("roles.rollout.config=5", "roles.rollout.config: expected a mapping, got int: 5."),
-        ("roles.rollout.config.optimizer=5", "roles.rollout.config.optimizer: expected a mapping, got int: 5."),
-        ("roles.rollout.config.limit=x", "roles.rollout.config.limit: Value 'x' of type 'str' could not be converted"),
-        ("roles.rollout.config.dtype=f8", "roles.rollout.config.dtype: Invalid value 'f8', expected one of"),
-        ("advantage.config.scalars=kl", "advantage.config.scalars: expected a list, got str: 'kl'."),
+        (
+            "roles.rollout.config.optimizer=5",
+            "roles.rollout.config.optimizer: expected a mapping, got int: 5.",
+        ),
+        (
+            "roles.rollout.config.limit=x",
+            "roles.rollout.config.limit: Value 'x' of type 'str' could not be converted",
+        ),
+        (
+            "roles.rollout.config.dtype=f8",
+            "roles.rollout.config.dtype: Invalid value 'f8', expected one of",
+        ),
+        (
+            "advantage.config.scalars=kl",
+            "advantage.config.scalars: expected a list, got str: 'kl'.",
+        ),
         ("local=mine.py", "local: expected a list, got str: 'mine.py'."),
-        ("roles.my role={use: fake}", "override 'roles.my role={use: fake}' is not of the form key=value."),
+        (
+            "roles.my role={use: fake}",
+            "override 'roles.my role={use: fake}' is not of the form key=value.",
+        ),
         ("roles.a:b={use: fake}", "roles.a:b: a name is made of letters, digits, '_' and '-'."),
     ],
 )
-def test_a_wrong_type_is_answered_with_path_value_and_what_was_expected(job: Job, override: str, expected: str) -> None:
+def test_a_wrong_type_is_answered_with_path_value_and_what_was_expected(
+    job: Job, override: str, expected: str
+) -> None:
     assert message(job(), override).startswith(expected)
 
 
@@ -244,10 +317,13 @@ def test_a_value_that_the_plugin_refuses_has_its_path(job: Job) -> None:
 
 
 def test_settings_of_a_provider_that_has_none_are_refused(job: Job) -> None:
-    assert message(job(), "filter.config.x=1") == "filter.config: core/keep-all has no settings, but x is set."
+    assert (
+        message(job(), "filter.config.x=1")
+        == "filter.config: core/keep-all has no settings, but x is set."
+    )
 
 
-# -- what must be there -----------------------------------------------------------------------------------------------
+# -- what must be there ----------------------------------------------------------------------------
 
 
 def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
@@ -255,7 +331,10 @@ def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     assert (
         message(tmp_path / "x.yaml")
         .splitlines()[0]
-        .endswith("x.yaml: missing: data, advantage.use, objective.use, roles.policy, roles.rollout, rewards.<name>.")
+        .endswith(
+            "x.yaml: missing: data, advantage.use, objective.use, roles.policy, roles.rollout, "
+            "rewards.<name>."
+        )
     )
 
 
@@ -271,28 +350,38 @@ def test_a_mandatory_setting_of_a_plugin_is_named_with_its_plugin(job: Job) -> N
 
 def test_an_unknown_role_is_answered_with_the_known_ones(job: Job) -> None:
     shown = message(job(), "roles.rolout={use: fake}")
-    assert shown.startswith("roles.rolout: no loaded plugin knows a role 'rolout' (did you mean 'rollout'?).")
+    assert shown.startswith(
+        "roles.rolout: no loaded plugin knows a role 'rolout' (did you mean 'rollout'?)."
+    )
     assert "known roles: policy, rollout, judge" in shown
 
 
-def test_settings_of_a_provider_that_an_override_replaces_are_dropped_where_the_new_one_has_none(job: Job) -> None:
+def test_settings_of_a_provider_that_an_override_replaces_are_dropped_where_the_new_one_has_none(
+    job: Job,
+) -> None:
     file = job("balance: {use: core/in-order, config: {slope: 2.0}}")
     assert "core/in-order has no settings, but slope is set" in message(file)
     assert config.load(file, ["balance.use=core/in-order"]).config["balance"]["config"] == {}
     refused = ["balance.use=core/in-order", "balance.config.slope=3.0"]
     assert "core/in-order has no settings, but slope is set" in message(file, *refused)
     kept = job("controller: {use: other/sync, config: {prompts: 7, pace: 3}}")
-    assert config.load(kept, ["controller.use=core/sync"]).config["controller"]["config"]["prompts"] == 7
+    assert (
+        config.load(kept, ["controller.use=core/sync"]).config["controller"]["config"]["prompts"]
+        == 7
+    )
 
 
 def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> None:
     role = (
-        "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n@hookimpl\ndef gcore_roles():\n"
+        "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n@hookimpl\ndef "
+        "gcore_roles():\n"
         "    yield p.RoleProvider(name={!r}, summary='', factory='a:b', kind='trainer')"
     )
     installed.add("ppo", role.format("critic"))
     file = job("plugins: {ppo: null}")
-    assert config.load(file, ["roles.critic={use: fake}"]).provided["roles.critic"].kind == "trainer"
+    assert (
+        config.load(file, ["roles.critic={use: fake}"]).provided["roles.critic"].kind == "trainer"
+    )
     installed.add("twin", role.format("policy"))
     assert "role 'policy' is defined by gcore-core 0.1.0 and by gcore-twin 0.1.0" in message(
         job("plugins: [twin]"), kind=PluginClash
@@ -305,23 +394,52 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
         ("run.steps=0", "run.steps: must be at least 1, not 0."),
         ("controller.shards=0", "controller.shards: must be at least 1, not 0."),
         ("roles.rollout.slots=0", "roles.rollout.slots: must be at least 1, not 0."),
-        ("placement.sleep_in_training=on", "placement.sleep_in_training: must be one of auto, always, never, not "),
+        (
+            "placement.sleep_in_training=on",
+            "placement.sleep_in_training: must be one of auto, always, never, not ",
+        ),
         ("roles.rollout.least=0", "roles.rollout.least: must be at least 1, not 0."),
         ("evaluation.every=-1", "evaluation.every: must be at least 0, not -1."),
-        ("rewards.length.timeout_s=0", "rewards.length.timeout_s: must be greater than 0, not 0.0."),
-        ("cluster.devices=none", "cluster.devices: must be 'auto' or a number of devices, not 'none'."),
-        ("roles.rollout.follows=judge", "roles.rollout.follows: 'judge' is no other role of this run (policy)."),
-        ("objective.config.values=true", "objective: requires 'values', which needs a role 'critic'; add roles."),
+        (
+            "rewards.length.timeout_s=0",
+            "rewards.length.timeout_s: must be greater than 0, not 0.0.",
+        ),
+        (
+            "cluster.devices=none",
+            "cluster.devices: must be 'auto' or a number of devices, not 'none'.",
+        ),
+        (
+            "roles.rollout.follows=judge",
+            "roles.rollout.follows: 'judge' is no other role of this run (policy).",
+        ),
+        (
+            "objective.config.values=true",
+            "objective: requires 'values', which needs a role 'critic'; add roles.",
+        ),
         ("rewards.length.worker=policy", "rewards.length.worker: 'policy' is no free name"),
         ("run.epochs=0", "run.epochs: must be greater than 0, not 0.0."),
         ("rewards.length.workers=0", "rewards.length.workers: must be at least 1, not 0."),
-        ("rewards.length.normalise=groups", "rewards.length.normalise: must be one of none, group, batch (did you"),
-        ("rewards.length.role=rollout", "rewards.length.role: fake/length asks no model; leave it out."),
-        ("roles.judge.use=fake", "roles.judge: no reward asks it; set rewards.<name>.role: judge, or leave"),
-        ("advantage.config.scalars=[kl]", "advantage: requires 'kl', which nothing supplies (known: entropy, kl_k1,"),
+        (
+            "rewards.length.normalise=groups",
+            "rewards.length.normalise: must be one of none, group, batch (did you",
+        ),
+        (
+            "rewards.length.role=rollout",
+            "rewards.length.role: fake/length asks no model; leave it out.",
+        ),
+        (
+            "roles.judge.use=fake",
+            "roles.judge: no reward asks it; set rewards.<name>.role: judge, or leave",
+        ),
+        (
+            "advantage.config.scalars=[kl]",
+            "advantage: requires 'kl', which nothing supplies (known: entropy, kl_k1,",
+        ),
     ],
 )
-def test_a_value_out_of_range_or_an_unmet_requirement_is_refused(job: Job, override: str, expected: str) -> None:
+def test_a_value_out_of_range_or_an_unmet_requirement_is_refused(
+    job: Job, override: str, expected: str
+) -> None:
     assert message(job(), override).startswith(expected)
 
 
@@ -329,10 +447,15 @@ def test_what_any_trainer_supplies_may_be_required(job: Job) -> None:
     config.load(job(), ["advantage.config.scalars=[kl_k1, ref_logp, entropy, rollout_logp]"])
 
 
-def test_all_problems_come_together_with_those_of_the_plugins(job: Job, installed: InstalledPlugins) -> None:
+def test_all_problems_come_together_with_those_of_the_plugins(
+    job: Job, installed: InstalledPlugins
+) -> None:
     installed.add(
         "picky",
-        "from gcore_core import hookimpl\n@hookimpl\ndef gcore_check(plan):\n    yield 'run.seed: I dislike it.'",
+        (
+            "from gcore_core import hookimpl\n@hookimpl\ndef gcore_check(plan):\n    yield "
+            "'run.seed: I dislike it.'"
+        ),
     )
     with pytest.raises(ConfigError) as caught:
         config.load(job("plugins: [picky]"), ["run.steps=0", "roles.policy.slots=0"])
@@ -344,7 +467,7 @@ def test_all_problems_come_together_with_those_of_the_plugins(job: Job, installe
     assert "the configuration has 3 problems." in str(caught.value)
 
 
-# -- plugins ----------------------------------------------------------------------------------------------------------
+# -- plugins ---------------------------------------------------------------------------------------
 
 
 def test_an_unknown_plugin_is_named_with_the_key_that_names_it(job: Job) -> None:
@@ -358,7 +481,9 @@ def test_no_plugin_is_imported_before_all_are_found(job: Job, installed: Install
     assert "'broken'" in message(job("plugins: [broken]"), kind=PluginBroken)
 
 
-def test_clashing_incompatible_and_unpinned_plugins_are_refused(job: Job, installed: InstalledPlugins) -> None:
+def test_clashing_incompatible_and_unpinned_plugins_are_refused(
+    job: Job, installed: InstalledPlugins
+) -> None:
     assert "asks for fake>=3" in message(job("plugins: {fake: '>=3'}"), kind=PluginIncompatible)
     installed.add("old", wheel=Wheel(requires=["gcore-core<0.1"]))
     assert "needs gcore-core<0.1" in message(job("plugins: [old]"), kind=PluginIncompatible)
@@ -366,21 +491,29 @@ def test_clashing_incompatible_and_unpinned_plugins_are_refused(job: Job, instal
     assert "gcore-fake 0.1.0 and gcore-fork 0.1.0" in message(job(), kind=PluginClash)
 
 
-def test_a_local_file_may_not_take_the_name_of_an_installed_plugin(job: Job, tmp_path: Path) -> None:
+def test_a_local_file_may_not_take_the_name_of_an_installed_plugin(
+    job: Job, tmp_path: Path
+) -> None:
     (tmp_path / "fake.py").write_text("")
-    assert "'fake' is both a local file and an installed plugin" in message(job("local: [fake.py]"), kind=PluginClash)
+    assert "'fake' is both a local file and an installed plugin" in message(
+        job("local: [fake.py]"), kind=PluginClash
+    )
 
 
 def test_a_local_file_that_is_not_there_is_named(job: Job) -> None:
     assert message(job("local: [gone.py]")).startswith("local[0]: cannot read ")
 
 
-def test_a_config_class_that_cannot_be_a_schema_breaks_the_contract(job: Job, installed: InstalledPlugins) -> None:
+def test_a_config_class_that_cannot_be_a_schema_breaks_the_contract(
+    job: Job, installed: InstalledPlugins
+) -> None:
     installed.add(
         "odd",
-        "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+        "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom gcore_core "
+        "import providers as p\n"
         "@dataclass\nclass C:\n    a: set = None\n"
-        "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='a:b', config=C)",
+        "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='a:b', "
+        "config=C)",
     )
     shown = message(job("filter: {use: odd}"), kind=ContractError)
     assert shown.startswith("filter: odd (gcore-odd 0.1.0): config class C cannot be a schema: ")
@@ -402,11 +535,15 @@ def test_every_config_class_of_the_core_can_be_a_schema_and_be_found_again() -> 
         assert import_attribute(reference_to(cls)) is cls
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 
 def test_the_page_lists_exactly_the_keys_of_the_core_with_their_defaults() -> None:
-    rows = re.findall(r"^\| `([\w.*<>]+)` \| ([^|]+) \|", (ROOT / "docs/config.md").read_text(), flags=re.M)
+    rows = re.findall(
+        r"^\| `([\w.*<>]+)` \| ([^|]+) \|", (ROOT / "docs/config.md").read_text(), flags=re.M
+    )
     documented = {key.replace("<name>", "*"): default.strip().strip("`") for key, default in rows}
     shown = {"None": "null", "True": "true", "False": "false", schema.MISSING: "must be given"}
-    assert documented == {key: shown.get(str(value), str(value)) for key, value in schema.core_keys().items()}
+    assert documented == {
+        key: shown.get(str(value), str(value)) for key, value in schema.core_keys().items()
+    }

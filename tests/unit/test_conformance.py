@@ -1,4 +1,6 @@
-"""How outcomes of contracts are told: in a session of pytest, in a report, on the command line, on the page."""
+"""How outcomes of contracts are told: in a session of pytest, in a report, on the command line, on
+the page.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def gcore_filters():
 @hookimpl
 def gcore_objectives():
     yield ObjectiveProvider(summary="far away", factory="gcore_mine_settings:Bad", needs=("no-such-engine>=3",))
-"""
+"""  # noqa: E501
 SETTINGS = """
 from dataclasses import dataclass
 
@@ -130,7 +132,14 @@ def test_outcomes_are_counted_and_listed_without_any_option(tmp_path: Path) -> N
 
 
 def test_the_report_has_a_row_for_each_test(tmp_path: Path) -> None:
-    session(tmp_path, OUTCOMES, "-p", "gcore_core.testing.pytest_plugin", "--conformance-report", "report.json")
+    session(
+        tmp_path,
+        OUTCOMES,
+        "-p",
+        "gcore_core.testing.pytest_plugin",
+        "--conformance-report",
+        "report.json",
+    )
     report = json.loads((tmp_path / "report.json").read_text())
     assert {row["test"]: row["outcome"] for row in report["tests"]} == {
         "test_a_claim": "pass",
@@ -145,8 +154,13 @@ def test_the_report_has_a_row_for_each_test(tmp_path: Path) -> None:
 
 
 def test_a_gap_that_names_no_test_is_refused_when_the_class_is_made() -> None:
-    with pytest.raises(ContractError, match=r"names 'test_every_index_in_one_bin'.*did you mean 'test_every_index_is"):
-        type("TestMine", (BalancerContract,), {"known_gaps": {"test_every_index_in_one_bin": "why"}})
+    with pytest.raises(
+        ContractError,
+        match=r"names 'test_every_index_in_one_bin'.*did you mean 'test_every_index_is",
+    ):
+        type(
+            "TestMine", (BalancerContract,), {"known_gaps": {"test_every_index_in_one_bin": "why"}}
+        )
 
 
 def test_a_contract_without_provider_or_fixture_says_what_to_do() -> None:
@@ -155,13 +169,21 @@ def test_a_contract_without_provider_or_fixture_says_what_to_do() -> None:
 
 
 def test_the_package_is_imported_without_pytest_and_torch() -> None:
-    look = "import sys, gcore_core.testing; print({'pytest', 'torch', 'numpy', 'pluggy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, cwd=ROOT)
+    look = (
+        "import sys, gcore_core.testing; print({'pytest', 'torch', 'numpy', 'pluggy'} & "
+        "set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "set()"
 
 
 def conformance(
-    mine: InstalledPlugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+    mine: InstalledPlugins,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *words: str,
 ) -> tuple[int, str]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(mine.directory), str(ROOT)]))
     code = main(["conformance", *words])
@@ -169,7 +191,10 @@ def conformance(
 
 
 def test_every_provider_is_held_to_its_contract_or_listed_as_left_out(
-    mine: InstalledPlugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    mine: InstalledPlugins,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "report.json"
     code, output = conformance(mine, monkeypatch, capsys, "mine", "--report", str(file))
@@ -178,12 +203,19 @@ def test_every_provider_is_held_to_its_contract_or_listed_as_left_out(
     assert re.search(r"^TestMineBalancer +balancer +47 +47 pass +0.1$", output, flags=re.M)
     assert re.search(r"^TestMineBadBalancer +balancer .* fail", output, flags=re.M)
     assert re.search(r"7 pass", rows["TestPlugin"]) or "not claimed" in rows["TestPlugin"]
-    assert "left out: filter mine (it needs settings (limit); bring a contract that gives them)" in output
+    assert (
+        "left out: filter mine (it needs settings (limit); bring a contract that gives them)"
+        in output
+    )
     assert "left out: objective mine (its needs are not met here: no-such-engine>=3)" in output
     assert "not claimed: TestPainter::test_it_draws_with_chalk (mine:chalk)" in output
     assert "fail: TestMineBadBalancer::test_every_index_is_in_one_bin[mixed]" in output
     report = json.loads(file.read_text())
-    assert (report["plugin"], report["distribution"], report["version"]) == ("mine", "gcore-mine", "0.1.0")
+    assert (report["plugin"], report["distribution"], report["version"]) == (
+        "mine",
+        "gcore-mine",
+        "0.1.0",
+    )
     own = [row for row in report["tests"] if row["kind"] == "mine:painter"]
     assert [(row["capability"], row["outcome"], row["tolerance"]) for row in own] == [
         ("mine:oil", "pass", 0.5),
@@ -202,7 +234,11 @@ def test_words_choose_among_the_tests(
 def test_a_conformance_module_that_does_not_import_is_named(
     mine: InstalledPlugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine.add("mine", MINE, files={"gcore_mine_settings.py": SETTINGS, "gcore_mine_conformance.py": "1 / 0"})
+    mine.add(
+        "mine",
+        MINE,
+        files={"gcore_mine_settings.py": SETTINGS, "gcore_mine_conformance.py": "1 / 0"},
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(mine.directory), str(ROOT)]))
     assert main(["conformance", "mine"]) == 3
     error = capsys.readouterr().err
@@ -210,7 +246,7 @@ def test_a_conformance_module_that_does_not_import_is_named(
     assert "'gcore_mine_conformance'" in error and "division by zero" in error
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs/conformance.md").read_text()
 

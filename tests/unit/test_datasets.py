@@ -139,7 +139,9 @@ def test_an_empty_file_is_refused(write: Write, cache: Path, text: str) -> None:
 
 def test_a_missing_file_suggests_its_neighbour(write: Write, tmp_path: Path) -> None:
     write("{}")
-    with pytest.raises(DataError, match=r"row\.jsonl: no such file \(did you mean 'rows.jsonl'\?\)"):
+    with pytest.raises(
+        DataError, match=r"row\.jsonl: no such file \(did you mean 'rows.jsonl'\?\)"
+    ):
         opened(tmp_path / "row.jsonl")
     with pytest.raises(DataError, match=r"data files in .*: rows.jsonl"):
         opened(tmp_path / "something.else")
@@ -201,10 +203,14 @@ def test_writing_into_a_file_in_use_is_noticed(write: Write) -> None:
 def test_processes_that_index_at_once_all_get_the_rows(write: Write, cache: Path) -> None:
     file = write("".join(f'{{"prompt": "{number}"}}\n' for number in range(20_000)))
     code = (
-        "import sys; from gcore_core.data_config import JsonLinesConfig; from gcore_core.datasets import JsonLines\n"
+        "import sys; from gcore_core.data_config import JsonLinesConfig; from "
+        "gcore_core.datasets import JsonLines\n"
         "rows = JsonLines(JsonLinesConfig(path=sys.argv[1])); print(len(rows), rows[19_999].text)"
     )
-    children = [subprocess.Popen([sys.executable, "-c", code, file], stdout=subprocess.PIPE) for _ in range(3)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, file], stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
     assert [child.communicate()[0].split() for child in children] == [[b"20000", b"19999"]] * 3
     assert len(list(cache.iterdir())) == 1
 
@@ -213,13 +219,17 @@ def test_a_million_rows_do_not_grow_the_process(write: Write) -> None:
     file = write('{"prompt": "1+1="}\n' * 1_000_000)
     code = (
         "import os, sys\n"
-        "from gcore_core.data_config import JsonLinesConfig; from gcore_core.datasets import JsonLines\n"
-        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "from gcore_core.data_config import JsonLinesConfig; from gcore_core.datasets import "
+        "JsonLines\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * "
+        "os.sysconf('SC_PAGE_SIZE')\n"
         "before = resident(); rows = JsonLines(JsonLinesConfig(path=sys.argv[1]))\n"
         "assert all(rows[row].row == row for row in range(0, len(rows), 101))\n"
         "print(len(rows), resident() - before)"
     )
-    rows, grown = map(int, subprocess.run([sys.executable, "-c", code, file], capture_output=True).stdout.split())
+    rows, grown = map(
+        int, subprocess.run([sys.executable, "-c", code, file], capture_output=True).stdout.split()
+    )
     assert rows == 1_000_000
     assert grown < 5 * 2**20
 
@@ -231,5 +241,8 @@ def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
 
 
 def test_json_lines_need_no_pyarrow() -> None:
-    code = "import sys, gcore_core.datasets, gcore_core.rewards; print({'pyarrow', 'torch'} & set(sys.modules))"
+    code = (
+        "import sys, gcore_core.datasets, gcore_core.rewards; print({'pyarrow', 'torch'} & "
+        "set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"set()\n"

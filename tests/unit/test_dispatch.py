@@ -25,7 +25,9 @@ def test_every_record_is_dealt_once_in_parts_that_never_grow(
     count: int, replicas: int, shards: int, samples: int
 ) -> None:
     parts = shares(leases(count, samples), replicas, shards)
-    assert sorted(record for part in parts for record in records(part)) == records(leases(count, samples))
+    assert sorted(record for part in parts for record in records(part)) == records(
+        leases(count, samples)
+    )
     assert all(len({lease.ordinal for lease in part}) == len(part) for part in parts)
     sizes = [len(records(part)) for part in parts]
     assert all(later <= size + 1 for size, later in zip(sizes, sizes[1:], strict=False))
@@ -61,25 +63,32 @@ def test_all_replicas_work_and_none_has_twice_as_many_records_as_on_average(
     assert records_of.max() <= max(2 * mean, 1)
     assert records_of.min() >= min(mean // 2, 1)
     if groups == 512 and replicas == 96:
-        assert records_of.max() - records_of.min() <= shards, "a record of each shard: they share out without a rest"
+        assert records_of.max() - records_of.min() <= shards, (
+            "a record of each shard: they share out without a rest"
+        )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_replicas_end_together_although_some_groups_are_four_times_as_long(seed: int) -> None:
     """Every fourth group is long, which would all be one replica's if ordinals decided."""
     replicas, count = 4, 512
-    seconds = np.where(np.arange(count) % replicas == 0, 4.0, 1.0) * np.random.default_rng(seed).uniform(
-        0.5, 1.5, count
-    )
+    seconds = np.where(np.arange(count) % replicas == 0, 4.0, 1.0) * np.random.default_rng(
+        seed
+    ).uniform(0.5, 1.5, count)
     even = seconds.sum() / replicas
     fixed = max(seconds[i::replicas].sum() for i in range(replicas))
     parts = shares(leases(count), replicas, 1)
-    assert shared_out([sum(seconds[lease.ordinal] for lease in part) for part in parts], replicas) < 1.1 * even
+    assert (
+        shared_out([sum(seconds[lease.ordinal] for lease in part) for part in parts], replicas)
+        < 1.1 * even
+    )
     assert fixed > 2 * even
 
 
 def shared_out(parts: list[float], replicas: int) -> float:
-    """When the last part ends, where those at a replica share its time and each that ends makes room for another."""
+    """When the last part ends, where those at a replica share its time and each that ends makes
+    room for another.
+    """
     running = [parts[i::replicas][: lanes_of(1)] for i in range(replicas)]
     waiting, now = parts[replicas * lanes_of(1) :], 0.0
     while any(running):

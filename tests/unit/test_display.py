@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from gcore_core.records import StepReport
-from gcore_core.run.display import LiveDisplay, PlainDisplay, duration, open_display, stage_seconds, step_parts
+from gcore_core.run.display import (
+    LiveDisplay,
+    PlainDisplay,
+    duration,
+    open_display,
+    stage_seconds,
+    step_parts,
+)
 
 METRICS = {
     "reward/exact": 0.5,
@@ -58,9 +65,14 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 
 def test_a_line_says_everything_in_the_order_of_a_step() -> None:
-    parts = step_parts(_report(7, **METRICS), 60, {"greedy/exact": 0.48, "sampled/exact": 0.4, "greedy/length": 5.0})
+    parts = step_parts(
+        _report(7, **METRICS),
+        60,
+        {"greedy/exact": 0.48, "sampled/exact": 0.4, "greedy/length": 5.0},
+    )
     assert "  ".join(f"{label} {value}" for label, value in parts) == (
-        "step  7/60  reward 0.500  held-out 0.480  kl 3.1e-03  entropy 0.812  length 5.2  gap 2.1e-06"
+        "step  7/60  reward 0.500  held-out 0.480  kl 3.1e-03  entropy 0.812  length 5.2  gap "
+        "2.1e-06"
         "  actions/s 8,431  rollout 0.31s  preparation 0.05s  training 0.22s  push 0.02s"
     )
 
@@ -70,7 +82,9 @@ def test_metrics_that_a_run_does_not_have_are_left_out() -> None:
 
 
 def test_several_rewards_are_shown_by_name_beside_their_weighted_sum() -> None:
-    parts = dict(step_parts(_report(1, **{"reward/a": 0.25, "reward/b": 1.0, "reward": 0.625}), 5, {}))
+    parts = dict(
+        step_parts(_report(1, **{"reward/a": 0.25, "reward/b": 1.0, "reward": 0.625}), 5, {})
+    )
     assert parts == {"step": "1/5", "reward": "0.625", "a": "0.250", "b": "1.000"}
 
 
@@ -97,14 +111,16 @@ def test_the_time_of_an_evaluation_is_shown_where_there_was_one() -> None:
 
 
 def test_an_unknown_stage_is_shown_under_its_own_name_after_the_known_ones() -> None:
-    assert list(stage_seconds({"seconds/save": 1.0, "seconds/train": 2.0, "seconds/step": 3.0})) == ["training", "save"]
+    assert list(
+        stage_seconds({"seconds/save": 1.0, "seconds/train": 2.0, "seconds/step": 3.0})
+    ) == ["training", "save"]
 
 
 def test_durations_read_like_a_clock() -> None:
     assert [duration(seconds) for seconds in (7.4, 759.6, 11100)] == ["0:07", "12:40", "3:05:00"]
 
 
-# -- plain ------------------------------------------------------------------------------------------------------------
+# -- plain -----------------------------------------------------------------------------------------
 
 
 def test_plain_lines_keep_the_latest_evaluation_and_the_time_left() -> None:
@@ -141,18 +157,23 @@ def test_a_phase_makes_few_plain_lines_however_often_it_reports() -> None:
     display = PlainDisplay(4, stream)
     for percent in range(101):
         display.phase("making the model", percent / 100)
-    assert stream.getvalue().splitlines() == [f"making the model {share}%" for share in (0, 25, 50, 75, 100)]
+    assert stream.getvalue().splitlines() == [
+        f"making the model {share}%" for share in (0, 25, 50, 75, 100)
+    ]
 
 
 def test_a_reader_that_leaves_does_not_end_the_run() -> None:
     program = (
-        "import sys; from gcore_core.run.display import open_display; display = open_display(3, sys.stdout)\n"
+        "import sys; from gcore_core.run.display import open_display; display = open_display(3, "
+        "sys.stdout)\n"
         "sys.stdin.read()\n"  # by now the reader of stdout has left
         "for _ in range(1000): display.note('x' * 100)\n"
         "print('went on', file=sys.stderr)"
     )
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as child:
         assert child.stdin and child.stdout and child.stderr
         child.stdout.close()
         child.stdin.close()
@@ -161,16 +182,19 @@ def test_a_reader_that_leaves_does_not_end_the_run() -> None:
 
 def test_plain_output_never_imports_rich() -> None:
     program = (
-        "import sys; from gcore_core.run.display import open_display; from gcore_core.records import StepReport\n"
+        "import sys; from gcore_core.run.display import open_display; from gcore_core.records "
+        "import StepReport\n"
         "display = open_display(3, sys.stdout); display.phase('p', .5); display.finish(['end'])\n"
         "display.step(StepReport(step=1, version=1, metrics={}))\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('rich', 'numpy', 'torch')])"
     )
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert out.splitlines()[-1] == "[]"
 
 
-# -- live -------------------------------------------------------------------------------------------------------------
+# -- live ------------------------------------------------------------------------------------------
 
 
 def test_a_terminal_gets_the_live_display_and_a_dumb_one_plain_lines(
@@ -190,7 +214,9 @@ def test_live_lines_carry_what_plain_lines_carry_broken_between_parts(terminal: 
     display.step(report)
     display.finish(["summary: [runs]/digits/001/summary.md"])
     display.finish()
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n").split("\n")
+    lines = (
+        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n").split("\n")
+    )
     start = next(i for i, line in enumerate(lines) if "step  7/60" in line)
     shown = lines[start : start + 3]
     parts = [f"{label} {value}" for label, value in step_parts(report, 60, report.evaluation)]

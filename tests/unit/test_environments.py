@@ -1,4 +1,6 @@
-"""What goes into an environment, which interpreter ``env:NAME`` means, and what the doctor finds."""
+"""What goes into an environment, which interpreter ``env:NAME`` means, and what the doctor
+finds.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def gcore_environments():
         name="cpu", summary="-", engine="toy-engine", requirements="gcore_toy_pins:cpu.txt", beside=("gcore-losses",)
     )
     yield p.EnvironmentProvider(name="cuda", summary="-", engine="toy-engine", extras=("engine",))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(autouse=True)
@@ -40,16 +42,25 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def toy(installed: InstalledPlugins) -> InstalledPlugins:
-    """A plugin that describes two environments; it requires gcore-shared, which requires a distribution of others'."""
+    """A plugin that describes two environments; it requires gcore-shared, which requires a
+    distribution of others'.
+    """
     requires = ["gcore-core>=0.1,<0.2", "gcore-shared>=0.1", "toy-engine; extra == 'engine'"]
     pins = {"gcore_toy_pins/__init__.py": "", "gcore_toy_pins/cpu.txt": "toy-engine==1.0\n"}
     installed.add("toy", PLUGIN, Wheel(version="1.2", requires=requires), pins)
-    installed.add("shared", wheel=Wheel(requires=["gcore_core", "numpy", "gcore-absent; python_version < '3'"]))
+    installed.add(
+        "shared",
+        wheel=Wheel(requires=["gcore_core", "numpy", "gcore-absent; python_version < '3'"]),
+    )
     return installed
 
 
 def words(found: Recipe) -> dict[str, tuple[str, ...]]:
-    return {source.distribution: source.words for source in found.sources if source.distribution != "gcore-core"}
+    return {
+        source.distribution: source.words
+        for source in found.sources
+        if source.distribution != "gcore-core"
+    }
 
 
 def came_from(installed: InstalledPlugins, name: str, **direct: Any) -> None:
@@ -66,21 +77,35 @@ def write_record(root: Path, name: str, **more: Any) -> Path:
     site = root / name / f"lib/python3.{sys.version_info.minor}/site-packages"
     site.mkdir(parents=True)
     (root / name / "pyvenv.cfg").write_text("version = 3.11.7\n")
-    told = {"plugin": "toy", "flavour": "cpu", "python": sys.executable, "with": [], "complete": True, **more}
+    told = {
+        "plugin": "toy",
+        "flavour": "cpu",
+        "python": sys.executable,
+        "with": [],
+        "complete": True,
+        **more,
+    }
     (root / name / environments.RECORD).write_text(json.dumps(told))
     return site
 
 
-# -- what goes in -----------------------------------------------------------------------------------------------------
+# -- what goes in ----------------------------------------------------------------------------------
 
 
 def test_the_core_the_plugin_and_what_they_require_of_ours_go_in_in_the_versions_that_are_here(
     toy: InstalledPlugins,
 ) -> None:
     found = recipe(Wish(plugin="toy"), where="")
-    assert [source.distribution for source in found.sources] == ["gcore-core", "gcore-toy", "gcore-shared"]
+    assert [source.distribution for source in found.sources] == [
+        "gcore-core",
+        "gcore-toy",
+        "gcore-shared",
+    ]
     assert found.sources[0].version == __version__
-    assert words(found) == {"gcore-toy": ("gcore-toy==1.2",), "gcore-shared": ("gcore-shared==0.1.0",)}
+    assert words(found) == {
+        "gcore-toy": ("gcore-toy==1.2",),
+        "gcore-shared": ("gcore-shared==0.1.0",),
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,7 +115,11 @@ def test_the_core_the_plugin_and_what_they_require_of_ours_go_in_in_the_versions
         ({"url": "file:///a/b", "dir_info": {}}, ("gcore-toy[engine] @ file:///a/b",)),
         ({"url": "file:///a.whl", "archive_info": {}}, ("gcore-toy[engine] @ file:///a.whl",)),
         (
-            {"url": "https://host/a", "vcs_info": {"vcs": "git", "commit_id": "f00"}, "subdirectory": "b"},
+            {
+                "url": "https://host/a",
+                "vcs_info": {"vcs": "git", "commit_id": "f00"},
+                "subdirectory": "b",
+            },
             ("gcore-toy[engine] @ git+https://host/a@f00#subdirectory=b",),
         ),
     ],
@@ -102,18 +131,24 @@ def test_what_was_not_installed_from_an_index_comes_from_where_it_came_from(
     assert words(recipe(Wish(plugin="toy", flavour="cuda"), where=""))["gcore-toy"] == expected
 
 
-def test_objectives_go_in_beside_a_trainer_only_where_they_are_installed(toy: InstalledPlugins) -> None:
+def test_objectives_go_in_beside_a_trainer_only_where_they_are_installed(
+    toy: InstalledPlugins,
+) -> None:
     assert "gcore-losses" not in words(recipe(Wish(plugin="toy"), where=""))
     toy.add("losses")
     assert "gcore-losses" in words(recipe(Wish(plugin="toy"), where=""))
-    assert "gcore-losses" not in words(recipe(Wish(plugin="toy", flavour="cuda"), where="")), "not said of that one"
+    assert "gcore-losses" not in words(recipe(Wish(plugin="toy", flavour="cuda"), where="")), (
+        "not said of that one"
+    )
 
 
 def test_more_goes_in_by_the_name_of_a_plugin_or_of_a_distribution(toy: InstalledPlugins) -> None:
     toy.add("more", wheel=Wheel(distribution="acme-more", requires=["gcore-core", "gcore-shared"]))
     for name in ("more", "acme-more"):
         assert "acme-more" in words(recipe(Wish(plugin="toy", extra=(name,)), where=""))
-    with pytest.raises(ConfigError, match=r"--with: .*'mroe' is installed here \(did you mean 'more'"):
+    with pytest.raises(
+        ConfigError, match=r"--with: .*'mroe' is installed here \(did you mean 'more'"
+    ):
         recipe(Wish(plugin="toy", extra=("mroe",)), where="")
 
 
@@ -132,7 +167,9 @@ def test_the_flavour_is_that_of_the_machine_or_the_only_one(
 
 
 @pytest.mark.parametrize("change", ["pins", "version", "extra", "interpreter", "flavour"])
-def test_the_digest_changes_with_what_makes_another_environment(toy: InstalledPlugins, change: str) -> None:
+def test_the_digest_changes_with_what_makes_another_environment(
+    toy: InstalledPlugins, change: str
+) -> None:
     def digest(**wish: Any) -> str:
         return recipe(Wish(plugin="toy", **wish), where="").digest()
 
@@ -158,9 +195,14 @@ def test_a_flavour_is_named_as_any_provider(toy: InstalledPlugins) -> None:
         recipe(Wish(plugin="bad"), where="")
 
 
-@pytest.mark.parametrize("requirements", ["gcore_toy_pins:gpu.txt", "no_such_package:cpu.txt", "cpu.txt"])
+@pytest.mark.parametrize(
+    "requirements", ["gcore_toy_pins:gpu.txt", "no_such_package:cpu.txt", "cpu.txt"]
+)
 def test_pins_that_are_not_there_are_named(
-    toy: InstalledPlugins, requirements: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: InstalledPlugins,
+    requirements: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     toy.add("bad", PLUGIN.replace("gcore_toy_pins:cpu.txt", requirements))
     with pytest.raises(ContractError, match=f"plugin 'bad' .*'{requirements}'"):
@@ -170,13 +212,17 @@ def test_pins_that_are_not_there_are_named(
     assert "environment bad/cpu: there is no " in capsys.readouterr().out
 
 
-# -- env:NAME ---------------------------------------------------------------------------------------------------------
+# -- env:NAME --------------------------------------------------------------------------------------
 
 
-def test_a_name_in_a_job_is_the_interpreter_of_that_environment(root: Path, job, installed: InstalledPlugins) -> None:  # type: ignore[no-untyped-def]
+def test_a_name_in_a_job_is_the_interpreter_of_that_environment(
+    root: Path, job, installed: InstalledPlugins
+) -> None:  # type: ignore[no-untyped-def]
     plan = config.load(job(), ["roles.rollout.python=env:toy"])
     assert plan.config["roles"]["rollout"]["python"] == str(root / "toy/bin/python")
-    with pytest.raises(ConfigError, match=r"roles\.rollout\.python: there is no environment 'toy'") as missing:
+    with pytest.raises(
+        ConfigError, match=r"roles\.rollout\.python: there is no environment 'toy'"
+    ) as missing:
         checks.interpreters(plan.config, plan.provided, plan.source)
     assert "g-core env create toy" in missing.value.todo
     site = InstalledPlugins(write_record(root, "toy"))
@@ -185,7 +231,9 @@ def test_a_name_in_a_job_is_the_interpreter_of_that_environment(root: Path, job,
     checks.interpreters(plan.config, plan.provided, plan.source)
 
 
-def test_one_with_other_versions_is_to_be_made_anew(root: Path, job, installed: InstalledPlugins) -> None:  # type: ignore[no-untyped-def]
+def test_one_with_other_versions_is_to_be_made_anew(
+    root: Path, job, installed: InstalledPlugins
+) -> None:  # type: ignore[no-untyped-def]
     plan = config.load(job(), ["roles.rollout.python=env:mine"])
     site = InstalledPlugins(write_record(root, "mine"))
     site.add("core", wheel=Wheel(distribution="gcore-core", version="0.0.9", requires=()))
@@ -205,12 +253,16 @@ def test_one_that_is_half_made_is_refused_and_one_of_the_users_own_is_not(root: 
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", ".a", "a b"])
-def test_what_cannot_be_a_name_is_refused_where_it_stands(name: str, job, installed: InstalledPlugins) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_a_name_is_refused_where_it_stands(
+    name: str, job, installed: InstalledPlugins
+) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=r"roles\.rollout\.python: .* cannot name an environment"):
         config.load(job(), [f"roles.rollout.python='env:{name}'"])
 
 
-def test_they_are_where_the_user_keeps_data_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_where_the_user_keeps_data_unless_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("G_CORE_ENVS")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert environments.root() == Path("/data/g-core/envs")
@@ -220,7 +272,7 @@ def test_they_are_where_the_user_keeps_data_unless_said_otherwise(monkeypatch: p
     assert environments.root() == Path.cwd() / "envs"
 
 
-# -- create, refused; list --------------------------------------------------------------------------------------------
+# -- create, refused; list -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -231,11 +283,17 @@ def test_they_are_where_the_user_keeps_data_unless_said_otherwise(monkeypatch: p
         (["create", "tyo"], "no plugin named 'tyo'"),
         (["create", "fake"], "does not say what an environment for it needs"),
         (["create", "toy", "--flavour", "cdua"], r"did you mean 'cuda'\?"),
-        (["create", "toy", "--python", "/no/python"], "--python: there is no interpreter /no/python"),
+        (
+            ["create", "toy", "--python", "/no/python"],
+            "--python: there is no interpreter /no/python",
+        ),
         (["create", "toy", "--name", "a/b"], "--name: 'a/b' cannot name an environment"),
         (["create", "fake", "--name", "made"], "environment 'made' is one of plugin 'toy'"),
         (["create", "toy", "--name", "made", "--dir", "elsewhere"], "environment 'made' is in "),
-        (["create", "toy", "--dir", "."], "holds files that g-core did not write; nothing was done"),
+        (
+            ["create", "toy", "--dir", "."],
+            "holds files that g-core did not write; nothing was done",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_refused_before_anything_is_written(
@@ -261,10 +319,15 @@ def written(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if "__pycache__" not in path.parts)
 
 
-def test_the_list_tells_each_state(toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_tells_each_state(
+    toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["env"]) == 0
     assert "no environments" in capsys.readouterr().out
-    digest, versions = recipe(Wish(plugin="toy"), where="").digest(), {"gcore-core": __version__, "toy-engine": "1.0"}
+    digest, versions = (
+        recipe(Wish(plugin="toy"), where="").digest(),
+        {"gcore-core": __version__, "toy-engine": "1.0"},
+    )
     known = {"gcore-toy": "1.2", "gcore-shared": "0.1.0", **versions}
     write_record(root, "a", digest=digest, versions=known, engine="toy-engine", bytes=2_300_000_000)
     write_record(root, "b", complete=False)
@@ -276,10 +339,15 @@ def test_the_list_tells_each_state(toy: InstalledPlugins, root: Path, capsys: py
     assert [line.split()[0] for line in shown] == ["name", *"abcde"]
     for line, told in zip(
         shown[1:],
-        ["toy-engine 1.0  2.3 GB  ready", "half made", "stale      gcore-toy is 1.1 there, 1.2 here", "its pins have",
-         "no plugin named 'gone' is installed"],
+        [
+            "toy-engine 1.0  2.3 GB  ready",
+            "half made",
+            "stale      gcore-toy is 1.1 there, 1.2 here",
+            "its pins have",
+            "no plugin named 'gone' is installed",
+        ],
         strict=True,
-    ):  # fmt: skip
+    ):
         assert told in line
     assert cli.main(["env", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -287,7 +355,7 @@ def test_the_list_tells_each_state(toy: InstalledPlugins, root: Path, capsys: py
     assert rows[0]["python"] == str(root / "a/bin/python") and rows[0]["bytes"] == 2_300_000_000
 
 
-# -- doctor -----------------------------------------------------------------------------------------------------------
+# -- doctor ----------------------------------------------------------------------------------------
 
 
 def findings(capsys: pytest.CaptureFixture[str], code: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -302,18 +370,26 @@ def test_the_doctor_names_what_mends_each_environment(
     toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = recipe(Wish(plugin="toy"), where="").digest()
-    write_record(root, "broken", digest=digest, versions={"gcore-core": __version__}, engine="toy-engine")
+    write_record(
+        root, "broken", digest=digest, versions={"gcore-core": __version__}, engine="toy-engine"
+    )
     write_record(root, "half", complete=False)
     found = dict(findings(capsys, 2))
     assert found["environment half"]["mend"] == "g-core env create toy --name half"
     assert found["environment broken"]["told"].endswith("cannot import gcore_core: broken.")
     assert found["environment broken"]["mend"] == "g-core env create toy --name broken --fresh"
     assert cli.main(["env", "doctor"]) == 2
-    assert "FAULT  environment half: half made\n       g-core env create toy --name half\n" in capsys.readouterr().out
+    assert (
+        "FAULT  environment half: half made\n       g-core env create toy --name half\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_an_environment_for_cuda_needs_a_driver(
-    toy: InstalledPlugins, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: InstalledPlugins,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(env_doctor, "DRIVER", root / "no-driver")
     assert dict(findings(capsys, 0))["driver"]["ok"]
@@ -344,13 +420,20 @@ def test_a_small_shared_memory_and_a_full_disk_are_faults(
     assert faults == {"disk for runs", "disk for environments"} | shared
 
 
-def test_a_process_that_may_open_few_files_or_has_too_long_a_temporary_path_is_told(tmp_path: Path) -> None:
+def test_a_process_that_may_open_few_files_or_has_too_long_a_temporary_path_is_told(
+    tmp_path: Path,
+) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     script = f"ulimit -S -n 200; exec {sys.executable} -m gcore_core env doctor --json"
     done = subprocess.run(
-        ["bash", "-c", script], env={**os.environ, "TMPDIR": str(long)}, capture_output=True, text=True
+        ["bash", "-c", script],
+        env={**os.environ, "TMPDIR": str(long)},
+        capture_output=True,
+        text=True,
     )
     found = {row["what"]: row for row in json.loads(done.stdout)}
-    assert done.returncode == 2 and found["open files"]["mend"] == f"ulimit -n {env_doctor.OPEN_FILES}"
+    assert (
+        done.returncode == 2 and found["open files"]["mend"] == f"ulimit -n {env_doctor.OPEN_FILES}"
+    )
     assert found["sockets"]["mend"] == "export TMPDIR=/tmp"

@@ -1,4 +1,5 @@
-"""What the user reads when something is wrong: every message whole, as it stands in error_messages.json.
+"""What the user reads when something is wrong: every message whole, as it stands in
+error_messages.json.
 
 docs/errors.md is made of the same file. After a message has changed on purpose, write both anew:
 
@@ -52,7 +53,10 @@ rewards:
   letters: {use: fake}
 """
 HEAD = "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
-FILTER = "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='-', factory={factory!r}{more})\n"
+FILTER = (
+    "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='-', "
+    "factory={factory!r}{more})\n"
+)
 
 
 class World:
@@ -89,27 +93,40 @@ class World:
         """Compares this core, and a plugin vllm of a version, with an environment."""
         environment = open_environment(self.python(*plugins), where="")
         wrong = differences(
-            environment, {"gcore-vllm": version} if len(plugins) > 1 else {}, where="roles.rollout.python"
+            environment,
+            {"gcore-vllm": version} if len(plugins) > 1 else {},
+            where="roles.rollout.python",
         )
         raise next(wrong)
 
     def needs(self, need: str) -> None:
         raise next(
             unmet_needs(
-                open_environment(self.python(), where=""), "gcore-vllm 1.3.0", [need], where="roles.rollout.use"
+                open_environment(self.python(), where=""),
+                "gcore-vllm 1.3.0",
+                [need],
+                where="roles.rollout.use",
             )
         )
 
     def environment(self, python: str) -> None:
-        """Looks into one of two named environments: vllm, with an older core, and sglang, which is half made."""
-        root = Path(self.python(("core", Wheel(distribution="gcore-core", version="0.0.9")))).parents[2]
+        """Looks into one of two named environments: vllm, with an older core, and sglang, which is
+        half made.
+        """
+        root = Path(
+            self.python(("core", Wheel(distribution="gcore-core", version="0.0.9")))
+        ).parents[2]
         (root / "a").rename(root / "vllm")
         (root / "sglang").mkdir()
         for name in ("vllm", "sglang"):
             told = {"plugin": name, "complete": name == "vllm"}
             (root / name / environments.RECORD).write_text(json.dumps(told))
         raise next(
-            differences(open_environment(python, where="roles.rollout.python"), {}, where="roles.rollout.python")
+            differences(
+                open_environment(python, where="roles.rollout.python"),
+                {},
+                where="roles.rollout.python",
+            )
         )
 
     def command(self, *words: str) -> None:
@@ -136,12 +153,16 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "wrong type": lambda w: w.load("run.steps=many"),
         "wrong container": lambda w: w.load("run=[3]"),
         "unknown setting of a plugin": lambda w: w.load("roles.rollout.config.max_token=3"),
-        "wrong type of a plugin's setting": lambda w: w.load("roles.rollout.config.max_new_tokens=many"),
+        "wrong type of a plugin's setting": lambda w: w.load(
+            "roles.rollout.config.max_new_tokens=many"
+        ),
         "settings where there are none": lambda w: w.load("filter.config.x=1"),
         "override without a value": lambda w: w.load("run.steps"),
         "something is missing": lambda w: w.load(text="run: {steps: 3}\n"),
         "a value out of range": lambda w: w.load("run.steps=0"),
-        "several problems": lambda w: w.load("run.steps=0", "controller.shards=0", "roles.policy.slots=0"),
+        "several problems": lambda w: w.load(
+            "run.steps=0", "controller.shards=0", "roles.policy.slots=0"
+        ),
         "misspelt role": lambda w: w.load("roles.juge.use=fake"),
         "misspelt provider": lambda w: w.load("filter.use=core/variedd"),
         "provider of another kind": lambda w: w.load("placement.use=fake"),
@@ -150,8 +171,12 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "local file is missing": lambda w: w.load("local=[rewards.py]"),
         "run directory in use": lambda w: used_twice(w.directory / "mine"),
         "does not fit": lambda w: w.run("cluster.devices=1", "roles.rollout.slots=2"),
-        "push that the trainer cannot make": lambda w: w.run("controller.config.push_transport=ipc"),
-        "several ranks in one process": lambda w: w.run("cluster.devices=2", "roles.policy.slots=2"),
+        "push that the trainer cannot make": lambda w: w.run(
+            "controller.config.push_transport=ipc"
+        ),
+        "several ranks in one process": lambda w: w.run(
+            "cluster.devices=2", "roles.policy.slots=2"
+        ),
         "own interpreter in one process": lambda w: w.run(f"roles.rollout.python={linked(w)}"),
     },
     "Plugins": {
@@ -159,47 +184,79 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "disabled": lambda w: disabled(w),
         "two plugins of one name": lambda w: (
             w.installed.add("twin", "", Wheel(version="1.3.0")),
-            w.plugin("", "twin", Wheel(distribution="gcore-twin-fork", version="0.1", module="gcore_fork")),
+            w.plugin(
+                "",
+                "twin",
+                Wheel(distribution="gcore-twin-fork", version="0.1", module="gcore_fork"),
+            ),
         ),
-        "plugin for a newer core": lambda w: w.plugin("", wheel=Wheel(requires=["gcore-core>=7,<8"])),
-        "plugin for an older core": lambda w: w.plugin("", wheel=Wheel(requires=["gcore-core<0.1"])),
+        "plugin for a newer core": lambda w: w.plugin(
+            "", wheel=Wheel(requires=["gcore-core>=7,<8"])
+        ),
+        "plugin for an older core": lambda w: w.plugin(
+            "", wheel=Wheel(requires=["gcore-core<0.1"])
+        ),
         "another version is asked for": lambda w: w.load("plugins.fake='>=2'"),
         "not a version": lambda w: w.load("plugins.fake=newest"),
         "local file named as an installed plugin": lambda w: (
-            (w.directory / "fake.py").touch(), w.load("local=[fake.py]"),
+            (w.directory / "fake.py").touch(),
+            w.load("local=[fake.py]"),
         ),
         "does not import": lambda w: w.plugin("import jinja9\n"),
         "misspelt hook": lambda w: w.plugin("@hookimpl\ndef gcore_filterz():\n    return []\n"),
         "hook that is not marked": lambda w: w.plugin("def gcore_filters():\n    return []\n"),
-        "hook with an unknown argument": lambda w: w.plugin("@hookimpl\ndef gcore_run_end(run, err):\n    pass\n"),
-        "hook argument with a default": lambda w: w.plugin("@hookimpl\ndef gcore_run_end(run, error=''):\n    pass\n"),
+        "hook with an unknown argument": lambda w: w.plugin(
+            "@hookimpl\ndef gcore_run_end(run, err):\n    pass\n"
+        ),
+        "hook argument with a default": lambda w: w.plugin(
+            "@hookimpl\ndef gcore_run_end(run, error=''):\n    pass\n"
+        ),
         "hook that asks for an order": lambda w: w.plugin(
             "@hookimpl(tryfirst=True)\ndef gcore_run_end(run):\n    pass\n"
         ),
-        "hook that raises": lambda w: w.plugin("@hookimpl\ndef gcore_filters():\n    raise ValueError('no')\n"),
-        "hook that yields something else": lambda w: w.plugin("@hookimpl\ndef gcore_filters():\n    yield 5\n"),
-        "invalid description": lambda w: w.plugin(FILTER.format(factory="nowhere", more=", name='A B'")),
+        "hook that raises": lambda w: w.plugin(
+            "@hookimpl\ndef gcore_filters():\n    raise ValueError('no')\n"
+        ),
+        "hook that yields something else": lambda w: w.plugin(
+            "@hookimpl\ndef gcore_filters():\n    yield 5\n"
+        ),
+        "invalid description": lambda w: w.plugin(
+            FILTER.format(factory="nowhere", more=", name='A B'")
+        ),
         "one name twice": lambda w: w.plugin(
-            "@hookimpl\ndef gcore_filters():\n    return [p.FilterProvider(summary='-', factory='a:b')] * 2\n"
+            "@hookimpl\ndef gcore_filters():\n    return [p.FilterProvider(summary='-', "
+            "factory='a:b')] * 2\n"
         ),
         "config class that is no schema": lambda w: (
-            w.installed.add("mine", HEAD + "from dataclasses import dataclass\n@dataclass\nclass C:\n    x: set\n"
-                            + FILTER.format(factory="gcore_mine:C", more=", config=C")),
+            w.installed.add(
+                "mine",
+                HEAD
+                + "from dataclasses import dataclass\n@dataclass\nclass C:\n    x: set\n"
+                + FILTER.format(factory="gcore_mine:C", more=", config=C"),
+            ),
             w.load("filter.use=mine"),
         ),
-        "factory that does not import": lambda w: import_attribute("gcore_no_engine.engine:Generator"),
+        "factory that does not import": lambda w: import_attribute(
+            "gcore_no_engine.engine:Generator"
+        ),
         "factory that is not there": lambda w: import_attribute("gcore_core.filters:KeepAl"),
-        "factory that cannot be called": lambda w: build(FactorySpec("gcore_core.filters:__name__")),
+        "factory that cannot be called": lambda w: build(
+            FactorySpec("gcore_core.filters:__name__")
+        ),
         "observer that raises each step": lambda w: observer(w),
         "neither verb nor plugin": lambda w: w.command("rnu"),
         "no such command of a plugin": lambda w: w.command("fake", "greet"),
         "no such template": lambda w: w.command("plugins", "new", "mine", "--kind", "balncer"),
     },
     "Interpreters": {
-        "no such interpreter": lambda w: open_environment("/envs/a/bin/python", where="roles.rollout.python"),
+        "no such interpreter": lambda w: open_environment(
+            "/envs/a/bin/python", where="roles.rollout.python"
+        ),
         "not executable": lambda w: open_environment(__file__, where="roles.rollout.python"),
         "no core there": lambda w: w.role(),
-        "another core there": lambda w: w.role(("core", Wheel(distribution="gcore-core", version="0.0.9"))),
+        "another core there": lambda w: w.role(
+            ("core", Wheel(distribution="gcore-core", version="0.0.9"))
+        ),
         "another version of a plugin there": lambda w: w.role(
             ("core", Wheel(distribution="gcore-core")), ("vllm", Wheel(version="1.2.0"))
         ),
@@ -233,7 +290,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "address that others can reach": lambda w: rpc.check_free("tcp:0.0.0.0:5000"),
         "socket path too long": lambda w: rpc.check_free("unix:/" + "x" * 120),
     },
-}  # fmt: skip
+}
 
 
 def used_twice(directory: Path) -> None:
@@ -244,8 +301,9 @@ def used_twice(directory: Path) -> None:
 def linked(world: World) -> str:
     """An interpreter that is another file than the one which runs, and has the core."""
     return world.python(
-        ("core", Wheel(distribution="gcore-core")), ("fake", Wheel()),
-    )  # fmt: skip
+        ("core", Wheel(distribution="gcore-core")),
+        ("fake", Wheel()),
+    )
 
 
 def disabled(world: World) -> None:
@@ -259,13 +317,16 @@ def disabled(world: World) -> None:
 def observer(world: World) -> None:
     """The one report that a run prints of an observer which raises at every step."""
     file = world.directory / "mine.py"
-    file.write_text(HEAD + "@hookimpl\ndef gcore_step_end(report):\n    raise ValueError('no disk')\n")
+    file.write_text(
+        HEAD + "@hookimpl\ndef gcore_step_end(report):\n    raise ValueError('no disk')\n"
+    )
     plugins, reported = Plugins(), []
     plugins.load(local_plugin(file))
     observers = plugins.observers(lambda *told: reported.append(told))
     for step in (1, 2, 3):
         observers.step_end(
-            RunFacts(name="job", directory="", steps=3, config={}), StepReport(step=step, version=step, metrics={})
+            RunFacts(name="job", directory="", steps=3, config={}),
+            StepReport(step=step, version=step, metrics={}),
         )
     (told,) = reported
     raise observer_failure(*told, "its traceback: runs/job/001/logs/supervisor.log")
@@ -274,11 +335,15 @@ def observer(world: World) -> None:
 def unmakable(world: World) -> None:
     """With an interpreter whose pip knows no index."""
     world.plugin(
-        "@hookimpl\ndef gcore_environments():\n    yield p.EnvironmentProvider(name='cpu', summary='-', engine='e')\n"
+        "@hookimpl\ndef gcore_environments():\n    yield p.EnvironmentProvider(name='cpu', "
+        "summary='-', engine='e')\n"
     )
     python = world.directory / "python"
     pip = "#!/bin/sh\necho 'ERROR: No matching distribution found for gcore-core==0.1.0'; exit 1\n"
-    python.write_text(f"#!/bin/sh\nmkdir $3/bin; printf %s {shlex.quote(pip)} >$3/bin/python; chmod +x $3/bin/python\n")
+    python.write_text(
+        f"#!/bin/sh\nmkdir $3/bin; printf %s {shlex.quote(pip)} >$3/bin/python; chmod +x "
+        "$3/bin/python\n"
+    )
     python.chmod(0o755)
     world.command("env", "create", "mine", "--python", str(python))
 
@@ -320,7 +385,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[
     for section, cases in CASES.items():
         for name, provoke in cases.items():
             directory = tmp_path_factory.mktemp("jobs")
-            with pytest.MonkeyPatch.context() as patch, InstalledPlugins(directory / "site") as installed:
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                InstalledPlugins(directory / "site") as installed,
+            ):
                 patch.chdir(directory)
                 patch.delenv("G_CORE_PLUGINS", raising=False)
                 patch.setenv("G_CORE_ENVS", str(directory / "envs"))
@@ -340,18 +408,24 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[
 
 
 def normal(text: str, directory: Path) -> str:
-    """The message as it would read in one directory, with one interpreter, whatever else is installed."""
+    """The message as it would read in one directory, with one interpreter, whatever else is
+    installed.
+    """
     text = text.replace(str(directory), "/jobs").replace(sys.executable, "/envs/main/bin/python")
     text = text.replace(str(Path(__file__)), "/envs/a/bin/activate")
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:5000", text)
-    return re.sub(r"(  installed: )[^()]*?( \(|$)", r"\1core, fake, ...\2", text, flags=re.MULTILINE)
+    return re.sub(
+        r"(  installed: )[^()]*?( \(|$)", r"\1core, fake, ...\2", text, flags=re.MULTILINE
+    )
 
 
 def saved() -> dict[str, dict[str, dict[str, Any]]]:
     return dict(json.loads(MESSAGES.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize(("section", "name"), [(section, name) for section, cases in CASES.items() for name in cases])
+@pytest.mark.parametrize(
+    ("section", "name"), [(section, name) for section, cases in CASES.items() for name in cases]
+)
 def test_the_message_is_the_one_that_was_agreed_on(
     found: dict[str, dict[str, dict[str, Any]]], section: str, name: str
 ) -> None:
@@ -359,10 +433,14 @@ def test_the_message_is_the_one_that_was_agreed_on(
 
 
 def test_no_message_is_kept_that_nothing_raises() -> None:
-    assert {s: list(cases) for s, cases in saved().items()} == {s: list(cases) for s, cases in CASES.items()}
+    assert {s: list(cases) for s, cases in saved().items()} == {
+        s: list(cases) for s, cases in CASES.items()
+    }
 
 
-def test_every_message_is_short_and_says_what_first(found: dict[str, dict[str, dict[str, Any]]]) -> None:
+def test_every_message_is_short_and_says_what_first(
+    found: dict[str, dict[str, dict[str, Any]]],
+) -> None:
     for cases in found.values():
         for name, told in cases.items():
             first, *rest = told["message"]
@@ -372,12 +450,19 @@ def test_every_message_is_short_and_says_what_first(found: dict[str, dict[str, d
 
 def test_every_class_of_configuration_and_plugins_has_a_message() -> None:
     told = {case["class"] for cases in saved().values() for case in cases.values()}
-    expected = {"ConfigError", "RunExists", "PlacementError", "PluginNotFound", "PluginClash", "PluginBroken"}
+    expected = {
+        "ConfigError",
+        "RunExists",
+        "PlacementError",
+        "PluginNotFound",
+        "PluginClash",
+        "PluginBroken",
+    }
     assert expected | {"PluginIncompatible", "ContractError", "DataError", "AddressError"} <= told
     assert told <= set(error_types())
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 INTRODUCTION = """\
 # Errors
@@ -388,7 +473,7 @@ page anew.
 An error says what is wrong and where, why, and what to do, in at most six lines. `g-core` prints it to stderr and ends
 with the exit code of its class; `G_CORE_TRACEBACK=1` shows the traceback instead. In Python each is a class of
 `gcore_core.errors` with the attributes `what`, `where`, `why`, `todo` and `facts`.
-"""
+"""  # noqa: E501
 
 
 def page(messages: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -398,7 +483,10 @@ def page(messages: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         for name, told in cases.items():
             text = "\n".join(told["message"])
             head = name[0].upper() + name[1:]
-            parts.append(f"\n### {head}\n\n`{told['class']}`, exit code {told['exit_code']}\n\n```\n{text}\n```\n")
+            parts.append(
+                f"\n### {head}\n\n`{told['class']}`, exit code "
+                f"{told['exit_code']}\n\n```\n{text}\n```\n"
+            )
     return "".join(parts)
 
 

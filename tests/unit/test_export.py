@@ -17,7 +17,10 @@ def _safetensors(path: Path, header: dict[str, object], data: bytes) -> None:
 
 
 def _header(**spans: tuple[int, int]) -> dict[str, object]:
-    tensors = {n: {"dtype": "F32", "shape": [(b - a) // 4], "data_offsets": [a, b]} for n, (a, b) in spans.items()}
+    tensors = {
+        n: {"dtype": "F32", "shape": [(b - a) // 4], "data_offsets": [a, b]}
+        for n, (a, b) in spans.items()
+    }
     return {"__metadata__": {"format": "pt"}, **tensors}
 
 
@@ -26,7 +29,11 @@ def run_dir(tmp_path: Path) -> Path:
     run = tmp_path / "runs/digits/001"
     (run / "weights").mkdir(parents=True)
     (run / "config.yaml").touch()
-    _safetensors(run / "weights/a.safetensors", _header(x=(0, 16), y=(16, 24), empty=(24, 24)), bytes(range(24)))
+    _safetensors(
+        run / "weights/a.safetensors",
+        _header(x=(0, 16), y=(16, 24), empty=(24, 24)),
+        bytes(range(24)),
+    )
     _safetensors(run / "weights/b.safetensors", _header(z=(0, 4)), b"1234")
     index = {"weight_map": {"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"}}
     (run / "weights" / INDEX).write_text(json.dumps(index))
@@ -83,11 +90,19 @@ def _garbled(weights: Path) -> None:
 
 
 def _unknown_dtype(weights: Path) -> None:
-    _safetensors(weights / "a.safetensors", {"x": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}, b"1234")
+    _safetensors(
+        weights / "a.safetensors",
+        {"x": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}},
+        b"1234",
+    )
 
 
 def _wrong_shape(weights: Path) -> None:
-    _safetensors(weights / "a.safetensors", {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234")
+    _safetensors(
+        weights / "a.safetensors",
+        {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
+        b"1234",
+    )
 
 
 def _gap(weights: Path) -> None:
@@ -117,11 +132,17 @@ def _bad_index(weights: Path) -> None:
         (_bad_index, "the index does not parse"),
     ],
 )
-def test_damaged_weights_are_never_exported(run_dir: Path, tmp_path: Path, damage, why: str) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_weights_are_never_exported(
+    run_dir: Path, tmp_path: Path, damage, why: str
+) -> None:  # type: ignore[no-untyped-def]
     damage(run_dir / "weights")
     with pytest.raises(DataError, match="this file of weights is damaged") as caught:
         export(run_dir, tmp_path / "out")
-    assert why in caught.value.why and caught.value.where.startswith(str(run_dir / "weights")) and caught.value.todo
+    assert (
+        why in caught.value.why
+        and caught.value.where.startswith(str(run_dir / "weights"))
+        and caught.value.todo
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -151,7 +172,9 @@ def test_an_existing_target_is_left_as_it_is(run_dir: Path, tmp_path: Path) -> N
     assert caught.value.todo and not list((tmp_path / "out").iterdir())
 
 
-def test_a_target_that_cannot_be_written_leaves_nothing_behind(run_dir: Path, tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_written_leaves_nothing_behind(
+    run_dir: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="could not be copied") as caught:
         export(run_dir, tmp_path / "file/out")

@@ -1,4 +1,6 @@
-"""With how many others a shard speaks: what it costs must follow from the records, not from the number of shards."""
+"""With how many others a shard speaks: what it costs must follow from the records, not from the
+number of shards.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Listening:
 
     def asked(self, source: str, method: str) -> set[str]:
         """Whom ``source``, a role, asked for it."""
-        return {target for who, target, what in self.heard if what == method and who.startswith(source)}
+        return {
+            target for who, target, what in self.heard if what == method and who.startswith(source)
+        }
 
 
 def listened(store: Path, **sizes: Any) -> Listening:
@@ -46,7 +50,9 @@ def listened(store: Path, **sizes: Any) -> Listening:
 
 @pytest.mark.parametrize("prompts", [4, 8, 16])
 def test_shards_of_few_groups_speak_to_other_replicas_each(prompts: int, tmp_path: Path) -> None:
-    """Each to three of twelve, so that all have something to do and none hears more shards than it must."""
+    """Each to three of twelve, so that all have something to do and none hears more shards than it
+    must.
+    """
     told = listened(tmp_path / "store", shards=4, replicas=12, prompts=prompts, steps=1)
     asked = [told.asked(f"controller.{shard}", "generate") for shard in range(4)]
     assert [len(replicas) for replicas in asked] == [3] * 4
@@ -67,15 +73,21 @@ class Slow(Listening):
 
 
 @pytest.mark.parametrize("after_s", [2, 20, 200])
-def test_shards_look_together_less_often_the_longer_a_rollout_takes(after_s: float, tmp_path: Path) -> None:
-    """Once a second at first, then once in a twentieth of the time so far: 20 looks, and 20 for each factor of e."""
+def test_shards_look_together_less_often_the_longer_a_rollout_takes(
+    after_s: float, tmp_path: Path
+) -> None:
+    """Once a second at first, then once in a twentieth of the time so far: 20 looks, and 20 for
+    each factor of e.
+    """
     told = Slow(after_s)
     job = SimulatedJob(evaluate_prompts=0, shards=2, steps=1)
     outcome = run_virtual(simulate(job, tmp_path / "store", told))
     rollout_s = outcome.reports[-1].metrics["seconds/rollout"]
     looks = min(rollout_s, 20) + 20 * max(0.0, math.log(rollout_s / 20))
     assert rollout_s > after_s
-    assert looks / 2 < told.heard["controller.1", "supervisor", "agree.sum"] < looks + 8, "eight are not of the rollout"
+    assert looks / 2 < told.heard["controller.1", "supervisor", "agree.sum"] < looks + 8, (
+        "eight are not of the rollout"
+    )
 
 
 def test_the_columns_of_all_shards_are_released_by_replicas_that_few_of_them_speak_to(
@@ -95,7 +107,9 @@ def test_the_columns_of_all_shards_are_released_by_replicas_that_few_of_them_spe
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 5])
-def test_shards_reach_all_ranks_through_relays(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_reach_all_ranks_through_relays(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(training, "RELAYED", 2)
     told = listened(tmp_path / "store", shards=3, ranks=ranks, prompts=8, steps=1)
     relays = {f"policy.{first}" for first in range(0, ranks, 2)}
@@ -103,8 +117,12 @@ def test_shards_reach_all_ranks_through_relays(ranks: int, tmp_path: Path, monke
         assert told.asked(f"controller.{shard}", "relay") == relays
     for method in ("prepare", "train"):
         assert told.asked("controller", method) == set()
-        pairs = {frozenset((source, target)) for source, target, what in told.heard if what == method}
-        assert pairs == {frozenset((f"policy.{rank // 2 * 2}", f"policy.{rank}")) for rank in range(ranks)}
+        pairs = {
+            frozenset((source, target)) for source, target, what in told.heard if what == method
+        }
+        assert pairs == {
+            frozenset((f"policy.{rank // 2 * 2}", f"policy.{rank}")) for rank in range(ranks)
+        }
 
 
 async def relayed(shards: int) -> tuple[Any, list[list[str]]]:
@@ -127,7 +145,9 @@ async def relayed(shards: int) -> tuple[Any, list[list[str]]]:
     async def ask(shard: int, text: str) -> list[str]:
         parts = [msgspec.Raw(msgspec.msgpack.encode(f"{text} for {rank}")) for rank in "ab"]
         request = RelayRequest("echo", 1, shard, [["a0", "a1"], ["b0"]], parts)
-        return await network.view(f"controller.{shard}").peer("a0").call("relay", request, list[str])
+        return (
+            await network.view(f"controller.{shard}").peer("a0").call("relay", request, list[str])
+        )
 
     return ask, heard
 
@@ -166,7 +186,9 @@ def test_progress_is_told_once_a_second_however_often_it_is_made_and_not_at_the_
 
     signs = run_virtual(main())
     assert len(signs) == 3
-    assert all(later - earlier >= PROGRESS_S for earlier, later in zip([0.0, *signs], signs, strict=False))
+    assert all(
+        later - earlier >= PROGRESS_S for earlier, later in zip([0.0, *signs], signs, strict=False)
+    )
 
 
 LIMITED = """
@@ -183,7 +205,9 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 def limited(soft: int, hard: int) -> str:
     code = LIMITED.format(soft=soft, hard=hard)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
@@ -194,5 +218,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
 
 def test_too_few_open_files_are_an_error_that_says_how_many_are_needed() -> None:
     told = limited(64, 300)
-    assert "a process may open 300 files here, and one that speaks with 200 others needs 528." in told
+    assert (
+        "a process may open 300 files here, and one that speaks with 200 others needs 528." in told
+    )
     assert "sudo prlimit --pid $$ --nofile=528, or lower controller.shards" in told

@@ -8,7 +8,9 @@ from gcore_core.protocols import Filter, GroupScalars
 
 
 def group(*rewards: float) -> GroupScalars:
-    return GroupScalars(rewards=np.array(rewards, dtype=np.float64), lengths=np.ones(len(rewards), dtype=np.int64))
+    return GroupScalars(
+        rewards=np.array(rewards, dtype=np.float64), lengths=np.ones(len(rewards), dtype=np.int64)
+    )
 
 
 @pytest.mark.parametrize("filter_", [KeepAll(None), Varied(None), KeepAll(), Varied()])

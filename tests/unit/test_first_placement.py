@@ -34,7 +34,12 @@ JOB = {
     ],
 )
 def test_by_themselves_those_sleep_that_share_an_accelerator_with_the_trainer(
-    wanted: str, kind: str, devices: int, resting: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wanted: str,
+    kind: str,
+    devices: int,
+    resting: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = tuple(Device(index=index, kind=kind) for index in range(devices))
     monkeypatch.setattr(first_placement, "find_devices", lambda wanted: found)

@@ -1,4 +1,6 @@
-"""Meeting points: one action when all have come, one result for everybody, however often they ask."""
+"""Meeting points: one action when all have come, one result for everybody, however often they
+ask.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ async def test_a_failure_reaches_every_member_and_is_not_tried_again() -> None:
         raise DataError("no rows")
 
     gathering = Gathering(2)
-    found = await asyncio.gather(*(gathering.join("k", m, "v", fail) for m in range(2)), return_exceptions=True)
+    found = await asyncio.gather(
+        *(gathering.join("k", m, "v", fail) for m in range(2)), return_exceptions=True
+    )
     assert [type(error) for error in found] == [DataError] * 2
     with pytest.raises(DataError):
         await gathering.join("k", 0, "v", fail)

@@ -44,11 +44,17 @@ def test_a_difference_names_both_interpreters(worker: Versions, message: str) ->
     with pytest.raises(PluginIncompatible) as caught:
         handshake.agree("policy.0", worker=worker, supervisor=side("/a", vllm="1.3"))
     assert str(caught.value).splitlines()[0] == f"policy.0: {message}"
-    assert "for /a" in caught.value.why and "for /b" in caught.value.why and "/b -m pip" in caught.value.todo
+    assert (
+        "for /a" in caught.value.why
+        and "for /b" in caught.value.why
+        and "/b -m pip" in caught.value.todo
+    )
 
 
 async def test_the_supervisor_compares_too(installed: InstalledPlugins) -> None:
     installed.add("vllm", wheel=Wheel(version="1.3"))
     hello = Hello("policy.0", 1, side("/b", core=__version__, vllm="1.2"))
-    with pytest.raises(PluginIncompatible, match="policy.0: its gcore-vllm is 1.2, the supervisor's is 1.3"):
+    with pytest.raises(
+        PluginIncompatible, match="policy.0: its gcore-vllm is 1.2, the supervisor's is 1.3"
+    ):
         await Supervisor.hello(SimpleNamespace(), hello, Call(lambda: None))  # type: ignore[arg-type]

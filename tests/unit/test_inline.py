@@ -124,7 +124,10 @@ def test_a_process_may_report_progress_for_all_it_is_asked() -> None:
         service = keeper.service()
         await network.view("keeper").serve("keeper", service)
         peer = network.view("caller").peer("keeper")
-        calls = [asyncio.ensure_future(peer.call("hang", ScoreRequest("train", []), int, deadline_s=5)) for _ in "ab"]
+        calls = [
+            asyncio.ensure_future(peer.call("hang", ScoreRequest("train", []), int, deadline_s=5))
+            for _ in "ab"
+        ]
         for _ in range(10):
             await asyncio.sleep(4)
             service.progress()

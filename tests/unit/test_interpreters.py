@@ -38,7 +38,12 @@ def python_of(other: InstalledPlugins) -> str:
 
 
 def add_core(other: InstalledPlugins, version: str = __version__) -> None:
-    other.add("core", wheel=Wheel(distribution="gcore-core", version=version, module="gcore_core.builtin", requires=()))
+    other.add(
+        "core",
+        wheel=Wheel(
+            distribution="gcore-core", version=version, module="gcore_core.builtin", requires=()
+        ),
+    )
 
 
 def rows(python: str) -> dict[str, str]:
@@ -49,7 +54,9 @@ def rows(python: str) -> dict[str, str]:
 def test_a_real_virtual_environment_is_listed_as_it_lists_itself(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", symlinks=True)
     python = tmp_path / "env" / "bin" / "python"
-    code = "import sys; print('\\n'.join(path for path in sys.path if path.endswith('site-packages')))"
+    code = (
+        "import sys; print('\\n'.join(path for path in sys.path if path.endswith('site-packages')))"
+    )
     shown = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert list(open_environment(str(python), where="").path or ()) == shown.stdout.split()
 
@@ -69,7 +76,9 @@ def test_the_list_of_another_interpreter_does_not_start_it(
     ]
 
 
-def test_an_empty_environment_has_no_plugins(other: InstalledPlugins, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_environment_has_no_plugins(
+    other: InstalledPlugins, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["plugins", "list", "--python", python_of(other)]) == 0
     assert capsys.readouterr().out == "no plugins\n"
 
@@ -79,11 +88,15 @@ def test_directories_that_pth_files_name_are_seen_and_lines_that_run_code_are_no
 ) -> None:
     editable = InstalledPlugins(tmp_path / "source")
     editable.add("mine", wheel=Wheel(egg_info=True))
-    (other.directory / "a.pth").write_text(f"# a comment\nimport sys; sys.exit(1)\n/nowhere\n{editable.directory}\n")
+    (other.directory / "a.pth").write_text(
+        f"# a comment\nimport sys; sys.exit(1)\n/nowhere\n{editable.directory}\n"
+    )
     assert rows(python_of(other)) == {"mine": "ok"}
 
 
-def test_an_editable_install_beside_its_stale_egg_info_is_one_plugin(other: InstalledPlugins, tmp_path: Path) -> None:
+def test_an_editable_install_beside_its_stale_egg_info_is_one_plugin(
+    other: InstalledPlugins, tmp_path: Path
+) -> None:
     editable = InstalledPlugins(tmp_path / "source")
     editable.add("mine", wheel=Wheel(version="0.1", egg_info=True))
     other.add("mine", wheel=Wheel(version="0.2"))
@@ -92,7 +105,9 @@ def test_an_editable_install_beside_its_stale_egg_info_is_one_plugin(other: Inst
     assert (row.state, row.version, len(row.notes)) == ("ok", "0.2", 1)
 
 
-def test_one_that_includes_the_systems_packages_has_those_too(other: InstalledPlugins, tmp_path: Path) -> None:
+def test_one_that_includes_the_systems_packages_has_those_too(
+    other: InstalledPlugins, tmp_path: Path
+) -> None:
     base = tmp_path / "base"
     (base / "bin").mkdir(parents=True)
     InstalledPlugins(base / SITE).add("shared")
@@ -161,20 +176,30 @@ def test_a_jobs_problems_with_interpreters_are_found_before_anything_starts(
     assert f"roles.rollout.python: {python_of(other)} has no gcore-fake." in capsys.readouterr().err
     other.add("fake")
     assert cli.main(["check", str(job()), "roles.rollout.python=other/bin/python"]) == 0
-    assert cli.main(["check", str(job()), "roles.rollout.python=/no/a", "roles.policy.python=/no/b"]) == 2
+    assert (
+        cli.main(["check", str(job()), "roles.rollout.python=/no/a", "roles.policy.python=/no/b"])
+        == 2
+    )
     shown = capsys.readouterr().err.splitlines()
     assert shown[0].endswith("2 problems") and "/no/b" in shown[1] and "/no/a" in shown[2]
-    assert cli.main(["config", str(job()), "roles.rollout.python=/no/a"]) == 0, "printing needs no interpreter"
+    assert cli.main(["config", str(job()), "roles.rollout.python=/no/a"]) == 0, (
+        "printing needs no interpreter"
+    )
 
 
 def test_an_engine_that_is_missing_here_is_named_with_the_command_that_installs_it(
     installed: InstalledPlugins, job, capsys: pytest.CaptureFixture[str]
 ) -> None:  # type: ignore[no-untyped-def]
     source = (installed.directory / "gcore_fake.py").read_text()
-    needing = source.replace('name="length", summary=', 'name="length", needs=("no-such-engine>=3",), summary=')
+    needing = source.replace(
+        'name="length", summary=', 'name="length", needs=("no-such-engine>=3",), summary='
+    )
     (installed.directory / "gcore_fake.py").write_text(needing)
     assert cli.main(["check", str(job())]) == 3
     assert capsys.readouterr().err.splitlines() == [
-        f"rewards.length.use: gcore-fake 0.1.0 needs no-such-engine>=3 in {sys.executable}, found none.",
+        (
+            f"rewards.length.use: gcore-fake 0.1.0 needs no-such-engine>=3 in {sys.executable}, "
+            "found none."
+        ),
         f"  install it there: {sys.executable} -m pip install 'no-such-engine>=3'",
     ]

@@ -1,4 +1,6 @@
-"""The ledger: whatever the number of shards and whatever goes wrong, every ordinal is owned once and ends once."""
+"""The ledger: whatever the number of shards and whatever goes wrong, every ordinal is owned once
+and ends once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ROWS, SEED = 11, 5
 
 
 def make(shard: int = 0, shards: int = 1, samples: int = 2, next_ordinal: int = 0) -> Ledger:
-    return Ledger(shard=shard, shards=shards, rows=ROWS, seed=SEED, samples=samples, next_ordinal=next_ordinal)
+    return Ledger(
+        shard=shard, shards=shards, rows=ROWS, seed=SEED, samples=samples, next_ordinal=next_ordinal
+    )
 
 
 def record(ordinal: int, sample: int, **changes: object) -> Header:
@@ -33,7 +37,9 @@ def score(ordinal: int, sample: int, *names: str) -> RecordScore:
     slices=st.lists(st.integers(0, 9), max_size=5),
     start=st.integers(0, 50),
 )
-def test_the_leases_of_all_shards_are_the_global_slices(shards: int, slices: list[int], start: int) -> None:
+def test_the_leases_of_all_shards_are_the_global_slices(
+    shards: int, slices: list[int], start: int
+) -> None:
     ledgers = [make(shard, shards, next_ordinal=start) for shard in range(shards)]
     begin = start
     for size in slices:
@@ -64,10 +70,14 @@ def test_duplicates_are_refused_and_change_nothing(order: list[tuple[int, int]])
         ledger.scored(score(ordinal, sample, "exact"), {"exact"})
     groups = ledger.complete()
     assert {header.key: header.n_actions for group in groups for header in group} == taken
-    assert [[header.key for header in group] for group in groups] == [[(o, 0), (o, 1)] for o in range(3)]
+    assert [[header.key for header in group] for group in groups] == [
+        [(o, 0), (o, 1)] for o in range(3)
+    ]
 
 
-@pytest.mark.parametrize("stray", [record(3, 0), record(-1, 0), record(0, 2), record(0, -1), record(1, 0)])
+@pytest.mark.parametrize(
+    "stray", [record(3, 0), record(-1, 0), record(0, 2), record(0, -1), record(1, 0)]
+)
 def test_records_nobody_awaits_are_refused(stray: Header) -> None:
     """Not leased, of an evaluation, beyond the group, or of another shard."""
     ledger = make(shard=0, shards=2)
@@ -101,7 +111,9 @@ def test_a_step_cannot_end_with_open_groups() -> None:
     ledger = make()
     ledger.lease(3)
     ledger.settle(1, TRAINED)
-    with pytest.raises(ContractError, match=r"ordinals \[0, 2\]: a step cannot end with open groups"):
+    with pytest.raises(
+        ContractError, match=r"ordinals \[0, 2\]: a step cannot end with open groups"
+    ):
         ledger.commit()
     ledger.settle(0, TRAINED)
     ledger.settle(2, TRAINED)
@@ -121,12 +133,16 @@ def test_what_was_lost_is_drawn_again_as_it_was(
     for ordinal, sample in finished:
         ledger.finished(record(ordinal, sample))
     for attempt in range(1, times + 1):
-        again = ledger.lost([Lease(ordinal, 0, 0, tuple(sorted(samples))) for ordinal, samples in lost.items()])
+        again = ledger.lost(
+            [Lease(ordinal, 0, 0, tuple(sorted(samples))) for ordinal, samples in lost.items()]
+        )
         wanted = []
         for ordinal in sorted(lost.keys() & first.keys()):
             missing = tuple(s for s in sorted(lost[ordinal]) if (ordinal, s) not in finished)
             if missing:  # same row and turn, so the same seeds
-                wanted.append(Lease(ordinal, first[ordinal].row, first[ordinal].turn, missing, attempt))
+                wanted.append(
+                    Lease(ordinal, first[ordinal].row, first[ordinal].turn, missing, attempt)
+                )
         assert again == wanted
     untouched = first.keys() - lost.keys()
     assert all(lease.attempt == 0 for lease in ledger.unfinished(untouched))
@@ -144,7 +160,10 @@ def test_a_group_is_complete_when_every_record_has_every_reward() -> None:
     ledger.scored(RecordScore(0, 1, {}, {"style": "timeout"}, "too slow"), names)
     ((first, second),) = ledger.complete()
     assert (first.rewards, second.rewards) == ({"exact": 1.0, "style": 1.0}, {"exact": 1.0})
-    assert (second.reward_status, second.reason) == ({"exact": "ok", "style": "timeout"}, "too slow")
+    assert (second.reward_status, second.reason) == (
+        {"exact": "ok", "style": "timeout"},
+        "too slow",
+    )
 
 
 def test_all_is_drawn_when_no_sample_is_missing_scored_or_not() -> None:
@@ -210,9 +229,13 @@ def test_what_lies_behind_the_end_of_a_step_is_leased_by_the_next_one(carry: boo
             ledger.settle(group[0].ordinal, QUARANTINED if group[0].ordinal == 5 else TRAINED)
     assert sorted(ordinal for ledger in ledgers for ordinal in ledger.close(3, carry)) == [3, 4, 5]
     assert [ledger.commit().keys() for ledger in ledgers] == [{0, 2}, {1}]
-    assert {ordinal for ledger in ledgers for ordinal in ledger.carried()} == ({3, 4} if carry else set())
+    assert {ordinal for ledger in ledgers for ordinal in ledger.carried()} == (
+        {3, 4} if carry else set()
+    )
     again = [lease.ordinal for ledger in ledgers for lease in ledger.lease(4)]
-    assert sorted(again) == ([5, 6] if carry else [3, 4, 5, 6])  # a group that could not be used is drawn again
+    assert sorted(again) == (
+        [5, 6] if carry else [3, 4, 5, 6]
+    )  # a group that could not be used is drawn again
     complete = [group[0].ordinal for ledger in ledgers for group in ledger.complete()]
     assert sorted(complete) == ([3, 4] if carry else [])
     assert not any(ledger.carried() for ledger in ledgers)

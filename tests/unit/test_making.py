@@ -96,7 +96,9 @@ def test_a_failure_shows_the_last_lines_and_the_log_and_leaves_nothing(tmp_path:
 
 def test_after_a_failure_it_is_tried_again(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    source = TEACH + f"    if not pathlib.Path({str(flag)!r}).exists(): raise ValueError('not yet')\n"
+    source = (
+        TEACH + f"    if not pathlib.Path({str(flag)!r}).exists(): raise ValueError('not yet')\n"
+    )
     with pytest.raises(DataError, match="not yet"):
         made(written(tmp_path, source), tmp_path / "cache")
     flag.touch()
@@ -128,10 +130,15 @@ def test_a_missing_function_is_named_without_our_traceback(tmp_path: Path) -> No
         ({"name": "teach"}, "model.make: needs a path and a name"),
         ({"path": "x.py", "name": "teach", "confg": {}}, "model.make: unknown: confg"),
         ({"path": "/no/such.py", "name": "teach"}, "model.make.path: /no/such.py: no such file"),
-        ({"path": __file__, "name": "teach", "config": [1]}, "model.make.config: must be a mapping, is a list"),
+        (
+            {"path": __file__, "name": "teach", "config": [1]},
+            "model.make.config: must be a mapping, is a list",
+        ),
     ],
 )
-def test_a_wrong_specification_is_refused(tmp_path: Path, make: dict[str, Any], message: str) -> None:
+def test_a_wrong_specification_is_refused(
+    tmp_path: Path, make: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         make_model(make, tmp_path, Report())
     assert str(error.value).startswith(message)

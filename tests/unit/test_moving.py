@@ -1,4 +1,6 @@
-"""Judges, groups that are left over and replicas that move: in any weather they change when things happen, not what."""
+"""Judges, groups that are left over and replicas that move: in any weather they change when things
+happen, not what.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ from gcore_core.placement import measured
 from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
 
 VARIED = "gcore_core.filters:Varied"
-JUDGED = SimulatedJob(shards=1, replicas=3, judges=3, steps=4, prompts=4, samples=2, evaluate_prompts=2, scorers=1)
+JUDGED = SimulatedJob(
+    shards=1, replicas=3, judges=3, steps=4, prompts=4, samples=2, evaluate_prompts=2, scorers=1
+)
 
 
-def run(directory: Path, storm: int | None = None, job: SimulatedJob = JUDGED, **changes: object) -> Outcome:
+def run(
+    directory: Path, storm: int | None = None, job: SimulatedJob = JUDGED, **changes: object
+) -> Outcome:
     job = SimulatedJob(**{**vars(job), **changes})  # type: ignore[arg-type]
     return run_virtual(simulate(job, directory / "store", None if storm is None else Storm(storm)))
 
@@ -43,7 +49,9 @@ def test_replicas_that_move_at_every_step_give_what_those_that_stay_give(
     assert found.batches == still.batches
     judged = [report.metrics["reward/asked"] for report in found.reports[1:]]
     assert judged == pytest.approx([report.metrics["reward/asked"] for report in still.reports[1:]])
-    assert len({round(value, 6) for value in judged}) > 1, "the judge says the same of everything: this tests nothing"
+    assert len({round(value, 6) for value in judged}) > 1, (
+        "the judge says the same of everything: this tests nothing"
+    )
 
 
 @pytest.mark.parametrize("storm", range(4))
@@ -56,7 +64,11 @@ def test_a_reward_of_groups_gets_whole_groups(storm: int, still: Outcome, tmp_pa
 def steady(outcome: Outcome) -> list[dict[str, float]]:
     """The group counts of each step."""
     return [
-        {name.removeprefix("groups/"): value for name, value in report.metrics.items() if name.startswith("groups/")}
+        {
+            name.removeprefix("groups/"): value
+            for name, value in report.metrics.items()
+            if name.startswith("groups/")
+        }
         for report in outcome.reports[1:]
     ]
 
@@ -66,7 +78,13 @@ def steady(outcome: Outcome) -> list[dict[str, float]]:
 def test_issued_groups_are_kept_dropped_or_left_over_and_nothing_else(
     shards: int, takes_stale: bool, tmp_path: Path
 ) -> None:
-    changes = {"steps": 6, "prompts": 6, "filter": VARIED, "takes_stale": takes_stale, "evaluate_prompts": 0}
+    changes = {
+        "steps": 6,
+        "prompts": 6,
+        "filter": VARIED,
+        "takes_stale": takes_stale,
+        "evaluate_prompts": 0,
+    }
     found = run(tmp_path, shards, shards=shards, judges=0, **changes)
     consumed = 0
     for counts, batch in zip(steady(found), found.batches, strict=True):
@@ -75,12 +93,20 @@ def test_issued_groups_are_kept_dropped_or_left_over_and_nothing_else(
         assert counts["kept"] == counts["trained"] == len({ordinal for ordinal, _, _ in batch}) == 6
         consumed += round(counts["kept"] + dropped)
     assert found.ledger["next_ordinal"] == consumed, "what is left over is not consumed"
-    taken = [ordinal for batch in found.batches for ordinal in sorted({ordinal for ordinal, _, _ in batch})]
+    taken = [
+        ordinal
+        for batch in found.batches
+        for ordinal in sorted({ordinal for ordinal, _, _ in batch})
+    ]
     assert taken == sorted(set(taken)), "no group is taken twice, and steps take them in order"
 
 
-def test_what_is_left_over_is_taken_by_the_next_step_where_the_objective_allows(tmp_path: Path) -> None:
-    job = SimulatedJob(shards=2, steps=8, prompts=6, samples=2, filter=VARIED, evaluate_prompts=0, replicas=2)
+def test_what_is_left_over_is_taken_by_the_next_step_where_the_objective_allows(
+    tmp_path: Path,
+) -> None:
+    job = SimulatedJob(
+        shards=2, steps=8, prompts=6, samples=2, filter=VARIED, evaluate_prompts=0, replicas=2
+    )
     kept = run(tmp_path / "kept", 1, job, takes_stale=True)
     redrawn = run(tmp_path / "redrawn", 1, job)
     assert not any(redrawn.stale)
@@ -89,8 +115,12 @@ def test_what_is_left_over_is_taken_by_the_next_step_where_the_objective_allows(
     assert any(carried), "nothing was left over: this tests nothing"
     for before, stale, batch in zip(carried, kept.stale[1:], kept.batches[1:], strict=False):
         assert len(stale) <= before
-        assert stale <= set(sorted({ordinal for ordinal, _, _ in batch})[: len(stale)]), "they are the lowest ones"
-    assert sum(count["issued"] for count in counts) - sum(carried) < sum(c["issued"] for c in steady(redrawn))
+        assert stale <= set(sorted({ordinal for ordinal, _, _ in batch})[: len(stale)]), (
+            "they are the lowest ones"
+        )
+    assert sum(count["issued"] for count in counts) - sum(carried) < sum(
+        c["issued"] for c in steady(redrawn)
+    )
 
 
 def test_a_resumed_run_shows_its_policy_what_the_one_before_had_measured() -> None:
@@ -108,9 +138,15 @@ def test_a_resumed_run_shows_its_policy_what_the_one_before_had_measured() -> No
         return Mover(context, {}, Sleepers({}, (), ()))
 
     before = mover({"policy": {"weight": 0.5}})
-    before._outcomes = [measured.Outcome(step=1, candidate="a", predicted_s=np.float64(2.5), measured_s=3.0, work=7.0)]
+    before._outcomes = [
+        measured.Outcome(
+            step=1, candidate="a", predicted_s=np.float64(2.5), measured_s=3.0, work=7.0
+        )
+    ]
     before._profiles = {"rollout": measured.Profile(base_s=0.5)}
     window = mover(json.loads(json.dumps(before.learned())))._window(2, Last())
     assert window.state == {"weight": 0.5}
-    assert window.outcomes == (measured.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),)
+    assert window.outcomes == (
+        measured.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),
+    )
     assert window.profiles == {"rollout": measured.Profile(base_s=0.5)}

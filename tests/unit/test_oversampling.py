@@ -30,11 +30,18 @@ def test_a_known_rate_is_enough_in_all_but_few_steps() -> None:
     assert 0.96 < (kept >= 512).mean() < 0.99
 
 
-@given(rates=rates, needed=st.integers(1, 600), finished=st.integers(0, 500), in_flight=st.integers(0, 500))
+@given(
+    rates=rates,
+    needed=st.integers(1, 600),
+    finished=st.integers(0, 500),
+    in_flight=st.integers(0, 500),
+)
 def test_what_is_issued_ends_the_shortfall(
     rates: tuple[float, ...], needed: int, finished: int, in_flight: int
 ) -> None:
-    """Once the missing groups are in flight, none are missing; and a step that has nothing in flight is not stuck."""
+    """Once the missing groups are in flight, none are missing; and a step that has nothing in
+    flight is not stuck.
+    """
     rule = KeepRate(rates=rates)
     counts = {"needed": needed, "kept": min(finished // 2, needed), "finished": finished}
     more = rule.missing(**counts, in_flight=in_flight)
@@ -53,13 +60,20 @@ def test_the_more_were_kept_the_fewer_are_missing(rates: tuple[float, ...], kept
 
 
 def test_early_groups_are_compared_with_early_groups() -> None:
-    """Short groups come first and are kept more; when they come as expected, nothing has changed."""
-    biased, flat = KeepRate(rates=(0.8, 0.6, 0.4, 0.2), change2=0.001), KeepRate(rates=(0.5,) * 4, change2=0.001)
+    """Short groups come first and are kept more; when they come as expected, nothing has
+    changed.
+    """
+    biased, flat = (
+        KeepRate(rates=(0.8, 0.6, 0.4, 0.2), change2=0.001),
+        KeepRate(rates=(0.5,) * 4, change2=0.001),
+    )
     issued = biased.missing(needed=500, kept=0, finished=0, in_flight=0)
     counts = {"needed": 500, "finished": issued // 4, "in_flight": issued - issued // 4}
     assert biased.missing(**counts, kept=round(0.8 * issued / 4)) == 0
     worse = round(0.6 * issued / 4)
-    assert flat.missing(**counts, kept=worse) == 0, "to a rule without quarters it looks better than usual"
+    assert flat.missing(**counts, kept=worse) == 0, (
+        "to a rule without quarters it looks better than usual"
+    )
     assert biased.missing(**counts, kept=worse) > 0.1 * issued
 
 

@@ -25,13 +25,17 @@ def add(installed: InstalledPlugins, name: str, source: str) -> None:
     installed.add(name, HEAD + source)
 
 
-def test_a_broken_neighbour_does_not_disturb_those_that_are_loaded(installed: InstalledPlugins) -> None:
+def test_a_broken_neighbour_does_not_disturb_those_that_are_loaded(
+    installed: InstalledPlugins,
+) -> None:
     add(installed, "aaa", "import no_such_module")
     add(installed, "zzz", "import no_such_module")
     assert [item.name for item in load("fake").loaded] == ["fake"]
 
 
-def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(installed: InstalledPlugins) -> None:
+def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(
+    installed: InstalledPlugins,
+) -> None:
     add(installed, "broken", "import jinja9")
     with pytest.raises(PluginBroken) as caught:
         load("broken")
@@ -52,34 +56,63 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(installed: 
         ),
         ("def gcore_trainers():\n    return []", "function 'gcore_trainers' lacks @hookimpl"),
         ("@hookimpl\ndef gcore_run_end(run, err):\n    pass", "err"),
-        ("@hookimpl\ndef gcore_run_end(run, error=''):\n    pass", "gives a default to 'error'.*never passed"),
-        ("@hookimpl(tryfirst=True)\ndef gcore_run_end(run):\n    pass", "asks for wrapping or an order"),
-        ("@hookimpl(wrapper=True)\ndef gcore_run_end(run):\n    yield", "asks for wrapping or an order"),
-        ("@hookimpl\ndef gcore_filters():\n    yield 5", "gcore_filters must yield FilterProvider, not int"),
         (
-            "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(name='A B', summary='', factory='nowhere')",
+            "@hookimpl\ndef gcore_run_end(run, error=''):\n    pass",
+            "gives a default to 'error'.*never passed",
+        ),
+        (
+            "@hookimpl(tryfirst=True)\ndef gcore_run_end(run):\n    pass",
+            "asks for wrapping or an order",
+        ),
+        (
+            "@hookimpl(wrapper=True)\ndef gcore_run_end(run):\n    yield",
+            "asks for wrapping or an order",
+        ),
+        (
+            "@hookimpl\ndef gcore_filters():\n    yield 5",
+            "gcore_filters must yield FilterProvider, not int",
+        ),
+        (
+            (
+                "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(name='A B', "
+                "summary='', "
+                "factory='nowhere')"
+            ),
             "(?s)invalid 'A B'.*not lower case words.*factory 'nowhere' is not 'module:attribute'",
         ),
         (
-            "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='a:b', config=dict())",
+            (
+                "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', "
+                "factory='a:b', config=dict())"
+            ),
             "config {} is not a dataclass",
         ),
         (
             "@hookimpl\ndef gcore_trainers():\n"
-            "    yield p.TrainerProvider(summary='', factory='a:b', capabilities=frozenset({'fly'}))",
+            "    yield p.TrainerProvider(summary='', factory='a:b', "
+            "capabilities=frozenset({'fly'}))",
             "capability 'fly' is unknown; a private one starts with 'bad:'",
         ),
         (
-            "@hookimpl\ndef gcore_filters():\n    return [p.FilterProvider(summary='', factory='a:b')] * 2",
+            (
+                "@hookimpl\ndef gcore_filters():\n    return [p.FilterProvider(summary='', "
+                "factory='a:b')] * 2"
+            ),
             "gcore_filters offers 'default' twice",
         ),
         (
-            "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(summary='', factory='a:b', kind='thing')",
+            (
+                "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(summary='', "
+                "factory='a:b', "
+                "kind='thing')"
+            ),
             "kind 'thing' is none of trainer, generator, reward",
         ),
     ],
 )
-def test_a_plugin_that_breaks_the_contract_is_refused(installed: InstalledPlugins, source: str, message: str) -> None:
+def test_a_plugin_that_breaks_the_contract_is_refused(
+    installed: InstalledPlugins, source: str, message: str
+) -> None:
     add(installed, "bad", source)
     with pytest.raises(ContractError, match=message) as caught:
         load("bad")
@@ -87,7 +120,9 @@ def test_a_plugin_that_breaks_the_contract_is_refused(installed: InstalledPlugin
 
 
 @pytest.mark.parametrize("body", ["raise ValueError('no')", "return None"])
-def test_a_provider_hook_that_fails_makes_the_plugin_broken(installed: InstalledPlugins, body: str) -> None:
+def test_a_provider_hook_that_fails_makes_the_plugin_broken(
+    installed: InstalledPlugins, body: str
+) -> None:
     add(installed, "bad", f"@hookimpl\ndef gcore_filters():\n    {body}")
     with pytest.raises(PluginBroken, match="gcore_filters failed: (ValueError: no|TypeError)"):
         load("bad")
@@ -96,7 +131,11 @@ def test_a_provider_hook_that_fails_makes_the_plugin_broken(installed: Installed
 def test_use_names_a_default_or_another_provider_of_the_kind(installed: InstalledPlugins) -> None:
     plugins = load("fake")
     default = plugins.resolve("generator", "fake", where="roles.rollout.use")
-    assert (default.reference, default.kind, default.owner) == ("fake", "generator", "gcore-fake 0.1.0")
+    assert (default.reference, default.kind, default.owner) == (
+        "fake",
+        "generator",
+        "gcore-fake 0.1.0",
+    )
     assert plugins.resolve("generator", "fake/async", where="").reference == "fake/async"
     assert plugins.resolve("trainer", "fake", where="").kind == "trainer"
 
@@ -107,10 +146,15 @@ def test_use_names_a_default_or_another_provider_of_the_kind(installed: Installe
         (
             "generator",
             "fake/asinc",
-            "roles.x.use: plugin 'fake' has no generator named 'asinc' (did you mean 'fake/async'?).\n"
+            "roles.x.use: plugin 'fake' has no generator named 'asinc' (did you mean "
+            "'fake/async'?).\n"
             "  choices: fake, fake/async",
         ),
-        ("objective", "fake", "roles.x.use: plugin 'fake' has no default objective; say which.\n  choices: fake/pg"),
+        (
+            "objective",
+            "fake",
+            "roles.x.use: plugin 'fake' has no default objective; say which.\n  choices: fake/pg",
+        ),
         (
             "balancer",
             "fake",
@@ -196,8 +240,14 @@ def gcore_run_end(run, error): CALLS.append(("run_end", error))
     ]
 
 
-def test_check_collects_the_problems_of_all_plugins_and_cannot_change_the_plan(installed: InstalledPlugins) -> None:
-    add(installed, "one", "@hookimpl\ndef gcore_check(plan):\n    plan['a']['b'] = 2\n    yield 'a.b: bad.'")
+def test_check_collects_the_problems_of_all_plugins_and_cannot_change_the_plan(
+    installed: InstalledPlugins,
+) -> None:
+    add(
+        installed,
+        "one",
+        "@hookimpl\ndef gcore_check(plan):\n    plan['a']['b'] = 2\n    yield 'a.b: bad.'",
+    )
     add(installed, "two", "@hookimpl\ndef gcore_check(plan):\n    raise ValueError('no')")
     add(installed, "three", "@hookimpl\ndef gcore_check(plan):\n    return None")
     config = {"a": {"b": 1}}
@@ -208,13 +258,16 @@ def test_check_collects_the_problems_of_all_plugins_and_cannot_change_the_plan(i
     assert config == {"a": {"b": 1}}
 
 
-def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_by_path(tmp_path: Path) -> None:
+def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_by_path(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         HEAD + "class F:\n    pass\n@hookimpl\ndef gcore_filters():\n"
         "    yield p.FilterProvider(summary='', factory='mine:F')\n"
         "    yield p.FilterProvider(name='other', summary='', factory=f'{__name__}:F')\n"
-        "    yield p.FilterProvider(name='core', summary='', factory='gcore_core.filters:KeepAll')\n"
+        "    yield p.FilterProvider(name='core', summary='', "
+        "factory='gcore_core.filters:KeepAll')\n"
     )
     plugins = Plugins()
     plugins.load(local_plugin(file))

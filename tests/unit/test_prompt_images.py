@@ -1,4 +1,6 @@
-"""Rows that name images: what a prompt holds of them, and what is told when they are wrong or nobody takes them."""
+"""Rows that name images: what a prompt holds of them, and what is told when they are wrong or
+nobody takes them.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,14 @@ def opened(directory: Path, row: dict[str, Any], **settings: Any) -> JsonLines:
     return JsonLines(JsonLinesConfig(path=str(directory / "rows.jsonl"), **settings))
 
 
-def test_paths_are_relative_to_the_data_and_leave_the_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_data_and_leave_the_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     other = str(tmp_path / "a.png")
-    rows = opened(Path(), {"prompt": "?", "pictures": ["a.png", other], "answer": 1}, images="pictures")
+    rows = opened(
+        Path(), {"prompt": "?", "pictures": ["a.png", other], "answer": 1}, images="pictures"
+    )
     assert rows[0].images == [other, other]
     assert rows[0].fields == {"answer": 1}
 
@@ -57,7 +63,8 @@ def test_a_missing_image_is_told_with_row_and_path_when_the_data_is_opened(tmp_p
     with pytest.raises(DataError) as told:
         opened(tmp_path, {"prompt": "?", "pictures": ["a.png", "gone.png"]}, images="pictures")
     assert str(told.value) == (
-        f"{tmp_path}/rows.jsonl, line 1: row 0 names an image that is not there: {tmp_path}/gone.png\n"
+        f"{tmp_path}/rows.jsonl, line 1: row 0 names an image that is not there: "
+        f"{tmp_path}/gone.png\n"
         "  paths are relative to the directory of the data"
     )
 
@@ -70,10 +77,18 @@ def test_what_is_no_list_of_paths_is_told(value: Any, tmp_path: Path) -> None:
 
 def test_parts_of_a_chat_and_images_are_as_many(tmp_path: Path) -> None:
     row = {"chat": CHAT, "pictures": ["a.png"]}
-    assert opened(tmp_path, row, messages="chat", images="pictures")[0].images == [str(tmp_path / "a.png")]
-    with pytest.raises(DataError, match="'chat' has 1 parts of type image, and the row names 2 images"):
-        opened(tmp_path, {"chat": CHAT, "pictures": ["a.png"] * 2}, messages="chat", images="pictures")
-    with pytest.raises(DataError, match="set data.config.images to the field that holds their paths"):
+    assert opened(tmp_path, row, messages="chat", images="pictures")[0].images == [
+        str(tmp_path / "a.png")
+    ]
+    with pytest.raises(
+        DataError, match="'chat' has 1 parts of type image, and the row names 2 images"
+    ):
+        opened(
+            tmp_path, {"chat": CHAT, "pictures": ["a.png"] * 2}, messages="chat", images="pictures"
+        )
+    with pytest.raises(
+        DataError, match="set data.config.images to the field that holds their paths"
+    ):
         opened(tmp_path, {"chat": CHAT}, messages="chat")
 
 
@@ -85,7 +100,10 @@ def test_a_policy_that_takes_no_images_is_refused_before_anything_starts(tmp_pat
     with pytest.raises(ConfigError) as told:
         config.load(tmp_path / "job.yaml", [])
     for role in ("rollout", "policy"):
-        assert f"data: its prompts have images, and fake, which roles.{role} uses, takes no images" in str(told.value)
+        assert (
+            f"data: its prompts have images, and fake, which roles.{role} uses, takes no images"
+            in str(told.value)
+        )
 
 
 SHOWS = '''
@@ -107,16 +125,23 @@ def gcore_rewards():
 '''
 
 
-def test_a_reward_that_shows_images_to_who_takes_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_reward_that_shows_images_to_who_takes_none_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
     from gcore_core.testing import fake
 
     opened(tmp_path, {"prompt": "?"})
     (tmp_path / "shows.py").write_text(SHOWS)
     roles = {**JOB["roles"], "judge": {"use": "fake"}}
     job = JOB | {"roles": roles, "rewards": {"looks": {"use": "shows", "role": "judge"}}}
-    job |= {"data": {"use": "core/jsonl", "config": {"path": "rows.jsonl"}}, "local": [fake.__file__, "shows.py"]}
+    job |= {
+        "data": {"use": "core/jsonl", "config": {"path": "rows.jsonl"}},
+        "local": [fake.__file__, "shows.py"],
+    }
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     with pytest.raises(ConfigError) as told:
         config.load(tmp_path / "job.yaml", [])
-    said = "rewards.looks: its prompts have images, and fake, which roles.judge uses, takes no images"
+    said = (
+        "rewards.looks: its prompts have images, and fake, which roles.judge uses, takes no images"
+    )
     assert said in str(told.value)

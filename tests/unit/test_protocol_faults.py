@@ -11,13 +11,21 @@ from gcore_core.testing.faults import FAULTS, Faults
 from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 
 JOB = SimulatedJob(
-    replicas=3, ranks=2, judges=1, prompts=4, samples=2, evaluate_prompts=2, filter="gcore_core.filters:Varied"
+    replicas=3,
+    ranks=2,
+    judges=1,
+    prompts=4,
+    samples=2,
+    evaluate_prompts=2,
+    filter="gcore_core.filters:Varied",
 )
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run_virtual(simulate(replace(JOB, shards=1, replicas=1), tmp_path_factory.mktemp("calm") / "store"))
+    return run_virtual(
+        simulate(replace(JOB, shards=1, replicas=1), tmp_path_factory.mktemp("calm") / "store")
+    )
 
 
 @pytest.mark.parametrize("block", range(4))

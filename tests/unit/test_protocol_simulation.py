@@ -1,4 +1,6 @@
-"""The step program, ledger and shells on virtual time: delays, lost and repeated messages change nothing."""
+"""The step program, ledger and shells on virtual time: delays, lost and repeated messages change
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from gcore_core.filters import Varied
 from gcore_core.order import row_of, sample_seed
 from gcore_core.protocols import GroupScalars, SampleRequest, ScoredRecord, WorkerContext
 from gcore_core.testing import fake
-from gcore_core.testing.simulation import MOST_TURNS, Deadlock, Outcome, SimulatedJob, Storm, run_virtual, simulate
+from gcore_core.testing.simulation import (
+    MOST_TURNS,
+    Deadlock,
+    Outcome,
+    SimulatedJob,
+    Storm,
+    run_virtual,
+    simulate,
+)
 
 SEEDS = 200
 SMALL = SimulatedJob(shards=1, replicas=1, steps=2, prompts=4, samples=2, evaluate_prompts=2)
@@ -45,18 +55,26 @@ def test_any_weather_gives_the_calm_run_of_one_shard(
         assert found.batches == calm.batches, f"storm {seed} of {job}"
         assert found.logits == calm.logits, f"storm {seed} of {job}"
         assert found.ledger == calm.ledger, f"storm {seed} of {job}"
-        assert [report.step for report in found.reports] == list(range(SMALL.steps + 1)), f"storm {seed} of {job}"
+        assert [report.step for report in found.reports] == list(range(SMALL.steps + 1)), (
+            f"storm {seed} of {job}"
+        )
         lost.update(storm.lost)
 
 
 def test_a_store_of_one_page_gives_the_calm_run_as_well(calm: Outcome, tmp_path: Path) -> None:
-    """Replicas wait for slabs, and what finds no room goes to disk; messages about it are lost and repeated."""
+    """Replicas wait for slabs, and what finds no room goes to disk; messages about it are lost and
+    repeated.
+    """
     for seed in range(12):
-        job = SimulatedJob(**{**vars(sized(SMALL, 1 + seed % 4, 1 + seed // 4)), "store_bytes": 1 << 12})
+        job = SimulatedJob(
+            **{**vars(sized(SMALL, 1 + seed % 4, 1 + seed // 4)), "store_bytes": 1 << 12}
+        )
         found = run_virtual(simulate(job, tmp_path / str(seed), Storm(seed)))
         assert found.logits == calm.logits, f"storm {seed} of {job}"
         assert found.ledger == calm.ledger, f"storm {seed} of {job}"
-    assert any((tmp_path / f"{seed}-spill").exists() for seed in range(12)), "nothing was spilled: this tests nothing"
+    assert any((tmp_path / f"{seed}-spill").exists() for seed in range(12)), (
+        "nothing was spilled: this tests nothing"
+    )
 
 
 def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> None:
@@ -75,18 +93,29 @@ def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> No
     }
     if not lost:
         pytest.skip("counts what the storms before it lost; run the whole file")
-    wanted = {(who, method) for table in (asked, answered) for who, methods in table.items() for method in methods}
+    wanted = {
+        (who, method)
+        for table in (asked, answered)
+        for who, methods in table.items()
+        for method in methods
+    }
     assert set(lost) == wanted
 
 
 def test_other_storm_seeds_are_other_weather(tmp_path: Path) -> None:
-    times = {run_virtual(simulate(SMALL, tmp_path / str(seed), Storm(seed))).virtual_s for seed in range(3)}
+    times = {
+        run_virtual(simulate(SMALL, tmp_path / str(seed), Storm(seed))).virtual_s
+        for seed in range(3)
+    }
     assert len(times) == 3
 
 
 def test_a_storm_is_repeated_by_its_seed(tmp_path: Path) -> None:
     job = sized(SMALL, shards=3, replicas=2)
-    times = [run_virtual(simulate(job, tmp_path / name, Storm(5))).virtual_s for name in ("first", "second")]
+    times = [
+        run_virtual(simulate(job, tmp_path / name, Storm(5))).virtual_s
+        for name in ("first", "second")
+    ]
     assert times[0] == times[1]
 
 
@@ -116,7 +145,9 @@ def test_one_that_goes_on_without_end_is_reported_and_ended(pause_s: float) -> N
 
 
 def passing(samples: int, seed: int, rows: int) -> list[int]:
-    """The ordinals of version 0 whose group passes ``Varied``, lowest first, worked out without any process."""
+    """The ordinals of version 0 whose group passes ``Varied``, lowest first, worked out without any
+    process.
+    """
     generator = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
     scorer = fake.FakeScorer(None, WorkerContext(role="scorer"))
     dataset = fake.FakeDataset(fake.FakeDataConfig(rows=rows))
@@ -125,7 +156,12 @@ def passing(samples: int, seed: int, rows: int) -> list[int]:
         turn, row = row_of(ordinal, rows, seed)
         generator.submit(
             [
-                SampleRequest(ordinal=ordinal, sample=s, seed=sample_seed(seed, ordinal, turn, s), prompt=dataset[row])
+                SampleRequest(
+                    ordinal=ordinal,
+                    sample=s,
+                    seed=sample_seed(seed, ordinal, turn, s),
+                    prompt=dataset[row],
+                )
                 for s in range(samples)
             ]
         )
@@ -152,7 +188,12 @@ def passing(samples: int, seed: int, rows: int) -> list[int]:
 @pytest.mark.parametrize("shards", [1, 2, 3, 4])
 def test_dynamic_sampling_takes_the_lowest_ordinals_that_pass(shards: int, tmp_path: Path) -> None:
     job = SimulatedJob(
-        shards=shards, steps=2, prompts=6, samples=2, evaluate_prompts=0, filter="gcore_core.filters:Varied"
+        shards=shards,
+        steps=2,
+        prompts=6,
+        samples=2,
+        evaluate_prompts=0,
+        filter="gcore_core.filters:Varied",
     )
     alone = run_virtual(simulate(sized(job, 1, 1), tmp_path / "alone"))
     found = run_virtual(simulate(job, tmp_path / "store", Storm(shards)))
@@ -168,7 +209,9 @@ def test_dynamic_sampling_takes_the_lowest_ordinals_that_pass(shards: int, tmp_p
 
 def test_a_step_goes_on_with_fewer_groups_when_rounds_are_over(tmp_path: Path) -> None:
     names = "gcore_core.filters:Varied"
-    job = SimulatedJob(shards=2, steps=1, prompts=6, samples=2, evaluate_prompts=0, max_rounds=1, filter=names)
+    job = SimulatedJob(
+        shards=2, steps=1, prompts=6, samples=2, evaluate_prompts=0, max_rounds=1, filter=names
+    )
     found = run_virtual(simulate(job, tmp_path / "store"))
     taken = {ordinal for ordinal, _, _ in found.batches[0]}
     assert taken == set(passing(job.samples, job.seed, rows=16)) & set(range(6))

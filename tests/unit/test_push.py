@@ -1,4 +1,6 @@
-"""A weight push: every byte arrives, or the error names the tensor; whoever fails, the trainer can push again."""
+"""A weight push: every byte arrives, or the error names the tensor; whoever fails, the trainer can
+push again.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ SIZES = [40, 24, 24, 0, 40]
 
 def weights(version: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(version)
-    return {name: random.integers(0, 256, size, np.uint8) for name, size in zip(NAMES, SIZES, strict=True)}
+    return {
+        name: random.integers(0, 256, size, np.uint8)
+        for name, size in zip(NAMES, SIZES, strict=True)
+    }
 
 
 def digest_of(content: np.ndarray) -> int:
@@ -44,7 +49,9 @@ def digest_of(content: np.ndarray) -> int:
 
 
 class Writer:
-    """A device of its own, which is the host's memory: ``MEMORIES`` finds it by the handle that crosses."""
+    """A device of its own, which is the host's memory: ``MEMORIES`` finds it by the handle that
+    crosses.
+    """
 
     transport, handle = "host", b"first"
 
@@ -67,7 +74,9 @@ MEMORIES: dict[bytes, Writer] = {}
 
 
 class Trainer:
-    """Holds ``weights(version)``; ``exported`` counts tensors handed out since the last export began."""
+    """Holds ``weights(version)``; ``exported`` counts tensors handed out since the last export
+    began.
+    """
 
     def __init__(self) -> None:
         self.version = 0
@@ -76,7 +85,9 @@ class Trainer:
         self.ends_before = self.cuts = self.fails_at = ""  # names of tensors
 
     def weight_specs(self) -> list[TensorSpec]:
-        return [TensorSpec(name, "U8", (size,), size) for name, size in zip(NAMES, SIZES, strict=True)]
+        return [
+            TensorSpec(name, "U8", (size,), size) for name, size in zip(NAMES, SIZES, strict=True)
+        ]
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         self.running += 1
@@ -92,8 +103,12 @@ class Trainer:
 
 
 class DeviceTrainer(Trainer):
-    def push_writer(self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int) -> Writer | None:
-        return Writer(nbytes) if wanted != "shm" and all("host" in told for told in offers) else None
+    def push_writer(
+        self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
+    ) -> Writer | None:
+        return (
+            Writer(nbytes) if wanted != "shm" and all("host" in told for told in offers) else None
+        )
 
     def export_tensors(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         return self.export_weights()
@@ -108,9 +123,13 @@ class Receiver:
 
     def begin_weights(self, plan: WeightPlan) -> None:
         if plan.version < self.version:
-            raise WeightMismatch(f"version {plan.version} is older than {self.version}", where="tensor 'embed'")
+            raise WeightMismatch(
+                f"version {plan.version} is older than {self.version}", where="tensor 'embed'"
+            )
         if [spec.name for spec in plan.tensors] != NAMES:
-            raise WeightMismatch("the push is of another model", where=f"tensor {plan.tensors[-1].name!r}")
+            raise WeightMismatch(
+                "the push is of another model", where=f"tensor {plan.tensors[-1].name!r}"
+            )
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
         pairs = list(tensors)
@@ -160,9 +179,13 @@ class Forgetful(Receiver):
 
 
 class Site:
-    """A trainer shell that is reached through ``network``; ``tamper`` changes buckets and plans on their way."""
+    """A trainer shell that is reached through ``network``; ``tamper`` changes buckets and plans on
+    their way.
+    """
 
-    def __init__(self, directory: Path, compute: Compute | None = None, transport: str = "shm") -> None:
+    def __init__(
+        self, directory: Path, compute: Compute | None = None, transport: str = "shm"
+    ) -> None:
         self.trainer = Trainer() if transport == "shm" else DeviceTrainer()
         self.directory, self.transport = directory, transport
         self.network = InlineNetwork()
@@ -182,7 +205,9 @@ class Site:
         assert self.shell._push is not None
         return self.shell._push
 
-    async def open(self, version: int, receivers: int, bucket_bytes: int = 96, attempt: int = 0) -> None:
+    async def open(
+        self, version: int, receivers: int, bucket_bytes: int = 96, attempt: int = 0
+    ) -> None:
         self.trainer.version = version
         await self.view.serve("policy.0", self.service)
         request = OpenPush(version, bucket_bytes, receivers, attempt, self.transport)
@@ -190,14 +215,23 @@ class Site:
 
     def memory(self) -> np.ndarray:
         """That which is sent from."""
-        return self.shell._memory.of(96) if self.transport == "shm" else MEMORIES[Writer.handle].memory
+        return (
+            self.shell._memory.of(96) if self.transport == "shm" else MEMORIES[Writer.handle].memory
+        )
 
     async def pull(
-        self, receiver: Receiver, version: int, number: int = 0, attempt: int = 0, compute: Compute | None = None
+        self,
+        receiver: Receiver,
+        version: int,
+        number: int = 0,
+        attempt: int = 0,
+        compute: Compute | None = None,
     ) -> Any:
         request = PullWeights(version, number, "policy.0", attempt)
         source = self.view.peer("policy.0")
-        return await pull_weights(receiver, source, request, compute or DirectCompute(), lambda: None, {})
+        return await pull_weights(
+            receiver, source, request, compute or DirectCompute(), lambda: None, {}
+        )
 
     def tamper(self, method: str, kind: type, change: Any) -> None:
         honest = getattr(self.shell, method)
@@ -222,7 +256,9 @@ def assert_holds(receiver: Receiver, version: int) -> None:
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 64, 88, 1 << 20])
-async def test_every_byte_arrives_whatever_the_size_of_a_bucket(bucket_bytes: int, site: Site) -> None:
+async def test_every_byte_arrives_whatever_the_size_of_a_bucket(
+    bucket_bytes: int, site: Site
+) -> None:
     await site.open(1, receivers=1, bucket_bytes=bucket_bytes)
     receiver = Receiver()
     confirmed = await site.pull(receiver, 1)
@@ -233,18 +269,25 @@ async def test_every_byte_arrives_whatever_the_size_of_a_bucket(bucket_bytes: in
 async def test_several_receivers_get_the_same_from_one_export(site: Site) -> None:
     await site.open(1, receivers=3)
     receivers = [Receiver() for _ in range(3)]
-    await asyncio.gather(*(site.pull(receiver, 1, number) for number, receiver in enumerate(receivers)))
+    await asyncio.gather(
+        *(site.pull(receiver, 1, number) for number, receiver in enumerate(receivers))
+    )
     for receiver in receivers:
         assert_holds(receiver, 1)
     assert site.trainer.exported == NAMES
 
 
 async def test_a_push_takes_one_bucket_of_memory(site: Site) -> None:
-    """The file in shared memory is a bucket, not the model; and the export runs ahead of the receivers by no more."""
+    """The file in shared memory is a bucket, not the model; and the export runs ahead of the
+    receivers by no more.
+    """
     await site.open(1, receivers=1, bucket_bytes=96)
     first = await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0), Bucket)
     again = await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 1), Bucket)
-    assert [[spec.name for spec in bucket.tensors] for bucket in (first, again)] == [["embed"], ["layer.0"]]
+    assert [[spec.name for spec in bucket.tensors] for bucket in (first, again)] == [
+        ["embed"],
+        ["layer.0"],
+    ]
     await asyncio.wait(site.source._ahead)
     assert (
         site.trainer.exported == NAMES
@@ -275,7 +318,7 @@ async def test_one_push_after_the_other(site: Site) -> None:
     assert site.trainer.running == 0
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 async def refused(site: Site, receiver: Receiver, match: str, version: int = 1) -> None:
@@ -299,13 +342,17 @@ async def test_an_export_that_ends_early_names_the_first_tensor_that_is_missing(
 async def test_a_tensor_that_is_cut_short_is_named(site: Site) -> None:
     site.trainer.cuts = "layer.1"
     await site.open(1, receivers=1)
-    with pytest.raises(ContractError, match=r"version 1: the trainer exported 23 bytes for 'layer\.1', .* says 24"):
+    with pytest.raises(
+        ContractError, match=r"version 1: the trainer exported 23 bytes for 'layer\.1', .* says 24"
+    ):
         await site.pull(Receiver(), 1)
 
 
 async def test_a_bucket_outside_the_shared_memory_is_refused(site: Site) -> None:
     site.tamper("bucket", BucketRequest, lambda bucket: msgspec.structs.replace(bucket, offset=90))
-    await refused(site, Receiver(), r"version 1, bucket 0: tensor 'embed' is not what its sender hashed")
+    await refused(
+        site, Receiver(), r"version 1, bucket 0: tensor 'embed' is not what its sender hashed"
+    )
 
 
 @pytest.mark.parametrize("altered", ["embed", "layer.0", "layer.1", "head"])
@@ -320,8 +367,12 @@ async def test_an_altered_tensor_is_refused_before_it_is_loaded(altered: str, si
 
     site.tamper("bucket", BucketRequest, flip)
     receiver = Receiver()
-    await refused(site, receiver, rf"version 1, bucket \d: tensor '{altered}' is not what its sender hashed")
-    assert list(receiver.held) == [name for name in NAMES[: NAMES.index(altered)] if name in receiver.held]
+    await refused(
+        site, receiver, rf"version 1, bucket \d: tensor '{altered}' is not what its sender hashed"
+    )
+    assert list(receiver.held) == [
+        name for name in NAMES[: NAMES.index(altered)] if name in receiver.held
+    ]
     site.service.add("bucket", BucketRequest, site.shell.bucket)
     await site.open(1, receivers=1, attempt=1)
     await site.pull(receiver, 1, attempt=1)
@@ -330,7 +381,9 @@ async def test_an_altered_tensor_is_refused_before_it_is_loaded(altered: str, si
 
 async def test_a_bucket_out_of_order_names_the_tensor(site: Site) -> None:
     def swap(bucket: Bucket) -> Bucket:
-        return msgspec.structs.replace(bucket, tensors=bucket.tensors[::-1], digests=bucket.digests[::-1])
+        return msgspec.structs.replace(
+            bucket, tensors=bucket.tensors[::-1], digests=bucket.digests[::-1]
+        )
 
     site.tamper("bucket", BucketRequest, swap)
     await refused(site, Receiver(), "tensor 'empty' is not the one planned here")
@@ -347,7 +400,9 @@ async def test_a_tensor_of_another_shape_than_planned_is_refused(site: Site) -> 
 
 async def test_another_model_is_refused_before_any_byte(site: Site) -> None:
     def rename(plan: WeightPlan) -> WeightPlan:
-        return msgspec.structs.replace(plan, tensors=[*plan.tensors[:-1], TensorSpec("lm_head", "U8", (40,), 40)])
+        return msgspec.structs.replace(
+            plan, tensors=[*plan.tensors[:-1], TensorSpec("lm_head", "U8", (40,), 40)]
+        )
 
     site.tamper("plan", PlanRequest, rename)
     receiver = Receiver()
@@ -373,13 +428,15 @@ async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) 
         await site.pull(Receiver(), 2)
 
 
-# -- what goes wrong on the way ---------------------------------------------------------------------------------------
+# -- what goes wrong on the way --------------------------------------------------------------------
 
 
 async def test_opening_twice_is_one_push(site: Site) -> None:
     await site.open(1, receivers=1)
     receiver = Receiver()
-    await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0, 0, receiver.push_offers()), Bucket)
+    await site.view.peer("policy.0").call(
+        "bucket", BucketRequest(1, 0, 0, 0, receiver.push_offers()), Bucket
+    )
     await site.open(1, receivers=1)  # the answer to the first was lost
     await site.pull(receiver, 1)
     assert_holds(receiver, 1)
@@ -390,7 +447,9 @@ async def test_a_bucket_may_be_asked_for_twice(site: Site) -> None:
     await site.open(1, receivers=1)
     peer = site.view.peer("policy.0")
     for index in range(3):
-        first, again = [await peer.call("bucket", BucketRequest(1, 0, index), Bucket) for _ in range(2)]
+        first, again = [
+            await peer.call("bucket", BucketRequest(1, 0, index), Bucket) for _ in range(2)
+        ]
         assert first == again
 
 
@@ -398,7 +457,9 @@ async def test_a_bucket_may_be_asked_for_twice(site: Site) -> None:
 async def test_a_receiver_that_dies_in_the_middle_leaves_the_trainer_able_to_push(
     again: tuple[int, int], site: Site
 ) -> None:
-    """The next version, or the same once more: survivors are freed, the old export ran to its end."""
+    """The next version, or the same once more: survivors are freed, the old export ran to its
+    end.
+    """
     version, attempt = again
     dying, survivor = Receiver(dies_at="layer.0"), Receiver()
     await site.open(1, receivers=2, bucket_bytes=40)
@@ -434,7 +495,9 @@ async def test_an_export_that_fails_is_told_and_the_next_push_works(site: Site) 
 
 
 class Slow:
-    """Takes ``slow_s`` for each piece of the work of one name; ``shown_within``: signs of progress during each."""
+    """Takes ``slow_s`` for each piece of the work of one name; ``shown_within``: signs of progress
+    during each.
+    """
 
     def __init__(self, name: str, slow_s: float, shown: Counter[int]) -> None:
         self._name, self._slow_s, self._shown = name, slow_s, shown
@@ -450,7 +513,9 @@ class Slow:
 
 @pytest.mark.parametrize("slow", ["load", "_next"])
 def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_path: Path) -> None:
-    """A receiver, by its own silence; or the trainer, by that of the requests for buckets, which expire then alone."""
+    """A receiver, by its own silence; or the trainer, by that of the requests for buckets, which
+    expire then alone.
+    """
     slow_s, shown = 2 * PUSH_DEADLINE_S, Counter[int]()
     compute = Slow(slow, slow_s, shown)
 
@@ -466,7 +531,14 @@ def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_p
         receivers, computes = [Receiver(), Receiver()], [DirectCompute(), compute]
         source = site.view.peer("policy.0")
         pulls = [
-            pull_weights(receiver, source, PullWeights(1, i, "policy.0"), computes[i], partial(shown.update, [i]), {})
+            pull_weights(
+                receiver,
+                source,
+                PullWeights(1, i, "policy.0"),
+                computes[i],
+                partial(shown.update, [i]),
+                {},
+            )
             for i, receiver in enumerate(receivers)
         ]
         await asyncio.gather(*pulls)
@@ -485,7 +557,9 @@ def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_p
 
 
 def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
-    """Receivers as slow as you like, some of which stop in the middle; every tensor is hashed before it is loaded."""
+    """Receivers as slow as you like, some of which stop in the middle; every tensor is hashed
+    before it is loaded.
+    """
 
     async def weather(seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -493,14 +567,20 @@ def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
         receivers = [Receiver() for _ in range(1 + seed % 3)]
         bucket_bytes = int(random.integers(1, 200))
         await site.open(1, len(receivers), bucket_bytes)
-        pulls = [site.pull(receiver, 1, i, compute=TimedCompute(seed + i)) for i, receiver in enumerate(receivers)]
+        pulls = [
+            site.pull(receiver, 1, i, compute=TimedCompute(seed + i))
+            for i, receiver in enumerate(receivers)
+        ]
         broken = asyncio.gather(*pulls)
         await asyncio.wait([broken], timeout=float(random.uniform(0, 2)))
         if broken.done():
             await broken
         broken.cancel()
         await site.open(1, len(receivers), bucket_bytes, attempt=1)
-        pulls = [site.pull(receiver, 1, i, 1, TimedCompute(-seed - i)) for i, receiver in enumerate(receivers)]
+        pulls = [
+            site.pull(receiver, 1, i, 1, TimedCompute(-seed - i))
+            for i, receiver in enumerate(receivers)
+        ]
         await asyncio.gather(*pulls)
         for receiver in receivers:
             assert_holds(receiver, 1)
@@ -520,7 +600,7 @@ async def test_other_ranks_run_through_one_export_a_push(tmp_path: Path) -> None
     assert (site.trainer.exported, site.trainer.running) == (NAMES, 0)
 
 
-# -- other ways than shared memory ------------------------------------------------------------------------------------
+# -- other ways than shared memory -----------------------------------------------------------------
 
 
 async def test_a_device_gives_its_memory_back_when_all_have_read_all(tmp_path: Path) -> None:
@@ -536,9 +616,13 @@ async def test_a_device_gives_its_memory_back_when_all_have_read_all(tmp_path: P
     assert (bucket.transport, "closed" in writer.done, pulling.done()) == ("host", False, False)
     await site.open(1, receivers=2, bucket_bytes=40, attempt=1)
     assert writer.done[-1] == "closed"  # the slow one stopped in the middle
-    with pytest.raises(GcoreError, match="another push began|no push of version 1, attempt 0, is open"):
+    with pytest.raises(
+        GcoreError, match="another push began|no push of version 1, attempt 0, is open"
+    ):
         await pulling
-    await asyncio.gather(*(site.pull(receiver, 1, i, attempt=1) for i, receiver in enumerate((quick, slow))))
+    await asyncio.gather(
+        *(site.pull(receiver, 1, i, attempt=1) for i, receiver in enumerate((quick, slow)))
+    )
     done = MEMORIES[bucket.handle].done
     assert done == [*(f"sent {index}" for index in range(len(done) - 1)), "closed"]
     assert len(done) > 3
@@ -562,7 +646,10 @@ async def test_a_transport_that_the_trainer_does_not_speak_is_told(tmp_path: Pat
     site = Site(tmp_path)
     site.transport = "ipc"
     await site.open(1, receivers=1)
-    with pytest.raises(ConfigError, match="push_transport: this trainer pushes weights through shared memory, not by"):
+    with pytest.raises(
+        ConfigError,
+        match="push_transport: this trainer pushes weights through shared memory, not by",
+    ):
         await site.pull(Receiver(), 1)
     site.transport = "shm"
     await site.open(1, receivers=1, attempt=1)
@@ -584,7 +671,9 @@ async def test_a_push_that_is_begun_anew_takes_shared_memory_unless_another_way_
             elif method == "pull" and len(told) == 1:
                 raise WeightMismatch("a bucket's memory cannot be opened")
 
-    context = SimpleNamespace(trainers=[Peer()], supervisor=Peer(), facts=SimpleNamespace(patience_s=600.0))
+    context = SimpleNamespace(
+        trainers=[Peer()], supervisor=Peer(), facts=SimpleNamespace(patience_s=600.0)
+    )
     placing = SimpleNamespace(replicas=[Peer()])
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]
     await publishing._push(1, 0)

@@ -77,8 +77,12 @@ class Bench:
             await self._serve(node, SlabService(spec, SECRET, self.network.view(node).peer))
         view = self.network.view("judge.0")
         settings = {"seed": 0, "shards": 1, "deterministic": False, "batch_s": 0.0}
-        writer = StoreWriter(self._directory / "agent.1", "agent.1", SECRET, view.peer("agent.1"), "judge.0")
-        await self._serve("judge.0", GeneratorShell(self.judge, {}, writer, ThreadCompute(), view, settings))
+        writer = StoreWriter(
+            self._directory / "agent.1", "agent.1", SECRET, view.peer("agent.1"), "judge.0"
+        )
+        await self._serve(
+            "judge.0", GeneratorShell(self.judge, {}, writer, ThreadCompute(), view, settings)
+        )
 
     async def _serve(self, name: str, shell: Any) -> None:
         service = Service(name)
@@ -97,14 +101,18 @@ class Bench:
                 seed=0,
                 columns=ref,
                 slot=i,
-                media=dict(zip(own, await writer.put_blobs(0, ALL, list(own.values())), strict=True)),
+                media=dict(
+                    zip(own, await writer.put_blobs(0, ALL, list(own.values())), strict=True)
+                ),
             )
             for i, own in enumerate(media)
         ]
 
     async def score(self, headers: list[Header], *names: str) -> list[RecordScore]:
         sampler = RoleSampler("judge", [self.scorer_view.peer("judge.0")], lambda: None)
-        named = NamedScorer(name="seen", scorer=Asks(sampler, names), timeout_s=60.0, sampler=sampler)
+        named = NamedScorer(
+            name="seen", scorer=Asks(sampler, names), timeout_s=60.0, sampler=sampler
+        )
         store = StoreReader(self._directory / "agent.0", "agent.0", SECRET)
         dataset = fake.FakeDataset(fake.FakeDataConfig(rows=8))
         shell = ScorerShell([named], {"train": dataset}, store, ThreadCompute(), lambda code: None)
@@ -118,8 +126,12 @@ async def bench(tmp_path: Path) -> Bench:
     return bench
 
 
-async def test_a_judge_on_another_node_sees_the_very_bytes_and_few_travel_as_messages(bench: Bench) -> None:
-    headers = await bench.headers({"image": IMAGE}, {"image": IMAGE}, {"image": IMAGE[::-1], "small": IMAGE[:8, :8]})
+async def test_a_judge_on_another_node_sees_the_very_bytes_and_few_travel_as_messages(
+    bench: Bench,
+) -> None:
+    headers = await bench.headers(
+        {"image": IMAGE}, {"image": IMAGE}, {"image": IMAGE[::-1], "small": IMAGE[:8, :8]}
+    )
     scores = await bench.score(headers, "image")
     assert [score.statuses for score in scores] == [{"seen": "ok"}] * 3
     expected = (IMAGE, IMAGE, IMAGE[::-1])
@@ -148,8 +160,12 @@ async def test_an_image_that_many_records_share_is_copied_to_the_judge_s_node_on
     assert len(bench.judge.shown) == 8
 
 
-@pytest.mark.parametrize("change", [{"offset": 16}, {"nbytes": 16, "shape": (16,)}, {"mac": bytes(16)}])
-async def test_a_reference_that_was_not_signed_as_it_is_is_refused(bench: Bench, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"offset": 16}, {"nbytes": 16, "shape": (16,)}, {"mac": bytes(16)}]
+)
+async def test_a_reference_that_was_not_signed_as_it_is_is_refused(
+    bench: Bench, change: dict[str, Any]
+) -> None:
     (header,) = await bench.headers({"image": IMAGE})
     forged: Ref = msgspec.structs.replace(header.media["image"], **change)
     sampler = RoleSampler("judge", [bench.scorer_view.peer("judge.0")], lambda: None)

@@ -40,12 +40,16 @@ def gcore_rewards():
 
 
 @pytest.fixture
-def problems(installed: InstalledPlugins, job: Callable[..., Path], tmp_path: Path) -> Callable[..., str]:
+def problems(
+    installed: InstalledPlugins, job: Callable[..., Path], tmp_path: Path
+) -> Callable[..., str]:
     installed.add("remote", PLUGIN)
     (tmp_path / "local").mkdir()
 
     def load(model: dict[str, str], *overrides: str, role: str = "policy") -> str:
-        roles = "roles:\n  policy: {use: remote, model: " + str(model) + "}\n  rollout: {use: remote}\n"
+        roles = (
+            "roles:\n  policy: {use: remote, model: " + str(model) + "}\n  rollout: {use: remote}\n"
+        )
         file = job(roles + "rewards:\n  scalar: {use: remote}\n")
         try:
             config.load(file, [f"roles.{role}.config.trust_remote_code=true", *overrides])
@@ -56,7 +60,9 @@ def problems(installed: InstalledPlugins, job: Callable[..., Path], tmp_path: Pa
     return load
 
 
-@pytest.mark.parametrize("revision", [None, "main", "v1.0", COMMIT[:7], COMMIT.upper(), COMMIT + "0"])
+@pytest.mark.parametrize(
+    "revision", [None, "main", "v1.0", COMMIT[:7], COMMIT.upper(), COMMIT + "0"]
+)
 @pytest.mark.parametrize("role", ["policy", "rollout"])
 def test_remote_code_of_a_revision_that_can_change_is_refused(
     problems: Callable[..., str], revision: Any, role: str
@@ -68,14 +74,18 @@ def test_remote_code_of_a_revision_that_can_change_is_refused(
 
 
 @pytest.mark.parametrize("model", [{"path": "org/name", "revision": COMMIT}, {"path": "local"}])
-def test_remote_code_of_a_commit_or_a_directory_is_allowed(problems: Callable[..., str], model: dict[str, str]) -> None:
+def test_remote_code_of_a_commit_or_a_directory_is_allowed(
+    problems: Callable[..., str], model: dict[str, str]
+) -> None:
     assert problems(model) == ""
 
 
 def test_remote_code_of_a_reward_s_model_needs_a_directory(problems: Callable[..., str]) -> None:
     pinned = {"path": "org/name", "revision": COMMIT}
     told = ["rewards.scalar.config.trust_remote_code=true"]
-    assert "rewards.scalar.config.trust_remote_code" in problems(pinned, *told, "rewards.scalar.config.path=org/name")
+    assert "rewards.scalar.config.trust_remote_code" in problems(
+        pinned, *told, "rewards.scalar.config.path=org/name"
+    )
     assert problems(pinned, *told, "rewards.scalar.config.path=local") == ""
 
 
@@ -89,14 +99,18 @@ def test_it_is_off_unless_a_person_says_otherwise() -> None:
     ]:
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
-                case ast.AnnAssign(target=ast.Name(id="trust_remote_code"), value=ast.Constant(value=True)):
+                case ast.AnnAssign(
+                    target=ast.Name(id="trust_remote_code"), value=ast.Constant(value=True)
+                ):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
                 case ast.keyword(arg="trust_remote_code", value=ast.Constant(value=True)):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == []
 
 
-def test_the_pinned_revision_is_the_one_that_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_pinned_revision_is_the_one_that_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """All of it, in one snapshot: weights, tokenizer, code."""
     hub = pytest.importorskip("huggingface_hub")
     from gcore_language.model_files import open_model_files

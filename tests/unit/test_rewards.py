@@ -21,7 +21,9 @@ Make = Callable[..., FunctionScorer]
 
 def record(text: str = "", sample: int = 0, **fields: Any) -> ScoredRecord:
     prompt = Prompt(row=5, text="?", fields=fields)
-    return ScoredRecord(ordinal=1, sample=sample, prompt=prompt, text=text, status="finished", columns={})
+    return ScoredRecord(
+        ordinal=1, sample=sample, prompt=prompt, text=text, status="finished", columns={}
+    )
 
 
 @pytest.fixture
@@ -45,28 +47,37 @@ def reasons(scores: list[Score]) -> list[str]:
 def test_a_function_scores_each_record(scorer: Make) -> None:
     scorer_ = scorer("def f(record):\n    return len(record.text) + record.prompt.fields['plus']\n")
     assert isinstance(scorer_, Scorer)
-    assert scorer_.score([record("ab", plus=0.5), record("", plus=0)]) == [Score(value=2.5), Score(value=0.0)]
+    assert scorer_.score([record("ab", plus=0.5), record("", plus=0)]) == [
+        Score(value=2.5),
+        Score(value=0.0),
+    ]
     assert scorer_.score([]) == []
 
 
 def test_the_batch_form_sees_all_records_at_once(scorer: Make) -> None:
     assert (
-        scorer("def f(records):\n    return [len(records)] * len(records)\n", batch=True).score([record(), record()])
+        scorer("def f(records):\n    return [len(records)] * len(records)\n", batch=True).score(
+            [record(), record()]
+        )
         == [Score(value=2.0)] * 2
     )
 
 
-@pytest.mark.parametrize("returned", ["True", "1", "1.0", "np.float32(1)", "np.int64(1)", "np.bool_(True)"])
+@pytest.mark.parametrize(
+    "returned", ["True", "1", "1.0", "np.float32(1)", "np.int64(1)", "np.bool_(True)"]
+)
 @pytest.mark.parametrize("batch", [False, True])
 def test_every_kind_of_number_counts(scorer: Make, returned: str, batch: bool) -> None:
     value = f"[{returned}]" if batch else returned
-    assert scorer(f"import numpy as np\ndef f(r):\n    return {value}\n", batch=batch).score([record()]) == [
-        Score(value=1.0)
-    ]
+    assert scorer(f"import numpy as np\ndef f(r):\n    return {value}\n", batch=batch).score(
+        [record()]
+    ) == [Score(value=1.0)]
 
 
 def test_an_array_is_a_list_of_numbers(scorer: Make) -> None:
-    made = scorer("import numpy as np\ndef f(records):\n    return np.array([0.5, 1.0])\n", batch=True)
+    made = scorer(
+        "import numpy as np\ndef f(records):\n    return np.array([0.5, 1.0])\n", batch=True
+    )
     assert made.score([record(), record()]) == [Score(value=0.5), Score(value=1.0)]
 
 
@@ -86,10 +97,14 @@ def test_what_is_no_finite_number_is_a_failure(scorer: Make, returned: str, reas
 
 
 def test_an_exception_fails_its_record_alone_and_names_the_line(scorer: Make) -> None:
-    source = "def f(record):\n    return inner(record.text)\n\ndef inner(text):\n    return int(text)\n"
+    source = (
+        "def f(record):\n    return inner(record.text)\n\ndef inner(text):\n    return int(text)\n"
+    )
     good, bad, last = scorer(source).score([record("1"), record("x"), record("3")])
     assert (good, last) == (Score(value=1.0), Score(value=3.0))
-    assert reasons([bad]) == ["ValueError: invalid literal for int() with base 10: 'x' (my_rewards.py:5)"]
+    assert reasons([bad]) == [
+        "ValueError: invalid literal for int() with base 10: 'x' (my_rewards.py:5)"
+    ]
 
 
 def test_an_exception_in_a_library_names_the_line_of_the_file(scorer: Make) -> None:
@@ -117,18 +132,24 @@ def test_an_exception_in_the_batch_form_fails_all_its_records(scorer: Make) -> N
         ("None", "f returned NoneType, not a list"),
     ],
 )
-def test_a_batch_result_of_another_length_fails_all(scorer: Make, returned: str, reason: str) -> None:
+def test_a_batch_result_of_another_length_fails_all(
+    scorer: Make, returned: str, reason: str
+) -> None:
     made = scorer(f"def f(records):\n    return {returned}\n", batch=True)
     assert reasons(made.score([record(), record()])) == [reason] * 2
 
 
 def test_one_bad_value_of_a_batch_fails_its_record_alone(scorer: Make) -> None:
-    good, bad = scorer("def f(records):\n    return [1, float('nan')]\n", batch=True).score([record(), record()])
+    good, bad = scorer("def f(records):\n    return [1, float('nan')]\n", batch=True).score(
+        [record(), record()]
+    )
     assert good == Score(value=1.0) and reasons([bad]) == ["f returned nan"]
 
 
 def test_async_records_are_scored_concurrently(scorer: Make) -> None:
-    """The barrier opens only when all three calls wait at it: one after the other they would never end."""
+    """The barrier opens only when all three calls wait at it: one after the other they would never
+    end.
+    """
     source = (
         "import asyncio\nbarrier = None\n"
         "async def f(record):\n"
@@ -183,7 +204,9 @@ def test_a_forgotten_await_is_a_failure(scorer: Make) -> None:
 
 def test_a_missing_file_suggests_its_neighbour(scorer: Make, tmp_path: Path) -> None:
     scorer("def f(record): ...\n")
-    with pytest.raises(ConfigError, match=r"my_reward\.py: no such file \(did you mean 'my_rewards.py'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"my_reward\.py: no such file \(did you mean 'my_rewards.py'\?\)"
+    ):
         FunctionScorer(FunctionRewardConfig(path=str(tmp_path / "my_reward.py"), name="f"), CONTEXT)
 
 
@@ -207,7 +230,9 @@ def test_what_cannot_be_called_is_refused(scorer: Make) -> None:
         ("x = 1\ndef f(:\n", "SyntaxError"),
     ],
 )
-def test_a_file_that_does_not_import_is_named_with_its_line(scorer: Make, source: str, what: str) -> None:
+def test_a_file_that_does_not_import_is_named_with_its_line(
+    scorer: Make, source: str, what: str
+) -> None:
     with pytest.raises(DataError) as error:
         scorer(source)
     assert "my_rewards.py:2: does not import: " in str(error.value) and what in str(error.value)
@@ -215,5 +240,7 @@ def test_a_file_that_does_not_import_is_named_with_its_line(scorer: Make, source
 
 def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
     values = {"path": "a", "name": "f"}
-    plain = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(FunctionRewardConfig), values))
+    plain = OmegaConf.to_container(
+        OmegaConf.merge(OmegaConf.structured(FunctionRewardConfig), values)
+    )
     assert msgspec.convert(plain, FunctionRewardConfig) == FunctionRewardConfig(**values)

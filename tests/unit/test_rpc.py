@@ -43,7 +43,11 @@ class Server:
 
     def __init__(self) -> None:
         self.service = Service("worker.3")
-        self.started, self.cancelled, self.release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.started, self.cancelled, self.release = (
+            asyncio.Event(),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
         self.counted = 0
         for name in ("echo", "fail", "stumble", "count", "hang", "toil", "huge", "huge_items"):
             self.service.add(name, Ask, getattr(self, name))
@@ -53,7 +57,9 @@ class Server:
         return request
 
     async def fail(self, request: Ask, call: Call) -> None:
-        raise WeightMismatch("other bytes", where="tensor 'w'", why="cosmic rays", todo="push again", tensors=3)
+        raise WeightMismatch(
+            "other bytes", where="tensor 'w'", why="cosmic rays", todo="push again", tensors=3
+        )
 
     async def stumble(self, request: Ask, call: Call) -> None:
         raise KeyError("lost key")
@@ -114,7 +120,9 @@ async def served(addresses: dict[str, str]) -> AsyncIterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def reached(addresses: dict[str, str], secret: bytes = SECRET, timeout_s: float = 20.0) -> AsyncIterator[Peer]:
+async def reached(
+    addresses: dict[str, str], secret: bytes = SECRET, timeout_s: float = 20.0
+) -> AsyncIterator[Peer]:
     network = RpcNetwork(addresses, secret, timeout_s)
     try:
         yield network.peer("worker.3")
@@ -153,7 +161,9 @@ async def test_concurrent_streams_keep_their_order(addresses: dict[str, str]) ->
         ]
 
 
-async def test_a_stream_waits_for_a_reader_that_is_slow_and_calls_beside_it_do_not(addresses: dict[str, str]) -> None:
+async def test_a_stream_waits_for_a_reader_that_is_slow_and_calls_beside_it_do_not(
+    addresses: dict[str, str],
+) -> None:
     async with served(addresses) as server, reached(addresses) as peer:
         async with contextlib.aclosing(peer.stream("count", Ask(300), Ask)) as stream:
             first = await anext(stream)
@@ -164,7 +174,9 @@ async def test_a_stream_waits_for_a_reader_that_is_slow_and_calls_beside_it_do_n
         assert [first.number, *rest] == list(range(300))
 
 
-async def test_a_remote_error_keeps_its_class_its_parts_and_its_process(addresses: dict[str, str]) -> None:
+async def test_a_remote_error_keeps_its_class_its_parts_and_its_process(
+    addresses: dict[str, str],
+) -> None:
     async with served(addresses), reached(addresses) as peer:
         with pytest.raises(WeightMismatch) as caught:
             await peer.call("fail", Ask(0), Ask)
@@ -180,9 +192,13 @@ async def test_a_remote_error_keeps_its_class_its_parts_and_its_process(addresse
     assert "in fail" in error.facts["traceback"]
 
 
-async def test_any_other_remote_exception_is_a_worker_error_that_says_where(addresses: dict[str, str]) -> None:
+async def test_any_other_remote_exception_is_a_worker_error_that_says_where(
+    addresses: dict[str, str],
+) -> None:
     async with served(addresses), reached(addresses) as peer:
-        with pytest.raises(WorkerError, match=r"worker\.3: KeyError: 'lost key'\n  at .*test_rpc\.py:\d+") as caught:
+        with pytest.raises(
+            WorkerError, match=r"worker\.3: KeyError: 'lost key'\n  at .*test_rpc\.py:\d+"
+        ) as caught:
             await peer.call("stumble", Ask(0), Ask)
     assert type(caught.value) is WorkerError
 
@@ -195,20 +211,28 @@ async def test_an_unknown_method_is_refused(addresses: dict[str, str]) -> None:
 
 async def test_a_malformed_request_is_refused_with_its_path(addresses: dict[str, str]) -> None:
     async with served(addresses), reached(addresses) as peer:
-        with pytest.raises(ContractError, match=r"malformed request 'echo': .*`int`.*`str`.*\$\[0\]"):
+        with pytest.raises(
+            ContractError, match=r"malformed request 'echo': .*`int`.*`str`.*\$\[0\]"
+        ):
             await peer.call("echo", ["one", "two"], Ask)
 
 
-async def test_the_deadline_expires_without_progress_and_cancels_the_handler(addresses: dict[str, str]) -> None:
+async def test_the_deadline_expires_without_progress_and_cancels_the_handler(
+    addresses: dict[str, str],
+) -> None:
     async with served(addresses) as server, reached(addresses) as peer:
-        with pytest.raises(DeadlineExceeded, match=r"worker\.3: no sign of progress for 0\.2 s in hang"):
+        with pytest.raises(
+            DeadlineExceeded, match=r"worker\.3: no sign of progress for 0\.2 s in hang"
+        ):
             await peer.call("hang", Ask(0), Ask, deadline_s=0.2)
         async with asyncio.timeout(10):
             await server.cancelled.wait()
 
 
 async def test_progress_extends_the_deadline(addresses: dict[str, str]) -> None:
-    """The handler takes 2.5 s and reports at most once a second; 1.6 s without a sign would end the call."""
+    """The handler takes 2.5 s and reports at most once a second; 1.6 s without a sign would end the
+    call.
+    """
     async with served(addresses), reached(addresses) as peer:
         assert await peer.call("toil", Ask(10), Ask, deadline_s=1.6) == Ask(10)
 
@@ -236,7 +260,9 @@ async def test_cancelling_a_call_cancels_its_handler(addresses: dict[str, str]) 
 async def test_a_wrong_secret_is_refused(addresses: dict[str, str]) -> None:
     async with served(addresses), reached(addresses, secret=b"t" * 32) as peer:
         for _ in range(2):  # and stays refused
-            with pytest.raises(ContractError, match=r"refused the connection\n  wrong or missing run secret"):
+            with pytest.raises(
+                ContractError, match=r"refused the connection\n  wrong or missing run secret"
+            ):
                 await peer.call("echo", Ask(0), Ask)
 
 
@@ -246,8 +272,12 @@ async def test_another_version_is_refused_and_both_are_named(
     async with served(addresses), reached(addresses) as peer:
         ours = rpc.__version__
         greeting = partial(rpc.Greeting, version="9.9.9")  # both ends share the module
-        monkeypatch.setattr(rpc, "Greeting", lambda secret, version, python: greeting(secret=secret, python=python))
-        with pytest.raises(ContractError, match=re.escape(f"gcore-core {ours} here") + r".*9\.9\.9 \(.*\) there"):
+        monkeypatch.setattr(
+            rpc, "Greeting", lambda secret, version, python: greeting(secret=secret, python=python)
+        )
+        with pytest.raises(
+            ContractError, match=re.escape(f"gcore-core {ours} here") + r".*9\.9\.9 \(.*\) there"
+        ):
             await peer.call("echo", Ask(0), Ask)
 
 
@@ -280,7 +310,9 @@ async def test_a_caller_may_come_before_its_server(addresses: dict[str, str]) ->
             assert await early == Ask(1)
 
 
-async def test_all_callers_of_a_server_that_never_comes_fail_together(addresses: dict[str, str]) -> None:
+async def test_all_callers_of_a_server_that_never_comes_fail_together(
+    addresses: dict[str, str],
+) -> None:
     loop = asyncio.get_running_loop()
     async with reached(addresses, timeout_s=0.5) as peer:
         began_s = loop.time()
@@ -292,7 +324,9 @@ async def test_all_callers_of_a_server_that_never_comes_fail_together(addresses:
     assert took_s < 4.0  # one after the other would take 5
 
 
-async def test_a_message_over_the_limit_is_an_error_and_harms_no_other_call(addresses: dict[str, str]) -> None:
+async def test_a_message_over_the_limit_is_an_error_and_harms_no_other_call(
+    addresses: dict[str, str],
+) -> None:
     limit = rf"has \d+ bytes, the limit is {MESSAGE_LIMIT_BYTES}"
     too_long = MESSAGE_LIMIT_BYTES + 1
     async with served(addresses) as server, reached(addresses) as peer:
@@ -318,7 +352,9 @@ async def test_messages_that_together_exceed_the_limit_arrive(addresses: dict[st
 async def test_a_socket_path_too_long_says_so_and_what_to_set(tmp_path: Path) -> None:
     network = RpcNetwork({"worker.3": f"unix:{tmp_path}/{'x' * 120}"}, SECRET)
     for attempt in (network.peer, check_free):
-        with pytest.raises(AddressError, match=r"the socket path has \d+ bytes, the system allows 107") as caught:
+        with pytest.raises(
+            AddressError, match=r"the socket path has \d+ bytes, the system allows 107"
+        ) as caught:
             attempt("worker.3" if attempt == network.peer else network.addresses["worker.3"])
         assert "launcher.config.socket_dir" in caught.value.todo
 
@@ -351,10 +387,14 @@ def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
         RpcNetwork({"worker.3": address}, SECRET).peer("worker.3")
 
 
-async def test_the_socket_is_reachable_by_nobody_without_the_secret(addresses: dict[str, str]) -> None:
+async def test_the_socket_is_reachable_by_nobody_without_the_secret(
+    addresses: dict[str, str],
+) -> None:
     """Who calls without a greeting is shown the door, and its call never runs."""
     async with served(addresses) as server:
-        reader, writer = await asyncio.open_unix_connection(addresses["worker.3"].removeprefix("unix:"))
+        reader, writer = await asyncio.open_unix_connection(
+            addresses["worker.3"].removeprefix("unix:")
+        )
         writer.write(framed(encode([Frame(1, CALL, "hang", msgspec.Raw(encode(Ask(0))))])))
         async with asyncio.timeout(10):
             assert await reader.read() == b""
@@ -362,9 +402,13 @@ async def test_the_socket_is_reachable_by_nobody_without_the_secret(addresses: d
         writer.close()
 
 
-async def test_a_greeting_too_long_ends_the_connection_before_it_is_read(addresses: dict[str, str]) -> None:
+async def test_a_greeting_too_long_ends_the_connection_before_it_is_read(
+    addresses: dict[str, str],
+) -> None:
     async with served(addresses):
-        reader, writer = await asyncio.open_unix_connection(addresses["worker.3"].removeprefix("unix:"))
+        reader, writer = await asyncio.open_unix_connection(
+            addresses["worker.3"].removeprefix("unix:")
+        )
         writer.write(b"\xff\xff\xff\x7f")
         async with asyncio.timeout(10):
             assert await reader.read() == b""
@@ -376,14 +420,18 @@ async def test_who_connects_and_says_nothing_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(rpc, "GREETING_S", 0.1)
     async with served(addresses):
-        reader, writer = await asyncio.open_unix_connection(addresses["worker.3"].removeprefix("unix:"))
+        reader, writer = await asyncio.open_unix_connection(
+            addresses["worker.3"].removeprefix("unix:")
+        )
         async with asyncio.timeout(10):
             assert await reader.read() == b""
         writer.close()
 
 
 @pytest.mark.parametrize("kind", [DataError, ContractError, DeadlineExceeded, AddressError])
-async def test_every_class_of_the_tree_travels(kind: type[GcoreError], addresses: dict[str, str]) -> None:
+async def test_every_class_of_the_tree_travels(
+    kind: type[GcoreError], addresses: dict[str, str]
+) -> None:
     async with served(addresses) as server, reached(addresses) as peer:
 
         async def refuse(request: Ask, call: Call) -> None:
@@ -395,7 +443,9 @@ async def test_every_class_of_the_tree_travels(kind: type[GcoreError], addresses
 
 
 @pytest.mark.parametrize("answer", [b"\xff\xff\xff\x7f", framed(b"\xc1"), framed(encode(7))])
-async def test_an_answer_to_a_greeting_that_is_none_is_told_at_once(answer: bytes, directory: Path) -> None:
+async def test_an_answer_to_a_greeting_that_is_none_is_told_at_once(
+    answer: bytes, directory: Path
+) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(4096)
         writer.write(answer)

@@ -22,7 +22,7 @@ def _report(step: int, **metrics: float) -> StepReport:
     return StepReport(step=step, version=step, metrics=metrics)
 
 
-# -- create -----------------------------------------------------------------------------------------------------------
+# -- create ----------------------------------------------------------------------------------------
 
 
 def test_runs_are_numbered_and_latest_points_at_the_newest(tmp_path: Path) -> None:
@@ -53,7 +53,9 @@ def test_processes_that_start_together_get_different_directories(tmp_path: Path)
 
 
 @pytest.mark.parametrize("held", ["config.yaml", "metrics.jsonl"])
-def test_an_explicit_directory_with_a_run_in_it_is_refused_with_a_way_on(tmp_path: Path, held: str) -> None:
+def test_an_explicit_directory_with_a_run_in_it_is_refused_with_a_way_on(
+    tmp_path: Path, held: str
+) -> None:
     (tmp_path / held).touch()
     with pytest.raises(RunExists) as caught:
         d.create(Path("unused"), "digits", str(tmp_path))
@@ -80,7 +82,9 @@ def test_a_name_that_is_no_directory_name_is_refused(tmp_path: Path, name: str) 
 def test_a_path_that_cannot_be_made_names_itself_and_the_cause(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     for root, explicit in ((tmp_path / "file", None), (tmp_path, str(tmp_path / "file/x"))):
-        with pytest.raises(ConfigError, match=r"run\.dir: .*file.* cannot be made or written") as caught:
+        with pytest.raises(
+            ConfigError, match=r"run\.dir: .*file.* cannot be made or written"
+        ) as caught:
             d.create(root, "digits", explicit)
         assert "Not a directory" in caught.value.why
 
@@ -94,7 +98,11 @@ def test_a_directory_without_permission_is_called_not_writable(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "no space is left"), (errno.EROFS, "not writable"), (errno.EACCES, "not writable")],
+    [
+        (errno.ENOSPC, "no space is left"),
+        (errno.EROFS, "not writable"),
+        (errno.EACCES, "not writable"),
+    ],
 )
 def test_the_cause_the_system_gives_decides_what_the_user_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
@@ -115,14 +123,16 @@ def test_a_foreign_file_named_latest_is_left_alone_and_the_run_goes_on(tmp_path:
     assert sorted(child.name for child in (tmp_path / "digits").iterdir()) == ["001", "latest"]
 
 
-# -- metrics ----------------------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 def test_rows_come_back_as_they_were_reported(tmp_path: Path) -> None:
     metrics = d.MetricsFile(tmp_path)
     metrics.append(StepReport(step=0, version=0, metrics={}, evaluation={"greedy/exact": 0.25}))
     metrics.append(_report(1, **{"reward/exact": np.float64(0.5), "kl": 0.0}))
-    first, second = d.read_metrics(tmp_path)  # not closed yet: rows are on their way as soon as append returns
+    first, second = d.read_metrics(
+        tmp_path
+    )  # not closed yet: rows are on their way as soon as append returns
     metrics.close()
     assert first["evaluation"] == {"greedy/exact": 0.25} and first["step"] == 0
     assert second["metrics"] == {"reward/exact": 0.5, "kl": 0.0} and second["version"] == 1
@@ -168,7 +178,9 @@ def test_an_evaluation_after_a_resume_completes_the_row_of_its_step(tmp_path: Pa
 
 
 def test_half_a_line_left_by_a_killed_run_costs_only_itself(tmp_path: Path) -> None:
-    (tmp_path / d.METRICS).write_text('{"step":1,"version":1,"time_unix_s":1.0,"metrics":{}}\n{"step":2,"ver')
+    (tmp_path / d.METRICS).write_text(
+        '{"step":1,"version":1,"time_unix_s":1.0,"metrics":{}}\n{"step":2,"ver'
+    )
     metrics = d.MetricsFile(tmp_path)
     metrics.append(_report(2))
     metrics.close()
@@ -188,7 +200,9 @@ def test_a_full_disk_gives_one_alarm_and_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_rows_that_found_no_space_are_written_whole_once_there_is_some(tmp_path: Path) -> None:
-    """A file size limit stands for the disk: it too takes the first half of a row and refuses the rest."""
+    """A file size limit stands for the disk: it too takes the first half of a row and refuses the
+    rest.
+    """
     alarms: list[str] = []
     metrics = d.MetricsFile(tmp_path, alarms.append)
     metrics.append(_report(1))
@@ -213,11 +227,15 @@ def test_metrics_that_cannot_be_opened_are_a_clear_error(tmp_path: Path) -> None
         d.MetricsFile(tmp_path)
 
 
-# -- other files ------------------------------------------------------------------------------------------------------
+# -- other files -----------------------------------------------------------------------------------
 
 
 def test_a_run_without_files_reads_as_empty(tmp_path: Path) -> None:
-    assert d.read_metrics(tmp_path) == [] and d.read_samples(tmp_path, 0) == [] and d.read_lock(tmp_path) == {}
+    assert (
+        d.read_metrics(tmp_path) == []
+        and d.read_samples(tmp_path, 0) == []
+        and d.read_lock(tmp_path) == {}
+    )
 
 
 def test_config_lock_and_samples_come_back(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The scorer's shell: a failed reward is a status with a reason; a time limit counts from when the reward begins."""
+"""The scorer's shell: a failed reward is a status with a reason; a time limit counts from when the
+reward begins.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +42,33 @@ class Bench:
 
     async def write(self) -> None:
         network, service = InlineNetwork(), Service("agent.0")
-        spec = StoreSpec(node="node0", directory=str(self.directory), spill=str(self.directory / "spill"))
+        spec = StoreSpec(
+            node="node0", directory=str(self.directory), spill=str(self.directory / "spill")
+        )
         SlabService(spec, SECRET, network.view("agent.0").peer).register(service)
         await network.view("agent.0").serve("agent.0", service)
         agent = network.view("rollout.0").peer("agent.0")
         writer = StoreWriter(self.directory, "node0", SECRET, agent, "rollout.0")
-        texts = [np.frombuffer(text, np.uint8) for text in (b"aab", b"b\xff")]  # the second is no UTF-8
+        texts = [
+            np.frombuffer(text, np.uint8) for text in (b"aab", b"b\xff")
+        ]  # the second is no UTF-8
         ref = await writer.put(0, frozenset({0}), [{"text": text} for text in texts])
-        self.headers = [Header(ordinal=4, sample=s, row=s, seed=0, columns=ref, slot=s) for s in range(2)]
+        self.headers = [
+            Header(ordinal=4, sample=s, row=s, seed=0, columns=ref, slot=s) for s in range(2)
+        ]
 
-    def shell(self, timeout_s: float = 60.0, **rewards: Callable[[Sequence[ScoredRecord]], list[Score]]) -> ScorerShell:
-        scorers = [NamedScorer(name=n, scorer=Reward(answer), timeout_s=timeout_s) for n, answer in rewards.items()]
+    def shell(
+        self, timeout_s: float = 60.0, **rewards: Callable[[Sequence[ScoredRecord]], list[Score]]
+    ) -> ScorerShell:
+        scorers = [
+            NamedScorer(name=n, scorer=Reward(answer), timeout_s=timeout_s)
+            for n, answer in rewards.items()
+        ]
         dataset = FakeDataset(FakeDataConfig(rows=8))
         reader = StoreReader(self.directory, "node0", SECRET)
-        return ScorerShell(scorers, {"train": dataset}, reader, ThreadCompute(), self.given_up.append)
+        return ScorerShell(
+            scorers, {"train": dataset}, reader, ThreadCompute(), self.given_up.append
+        )
 
     async def ask(self, shell: ScorerShell) -> list[RecordScore]:
         return await shell.score(ScoreRequest("train", self.headers), Call(lambda: None))
@@ -100,7 +115,10 @@ def raises(records: Sequence[ScoredRecord]) -> list[Score]:
         (lambda records: [Score(value=float("inf"))] * 2, "rewards.bad: the reward is inf"),
         (lambda records: [Score(value=None)] * 2, "rewards.bad: the reward is None"),
         (lambda records: [Score(value=1.0)], "rewards.bad: 1 scores for 2 records"),
-        (lambda records: [Score(value=None, status="failed", reason="no boxed answer")] * 2, "no boxed answer"),
+        (
+            lambda records: [Score(value=None, status="failed", reason="no boxed answer")] * 2,
+            "no boxed answer",
+        ),
     ],
     ids=["raises", "nan", "inf", "none", "too-few", "says-so"],
 )
@@ -164,7 +182,11 @@ def waiting(bench: Bench, reward: Waits, **settings: object) -> ScorerShell:
     named = NamedScorer(name="waits", scorer=reward, **{"timeout_s": 60.0, **settings})  # type: ignore[arg-type]
     reader = StoreReader(bench.directory, "node0", SECRET)
     return ScorerShell(
-        [named], {"train": Labelled(FakeDataConfig(rows=8))}, reader, ThreadCompute(), bench.given_up.append
+        [named],
+        {"train": Labelled(FakeDataConfig(rows=8))},
+        reader,
+        ThreadCompute(),
+        bench.given_up.append,
     )
 
 
@@ -182,7 +204,9 @@ async def test_calls_of_a_reward_that_waits_overlap(bench: Bench) -> None:
     assert [[score.statuses for score in reply] for reply in replies] == [[{"waits": "ok"}] * 2] * 3
 
 
-async def test_a_reward_that_waits_too_long_is_cancelled_and_its_process_stays(bench: Bench) -> None:
+async def test_a_reward_that_waits_too_long_is_cancelled_and_its_process_stays(
+    bench: Bench,
+) -> None:
     reply = await bench.ask(waiting(bench, Waits(asyncio.Event().wait), timeout_s=0.1))  # type: ignore[arg-type]
     assert [score.statuses for score in reply] == [{"waits": "timeout"}] * 2
     assert bench.given_up == []

@@ -41,12 +41,17 @@ dtypes = st.one_of(
 
 @st.composite
 def chunks(draw: st.DrawFn) -> list[Columns]:
-    """Records with some of three columns; a column has one dtype, its shape differs from record to record."""
+    """Records with some of three columns; a column has one dtype, its shape differs from record to
+    record.
+    """
     kinds = {name: draw(dtypes) for name in "abc"}
     shapes = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
     sizes = draw(st.integers(0, 4))
     return [
-        {name: draw(npst.arrays(kinds[name], shapes)) for name in draw(st.sets(st.sampled_from("abc"), min_size=1))}
+        {
+            name: draw(npst.arrays(kinds[name], shapes))
+            for name in draw(st.sets(st.sampled_from("abc"), min_size=1))
+        }
         for _ in range(sizes)
     ]
 
@@ -76,7 +81,12 @@ def test_every_dtype_and_shape_survives(records: list[Columns]) -> None:
 def test_scalars_empty_arrays_and_other_memory_orders_survive() -> None:
     grid = np.arange(12, dtype=np.int32).reshape(3, 4)
     records = [
-        {"temperature": np.float32(0.7), "none": np.zeros((0, 3), np.float16), "turned": grid.T, "part": grid[:, ::2]},
+        {
+            "temperature": np.float32(0.7),
+            "none": np.zeros((0, 3), np.float16),
+            "turned": grid.T,
+            "part": grid[:, ::2],
+        },
         {"temperature": np.ones((), np.float32)},
     ]
     for found, wanted in zip(Chunk(joined(records)), records, strict=True):
@@ -90,13 +100,15 @@ def test_large_columns_survive() -> None:
         assert_same(found, wanted)
 
 
-@pytest.mark.parametrize("bad", [np.array([object()]), np.array(["text"]), np.array(["2020"], "M8[D]")])
+@pytest.mark.parametrize(
+    "bad", [np.array([object()]), np.array(["text"]), np.array(["2020"], "M8[D]")]
+)
 def test_only_numbers_can_be_stored(bad: np.ndarray) -> None:
     with pytest.raises(ContractError, match="column 'x' has dtypes"):
         pack([{"x": bad}])
 
 
-# -- malformed chunks -------------------------------------------------------------------------------------------------
+# -- malformed chunks ------------------------------------------------------------------------------
 
 
 def read_all(chunk: bytes) -> list[dict[str, np.ndarray]]:
@@ -118,7 +130,9 @@ def test_any_bytes_are_a_chunk_or_a_data_error(chunk: bytes) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(chunks(), st.data())
-def test_a_chunk_with_changed_bytes_is_read_or_refused(records: list[Columns], data: st.DataObject) -> None:
+def test_a_chunk_with_changed_bytes_is_read_or_refused(
+    records: list[Columns], data: st.DataObject
+) -> None:
     chunk = bytearray(joined(records))
     for _ in range(data.draw(st.integers(1, 4))):
         chunk[data.draw(st.integers(0, len(chunk) - 1))] = data.draw(st.integers(0, 255))
@@ -130,11 +144,15 @@ def test_a_chunk_with_changed_bytes_is_read_or_refused(records: list[Columns], d
     table=st.dictionaries(
         st.text(max_size=3),
         st.tuples(
-            st.sampled_from(["<f4", "|b1", "|O", "<U9", "<f3", "|V0", "(9,9)<f8", "<f4,<f8"]) | st.text(max_size=5),
+            st.sampled_from(["<f4", "|b1", "|O", "<U9", "<f3", "|V0", "(9,9)<f8", "<f4,<f8"])
+            | st.text(max_size=5),
             st.integers(-(2**63), 2**64 - 1) | st.integers(-8, 80),
             st.lists(
                 st.none()
-                | st.lists(st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 5) | st.just(2**40), max_size=70),
+                | st.lists(
+                    st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 5) | st.just(2**40),
+                    max_size=70,
+                ),
                 max_size=4,
             ),
         ),
@@ -142,11 +160,15 @@ def test_a_chunk_with_changed_bytes_is_read_or_refused(records: list[Columns], d
     )
 )
 def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
-    """Sizes of petabytes, negative ones, offsets outside, dtypes that are no numbers: DataError, no allocation."""
+    """Sizes of petabytes, negative ones, offsets outside, dtypes that are no numbers: DataError, no
+    allocation.
+    """
     read_all(with_table(table))
 
 
-@pytest.mark.parametrize("shape", [[-1], [0, 2**63], [0, 2**62, 4], [0] * 70, [2**32, 2**32], [2**40], [17], [-2, -2]])
+@pytest.mark.parametrize(
+    "shape", [[-1], [0, 2**63], [0, 2**62, 4], [0] * 70, [2**32, 2**32], [2**40], [17], [-2, -2]]
+)
 def test_a_shape_that_no_array_has_is_refused(shape: list[int]) -> None:
     with pytest.raises(DataError, match="column 'x' is malformed"):
         dict(Chunk(memoryview(with_table({"x": ("<f4", 0, [shape])})))[0])
@@ -157,7 +179,7 @@ def with_table(table: dict[str, Any]) -> bytes:
     return len(head).to_bytes(4, "little") + head + bytes(-(len(head) + 4) % 8) + bytes(64)
 
 
-# -- references -------------------------------------------------------------------------------------------------------
+# -- references ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -169,14 +191,18 @@ class Node:
     network: InlineNetwork = field(default_factory=InlineNetwork)
 
     def writer(self, owner: str = "rollout.0-1") -> StoreWriter:
-        return StoreWriter(self.directory, "agent.0", SECRET, self.network.view(owner).peer("agent.0"), owner)
+        return StoreWriter(
+            self.directory, "agent.0", SECRET, self.network.view(owner).peer("agent.0"), owner
+        )
 
     def slabs(self) -> set[str]:
         return {path.name for path in self.directory.iterdir()}
 
     async def settled(self) -> None:
         """Returns when every release that was sent has arrived."""
-        while waiting := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+        while waiting := [
+            task for task in asyncio.all_tasks() if task is not asyncio.current_task()
+        ]:
             await asyncio.wait(waiting)
 
 
@@ -189,7 +215,9 @@ async def open_node(directory: Path, budget_bytes: int = 1 << 28, patience_s: fl
         patience_s=patience_s,
     )
     network, service = InlineNetwork(), Service("agent.0")
-    node = Node(directory / "store", SlabService(spec, SECRET, network.view("agent.0").peer), network)
+    node = Node(
+        directory / "store", SlabService(spec, SECRET, network.view("agent.0").peer), network
+    )
     node.service.register(service)
     await network.view("agent.0").serve("agent.0", service)
     return node
@@ -210,7 +238,9 @@ def reader(tmp_path: Path) -> StoreReader:
     return StoreReader(tmp_path / "store", "agent.0", SECRET)
 
 
-async def put_blob(writer: StoreWriter, step: int, shards: frozenset[int], array: np.ndarray) -> Ref:
+async def put_blob(
+    writer: StoreWriter, step: int, shards: frozenset[int], array: np.ndarray
+) -> Ref:
     (ref,) = await writer.put_blobs(step, shards, [array])
     return ref
 
@@ -218,15 +248,22 @@ async def put_blob(writer: StoreWriter, step: int, shards: frozenset[int], array
 @pytest.fixture(params=["memory", "disk"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the store lies: what is opened in memory is not read."""
-    monkeypatch.setattr(store, "SHARED_MEMORY", tmp_path if request.param == "memory" else tmp_path / "nowhere")
+    monkeypatch.setattr(
+        store, "SHARED_MEMORY", tmp_path if request.param == "memory" else tmp_path / "nowhere"
+    )
 
 
 ALL = frozenset({0})
 RECORDS: list[Columns] = [{"ids": np.arange(5, dtype=np.int32), "logp": np.ones(5, np.float32)}]
 
 
-async def test_a_reference_opens_in_another_process(writer: StoreWriter, reader: StoreReader) -> None:
-    refs = [await writer.put(0, ALL, [{"ids": np.full(i, i, np.int32)} for i in range(3)]) for _ in range(3)]
+async def test_a_reference_opens_in_another_process(
+    writer: StoreWriter, reader: StoreReader
+) -> None:
+    refs = [
+        await writer.put(0, ALL, [{"ids": np.full(i, i, np.int32)} for i in range(3)])
+        for _ in range(3)
+    ]
     assert len({ref.offset for ref in refs}) == 3
     for ref in refs:
         for i, record in enumerate(reader.open(ref)):
@@ -314,7 +351,9 @@ async def test_what_lies_in_memory_is_opened_without_reading_it(
 
 
 @pytest.mark.usefixtures("place")
-async def test_what_was_not_committed_cannot_be_opened(writer: StoreWriter, reader: StoreReader) -> None:
+async def test_what_was_not_committed_cannot_be_opened(
+    writer: StoreWriter, reader: StoreReader
+) -> None:
     room = await writer.reserve(0, ALL, 64, ("|u1", (64,)))
     digest = xxhash.xxh3_64_intdigest(bytes(64))
     forged = signed(room._bare, digest=digest + 1)
@@ -340,7 +379,9 @@ def test_a_mac_covers_every_field_and_where_one_ends(worst_ref: Callable[[], Ref
     assert len({sign(SECRET, some) for some in [ref, shifted, *changed]}) == len(others) + 2
 
 
-@pytest.mark.parametrize("change", [{"dtype": "<f8"}, {"dtype": "|O"}, {"shape": (2, 6)}, {"shape": (-2, -8)}])
+@pytest.mark.parametrize(
+    "change", [{"dtype": "<f8"}, {"dtype": "|O"}, {"shape": (2, 6)}, {"shape": (-2, -8)}]
+)
 async def test_a_signed_blob_of_another_shape_is_refused(
     change: dict[str, Any], writer: StoreWriter, reader: StoreReader
 ) -> None:
@@ -349,12 +390,14 @@ async def test_a_signed_blob_of_another_shape_is_refused(
         reader.open_array(ref)
 
 
-# -- slabs ------------------------------------------------------------------------------------------------------------
+# -- slabs -----------------------------------------------------------------------------------------
 
 RECORD: Columns = {"x": np.arange(100, dtype=np.float64)}  # a chunk of some 800 bytes
 
 
-async def test_slabs_are_written_again_when_their_steps_are_over(reader: StoreReader, tmp_path: Path) -> None:
+async def test_slabs_are_written_again_when_their_steps_are_over(
+    reader: StoreReader, tmp_path: Path
+) -> None:
     node = await open_node(tmp_path, budget_bytes=1 << 15)  # slabs of a page
     writer, counts = node.writer(), set()
     for step in range(20):
@@ -385,8 +428,13 @@ async def test_a_chunk_stays_until_all_shards_that_have_records_in_it_have_relea
         reader.open(ref)
 
 
-async def test_a_shard_holds_what_came_after_the_slab_was_asked_for(node: Node, writer: StoreWriter) -> None:
-    first, second = await writer.put(1, frozenset({0}), [RECORD]), await writer.put(1, frozenset({1}), [RECORD])
+async def test_a_shard_holds_what_came_after_the_slab_was_asked_for(
+    node: Node, writer: StoreWriter
+) -> None:
+    first, second = (
+        await writer.put(1, frozenset({0}), [RECORD]),
+        await writer.put(1, frozenset({1}), [RECORD]),
+    )
     writer.release({0: (0, 2)})
     await node.settled()
     again = {(await writer.put(step, ALL, [RECORD])).slab for step in (2, 3)}
@@ -394,7 +442,9 @@ async def test_a_shard_holds_what_came_after_the_slab_was_asked_for(node: Node, 
     assert second.slab not in again
 
 
-async def test_a_release_that_comes_late_takes_nothing_back(node: Node, writer: StoreWriter) -> None:
+async def test_a_release_that_comes_late_takes_nothing_back(
+    node: Node, writer: StoreWriter
+) -> None:
     ref = await writer.put(1, frozenset({0, 1}), [RECORD])
     agent = node.network.view("rollout.0-1").peer("agent.0")
     for told in [{0: (0, 2)}, {0: (0, 1)}, {1: (0, 2)}]:
@@ -427,10 +477,14 @@ async def test_a_writer_is_given_back_what_it_has_mapped(node: Node) -> None:
     for writer in writers:
         writer.release({0: (0, 1)})
     await node.settled()
-    assert [(await writer.put(1, ALL, [RECORD])).slab for writer in reversed(writers)] == before[::-1]
+    assert [(await writer.put(1, ALL, [RECORD])).slab for writer in reversed(writers)] == before[
+        ::-1
+    ]
 
 
-async def test_a_living_writer_keeps_a_slab_until_it_knows_itself_that_it_is_over(node: Node) -> None:
+async def test_a_living_writer_keeps_a_slab_until_it_knows_itself_that_it_is_over(
+    node: Node,
+) -> None:
     """It may be in the middle of it, whatever others have heard."""
     first, second = node.writer("rollout.0-1"), node.writer("rollout.1-1")
     ref = await first.put(0, ALL, [RECORD])
@@ -439,8 +493,12 @@ async def test_a_living_writer_keeps_a_slab_until_it_knows_itself_that_it_is_ove
     assert (await second.put(1, ALL, [RECORD])).slab != ref.slab
 
 
-async def test_a_controllers_successor_takes_over_its_leases(node: Node, reader: StoreReader) -> None:
-    """Epoch 0 of the shard had come to step 5; epoch 1 begins again at 3. What epoch 0 says from then on is void."""
+async def test_a_controllers_successor_takes_over_its_leases(
+    node: Node, reader: StoreReader
+) -> None:
+    """Epoch 0 of the shard had come to step 5; epoch 1 begins again at 3. What epoch 0 says from
+    then on is void.
+    """
     writer = node.writer()
     before = [await writer.put(step, ALL, [RECORD]) for step in (3, 4)]
     writer.release({0: (1, 3)})
@@ -462,14 +520,18 @@ async def test_a_step_that_is_over_cannot_be_written_to(writer: StoreWriter) -> 
         await writer.put(2, ALL, RECORDS)
 
 
-async def test_a_chunk_larger_than_a_slab_gets_one_of_its_own(writer: StoreWriter, reader: StoreReader) -> None:
+async def test_a_chunk_larger_than_a_slab_gets_one_of_its_own(
+    writer: StoreWriter, reader: StoreReader
+) -> None:
     large = {"x": np.zeros(SLAB_BYTES // 8 + 1)}
     ref = await writer.put(0, ALL, [large])
     assert ref.nbytes > SLAB_BYTES
     assert_same(reader.open(ref)[0], large)
 
 
-async def test_what_is_written_in_place_opens_like_a_copy(writer: StoreWriter, reader: StoreReader) -> None:
+async def test_what_is_written_in_place_opens_like_a_copy(
+    writer: StoreWriter, reader: StoreReader
+) -> None:
     wanted = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     room = await writer.reserve(0, ALL, wanted.nbytes, ("<f4", wanted.shape))
     np.frombuffer(room.memory, np.float32).reshape(wanted.shape)[:] = wanted
@@ -492,7 +554,7 @@ def test_a_hash_taken_while_copying_is_that_of_the_whole(sizes: list[int]) -> No
     assert bytes(target) == b"".join(parts)
 
 
-# -- blobs ------------------------------------------------------------------------------------------------------------
+# -- blobs -----------------------------------------------------------------------------------------
 
 IMAGE = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 
@@ -504,7 +566,9 @@ async def test_an_image_of_many_records_is_stored_once(node: Node, reader: Store
     assert_same({"x": reader.open_array(refs.pop())}, {"x": IMAGE})
 
 
-async def test_a_blob_that_the_node_has_takes_no_room_of_its_own(node: Node, reader: StoreReader) -> None:
+async def test_a_blob_that_the_node_has_takes_no_room_of_its_own(
+    node: Node, reader: StoreReader
+) -> None:
     """It is written before the agent is asked; the next blob lies where it lay."""
     first, second = node.writer("rollout.0-1"), node.writer("rollout.1-1")
     shared, own = await put_blob(first, 0, ALL, IMAGE), IMAGE + 1
@@ -515,9 +579,13 @@ async def test_a_blob_that_the_node_has_takes_no_room_of_its_own(node: Node, rea
     assert_same({"x": reader.open_array(shared)}, {"x": IMAGE})
 
 
-async def test_blobs_are_hashed_once_and_cost_one_call(writer: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blobs_are_hashed_once_and_cost_one_call(
+    writer: StoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed, copied = list[int](), store.copy_hashed
-    monkeypatch.setattr(store, "copy_hashed", lambda parts, target: hashed.append(1) or copied(parts, target))
+    monkeypatch.setattr(
+        store, "copy_hashed", lambda parts, target: hashed.append(1) or copied(parts, target)
+    )
     asked, insist = list[str](), store.insist
 
     async def counted(peer: Peer, method: str, *rest: Any) -> Any:
@@ -534,7 +602,14 @@ async def test_blobs_are_hashed_once_and_cost_one_call(writer: StoreWriter, monk
 async def test_the_same_bytes_in_another_shape_or_dtype_are_another_blob(
     writer: StoreWriter, reader: StoreReader
 ) -> None:
-    arrays = [IMAGE, IMAGE.reshape(16, 3), IMAGE.view(np.int8), IMAGE.astype(np.float32), IMAGE[:, ::2], IMAGE[:0]]
+    arrays = [
+        IMAGE,
+        IMAGE.reshape(16, 3),
+        IMAGE.view(np.int8),
+        IMAGE.astype(np.float32),
+        IMAGE[:, ::2],
+        IMAGE[:0],
+    ]
     refs = [await put_blob(writer, 0, ALL, array) for array in arrays]
     assert len(set(refs)) == len(arrays)
     for ref, array in zip(refs, arrays, strict=True):
@@ -545,7 +620,9 @@ async def test_content_made_to_collide_is_not_taken_for_another(
     writer: StoreWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store.xxhash, "xxh3_64_intdigest", lambda content: 7)
-    monkeypatch.setattr(store, "copy_hashed", lambda parts, target: target.__setitem__(slice(None), *parts) or 7)
+    monkeypatch.setattr(
+        store, "copy_hashed", lambda parts, target: target.__setitem__(slice(None), *parts) or 7
+    )
     for value in (1, 2, 1, 2):
         image = np.full(64, value, np.uint8)
         assert_same({"x": reader.open_array(await put_blob(writer, 0, ALL, image))}, {"x": image})
@@ -572,10 +649,12 @@ async def test_only_numbers_can_be_a_blob(writer: StoreWriter) -> None:
         await put_blob(writer, 0, ALL, np.array([object()]))
 
 
-# -- a full store -----------------------------------------------------------------------------------------------------
+# -- a full store ----------------------------------------------------------------------------------
 
 
-def test_a_full_store_makes_a_writer_wait_just_until_something_is_freed(tmp_path: Path, reader: StoreReader) -> None:
+def test_a_full_store_makes_a_writer_wait_just_until_something_is_freed(
+    tmp_path: Path, reader: StoreReader
+) -> None:
     async def fill() -> None:
         node = await open_node(tmp_path, budget_bytes=1 << 15, patience_s=3600)
         writer = node.writer()
@@ -616,7 +695,9 @@ async def test_what_finds_no_room_goes_to_disk_and_leaves_it_when_it_is_over(
     assert not spill.exists()
 
 
-async def test_free_slabs_that_are_too_small_make_room_for_a_larger_one(tmp_path: Path, reader: StoreReader) -> None:
+async def test_free_slabs_that_are_too_small_make_room_for_a_larger_one(
+    tmp_path: Path, reader: StoreReader
+) -> None:
     node = await open_node(tmp_path, budget_bytes=1 << 15, patience_s=3600)
     writer = node.writer()
     for step in range(8):
@@ -629,7 +710,7 @@ async def test_free_slabs_that_are_too_small_make_room_for_a_larger_one(tmp_path
     assert sum(path.stat().st_size for path in node.directory.iterdir()) == 1 << 15
 
 
-# -- other nodes ------------------------------------------------------------------------------------------------------
+# -- other nodes -----------------------------------------------------------------------------------
 
 
 class Breaking:
@@ -639,7 +720,9 @@ class Breaking:
         self.name, self._peer, self._whole, self._change = peer.name, peer, whole, change
         self.offsets: list[int] = []
 
-    async def stream(self, method: str, request: Any, item: Any, *, deadline_s: float) -> AsyncGenerator[Any, None]:
+    async def stream(
+        self, method: str, request: Any, item: Any, *, deadline_s: float
+    ) -> AsyncGenerator[Any, None]:
         self.offsets.append(request.offset)
         sent = 0
         async for part in self._peer.stream(method, request, item, deadline_s=deadline_s):
@@ -659,7 +742,9 @@ class Nodes:
     way: Breaking
 
 
-async def two_nodes(tmp_path: Path, whole: int = 2, change: Callable[[bytes], bytes] = bytes) -> Nodes:
+async def two_nodes(
+    tmp_path: Path, whole: int = 2, change: Callable[[bytes], bytes] = bytes
+) -> Nodes:
     near = await open_node(tmp_path / "near")
     way = Breaking(near.network.view("agent.1").peer("agent.0"), whole, change)
     spec = StoreSpec(node="agent.1", directory=str(tmp_path / "far"), spill=str(tmp_path / "spill"))
@@ -680,7 +765,10 @@ LARGE: Columns = {"x": np.arange(700_000, dtype=np.float64)}  # more than five p
 
 async def test_a_pull_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
     nodes = await two_nodes(tmp_path)
-    ref, image = await nodes.writer.put(0, ALL, [LARGE]), await put_blob(nodes.writer, 0, ALL, IMAGE)
+    ref, image = (
+        await nodes.writer.put(0, ALL, [LARGE]),
+        await put_blob(nodes.writer, 0, ALL, IMAGE),
+    )
     ((columns, media),) = await nodes.reader.records([item(ref, image=image)])
     assert_same(columns, LARGE)
     assert_same(media, {"image": IMAGE})
@@ -709,7 +797,9 @@ async def test_a_connection_that_brings_nothing_any_more_ends_the_pull(
 
 async def test_what_was_altered_on_its_way_is_refused(tmp_path: Path) -> None:
     nodes = await two_nodes(tmp_path, 9, lambda part: part[:-1] + b"x")
-    with pytest.raises(DataError, match="node agent.0: what came from another node is not what the reference says"):
+    with pytest.raises(
+        DataError, match="node agent.0: what came from another node is not what the reference says"
+    ):
         await nodes.reader.records([item(await nodes.writer.put(0, ALL, [LARGE]))])
     assert nodes.far.slabs() == set()
 
@@ -725,7 +815,11 @@ async def test_a_forged_reference_is_not_pulled(change: dict[str, Any], tmp_path
 
 @pytest.mark.parametrize(
     ("changes", "offset", "message"),
-    [({"nbytes": 1 << 40}, 0, "outside its slab"), ({}, -1, "begins outside"), ({}, 1 << 40, "begins outside")],
+    [
+        ({"nbytes": 1 << 40}, 0, "outside its slab"),
+        ({}, -1, "begins outside"),
+        ({}, 1 << 40, "begins outside"),
+    ],
 )
 async def test_a_node_reads_nothing_outside_a_reference_to_another(
     changes: dict[str, Any], offset: int, message: str, node: Node, writer: StoreWriter
@@ -738,7 +832,9 @@ async def test_a_node_reads_nothing_outside_a_reference_to_another(
 
 async def test_copies_make_room_the_oldest_first_and_what_is_open_stays(tmp_path: Path) -> None:
     nodes = await two_nodes(tmp_path, whole=99)
-    nodes.far.service._spec = msgspec.structs.replace(nodes.far.service._spec, budget_bytes=12 << 20)  # two copies
+    nodes.far.service._spec = msgspec.structs.replace(
+        nodes.far.service._spec, budget_bytes=12 << 20
+    )  # two copies
     refs = [await nodes.writer.put(0, ALL, [{"x": LARGE["x"] + i}]) for i in range(3)]
     opened = [(await nodes.reader.records([item(ref)]))[0][0] for ref in refs]
     assert len(nodes.far.slabs()) == 2
@@ -748,12 +844,14 @@ async def test_copies_make_room_the_oldest_first_and_what_is_open_stays(tmp_path
     assert nodes.way.offsets == [0] * 4
 
 
-# -- sizes ------------------------------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def worst_ref() -> Callable[[], Ref]:
-    return lambda: Ref("node127", "rollout.511-65535", 2**40, 2**32, 2**64 - 1, bytes(16), "columns", ())
+    return lambda: Ref(
+        "node127", "rollout.511-65535", 2**40, 2**32, 2**64 - 1, bytes(16), "columns", ()
+    )
 
 
 def test_a_header_of_the_worst_realistic_record_fits(worst_ref: Callable[[], Ref]) -> None:

@@ -9,7 +9,12 @@ from gcore_core.records import RunFacts, StepReport
 from gcore_core.run import directory as d
 from gcore_core.run import summary
 
-BEFORE = {"greedy/exact": 0.25, "greedy/worked": 0.5, "sampled/exact": 0.125, "sampled/worked": 0.25}
+BEFORE = {
+    "greedy/exact": 0.25,
+    "greedy/worked": 0.5,
+    "sampled/exact": 0.125,
+    "sampled/worked": 0.25,
+}
 AFTER = {"greedy/exact": 0.75, "greedy/worked": 1.0, "sampled/exact": 0.5, "sampled/worked": 0.125}
 
 
@@ -26,7 +31,11 @@ def run(tmp_path: Path) -> RunFacts:
     metrics.append(StepReport(step=0, version=0, metrics={}, evaluation=BEFORE))
     metrics.append(StepReport(step=1, version=1, metrics={"length": 10.0, **times}))
     evaluated = {"seconds/evaluation": 3.0}  # beside the step, not a part of it
-    metrics.append(StepReport(step=2, version=2, metrics={"length": 12.5, **times, **evaluated}, evaluation=AFTER))
+    metrics.append(
+        StepReport(
+            step=2, version=2, metrics={"length": 12.5, **times, **evaluated}, evaluation=AFTER
+        )
+    )
     metrics.close()
     return RunFacts(name="digits", directory=str(run_dir), steps=2, config={})
 
@@ -68,10 +77,13 @@ def test_the_summary_says_what_ran_what_changed_and_where_it_is(run: RunFacts) -
     text = path.read_text()
     assert path == run_dir / "summary.md"
     assert text.startswith(
-        "# digits\n\n- 2 steps\n- 1:15 wall time, 130 CPU seconds\n- plugins: core 0.1.0, torch 0.2.0\n"
+        "# digits\n\n- 2 steps\n- 1:15 wall time, 130 CPU seconds\n- plugins: core 0.1.0, torch "
+        "0.2.0\n"
     )
     assert "| exact, greedy | 0.250 | 0.750 | +0.500 |" in text
-    assert "| rollout | 1.0 | 0.500 | 50% |" in text and "| whole step | 2.0 | 1.000 | 100% |" in text
+    assert (
+        "| rollout | 1.0 | 0.500 | 50% |" in text and "| whole step | 2.0 | 1.000 | 100% |" in text
+    )
     assert "| evaluation | 3.0 | - | - |" in text
     assert "`metrics.jsonl`" in text and "`weights`" not in text  # only what is there
     assert text.endswith("![curves](curves.png)\n")
@@ -85,17 +97,34 @@ def test_sections_that_observers_wrote_are_in_the_summary_once(run: RunFacts) ->
 
 def test_a_run_that_ended_early_or_was_resumed_says_so(run: RunFacts) -> None:
     longer = RunFacts(name="digits", directory=run.directory, steps=60, config={}, resumed_from=1)
-    assert "- ended at step 2 of 60, resumed from step 1\n" in summary.write(longer, 1.0, 1.0).read_text()
+    assert (
+        "- ended at step 2 of 60, resumed from step 1\n"
+        in summary.write(longer, 1.0, 1.0).read_text()
+    )
 
 
 def test_answers_are_the_first_common_prompts_before_and_after(run: RunFacts) -> None:
     run_dir = Path(run.directory)
     prompts = ["p0", "p1", "p2", "p3", "p4"]
-    d.write_samples(run_dir, 0, [_sample("p1", "sampled", "sampled"), *(_sample(p, f"old {p}") for p in prompts)])
+    d.write_samples(
+        run_dir,
+        0,
+        [_sample("p1", "sampled", "sampled"), *(_sample(p, f"old {p}") for p in prompts)],
+    )
     d.write_samples(run_dir, 2, [_sample(p, f"new {p}") for p in reversed(prompts[1:])])
     text = summary.write(run, 1.0, 1.0).read_text()
     shown = [word for word in text.split() if word in prompts]
-    assert shown == ["p1", "p1", "p1", "p2", "p2", "p2", "p3", "p3", "p3"]  # prompt, old, new; p0 has no after
+    assert shown == [
+        "p1",
+        "p1",
+        "p1",
+        "p2",
+        "p2",
+        "p2",
+        "p3",
+        "p3",
+        "p3",
+    ]  # prompt, old, new; p0 has no after
     assert text.index("old p1") < text.index("new p1") and "Step 2: exact 1" in text
 
 
@@ -105,10 +134,17 @@ def test_a_single_evaluation_shows_its_answers_once(run: RunFacts) -> None:
 
 
 def test_an_answer_cannot_break_out_of_its_block_and_a_long_one_is_cut(run: RunFacts) -> None:
-    d.write_samples(Path(run.directory), 0, [_sample("p0", "```\n# not a heading\n````"), _sample("p1", "x" * 5000)])
+    d.write_samples(
+        Path(run.directory),
+        0,
+        [_sample("p0", "```\n# not a heading\n````"), _sample("p1", "x" * 5000)],
+    )
     text = summary.write(run, 1.0, 1.0).read_text()
     assert "`````text\n```\n# not a heading\n````\n`````\n" in text
-    assert "x" * summary.ANSWER_LIMIT + " [...]" in text and "x" * (summary.ANSWER_LIMIT + 1) not in text
+    assert (
+        "x" * summary.ANSWER_LIMIT + " [...]" in text
+        and "x" * (summary.ANSWER_LIMIT + 1) not in text
+    )
 
 
 def test_a_run_that_never_made_a_step_still_gets_a_summary(tmp_path: Path) -> None:

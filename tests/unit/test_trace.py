@@ -17,7 +17,17 @@ from gcore_core.records import Header, Inquiry, RecordScore, Ref
 
 def header(ordinal: int, sample: int = 0) -> Header:
     ref = Ref("node0", "slab", 0, 640, 1, b"")
-    return Header(ordinal, sample, 0, 0, versions=(2, 3), n_prompt=5, n_actions=7, columns=ref, media={"image": ref})
+    return Header(
+        ordinal,
+        sample,
+        0,
+        0,
+        versions=(2, 3),
+        n_prompt=5,
+        n_actions=7,
+        columns=ref,
+        media={"image": ref},
+    )
 
 
 async def _write(directory: Path, ordinals: list[int]) -> None:
@@ -39,7 +49,12 @@ def test_records_and_stages_are_read_back_with_times_of_day(tmp_path: Path) -> N
     clock, first, second, stage = read_trace(tmp_path)
     assert isinstance(clock, Clock) and clock.shard == 1
     assert isinstance(first, Record) and isinstance(second, Record) and isinstance(stage, Stage)
-    assert (first.step, first.ordinal, first.replica, first.verdict) == (4, 10, "rollout.0", "trained")
+    assert (first.step, first.ordinal, first.replica, first.verdict) == (
+        4,
+        10,
+        "rollout.0",
+        "trained",
+    )
     assert (first.n_prompt, first.n_actions, first.version) == (5, 7, 3)
     assert (first.chunk_bytes, first.media_bytes) == (640, 640)
     assert before_s - 2 < first.sent_s < first.finished_s <= first.scored_s <= time.time() + 1
@@ -77,7 +92,13 @@ def test_a_trace_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) ->
 def test_slices_of_one_row_never_overlap_and_all_records_are_there(tmp_path: Path) -> None:
     records = [
         Record(
-            step=0, ordinal=i, sample=0, attempt=0, replica=f"rollout.{i % 2}", sent_s=i * 0.3, finished_s=i * 0.3 + 1
+            step=0,
+            ordinal=i,
+            sample=0,
+            attempt=0,
+            replica=f"rollout.{i % 2}",
+            sent_s=i * 0.3,
+            finished_s=i * 0.3 + 1,
         )
         for i in range(12)
     ]
@@ -86,7 +107,9 @@ def test_slices_of_one_row_never_overlap_and_all_records_are_there(tmp_path: Pat
     json.dumps(events)
     for row in {(event["pid"], event["tid"]) for event in events}:
         spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if (e["pid"], e["tid"]) == row)
-        assert all(end <= start + 1e-6 for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(
+            end <= start + 1e-6 for (_, end), (start, _) in zip(spans, spans[1:], strict=False)
+        )
 
 
 def test_the_numbers_count_verdicts_and_stages(tmp_path: Path) -> None:

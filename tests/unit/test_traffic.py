@@ -1,4 +1,6 @@
-"""What processes send and receive is counted, and every step's report says how much went through controllers."""
+"""What processes send and receive is counted, and every step's report says how much went through
+controllers.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,23 @@ async def test_both_ends_of_a_connection_count_the_same_bytes(tmp_path: Path) ->
     await there.serve("echo", service)
     assert await here.peer("echo").call("echo", bytes(1000), bytes) == bytes(1000)
     assert here.traffic == there.traffic
-    assert here.traffic.messages == 4 and 2000 < here.traffic.nbytes < 2200  # with the greeting and its answer
+    assert (
+        here.traffic.messages == 4 and 2000 < here.traffic.nbytes < 2200
+    )  # with the greeting and its answer
     await here.close()
     await there.close()
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-def test_a_report_says_how_many_bytes_of_a_record_went_through_controllers(shards: int, tmp_path: Path) -> None:
-    """A header alone goes in from the generator, out to two scorers, and as a reference to the trainer."""
-    outcome = run_virtual(simulate(SimulatedJob(shards=shards, scorers=2, evaluate_prompts=0), tmp_path))
+def test_a_report_says_how_many_bytes_of_a_record_went_through_controllers(
+    shards: int, tmp_path: Path
+) -> None:
+    """A header alone goes in from the generator, out to two scorers, and as a reference to the
+    trainer.
+    """
+    outcome = run_virtual(
+        simulate(SimulatedJob(shards=shards, scorers=2, evaluate_prompts=0), tmp_path)
+    )
     for report in outcome.reports[1:]:
         assert 300 < report.metrics["controller/bytes_per_record"] < 2000
         assert report.metrics["controller/messages"] > 10 * shards

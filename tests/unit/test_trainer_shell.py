@@ -1,4 +1,6 @@
-"""What a trainer rank says it worked: its own time, never that in which it waited for other ranks."""
+"""What a trainer rank says it worked: its own time, never that in which it waited for other
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Ranked(fake.FakeTrainer):
         super().__init__(fake.FakeTrainerConfig(), WorkerContext(role="policy"))
         self._says = says
 
-    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+    def train(
+        self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+    ) -> dict[str, float]:
         threading.Event().wait(WAIT_S)
         return super().train(step, advantages, minibatches, epochs) | self._says
 
@@ -56,7 +60,9 @@ async def test_waiting_is_not_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("busy_s", [7.5, 0.0])
-async def test_a_backend_that_knows_better_is_believed_and_it_is_no_metric(busy_s: float, tmp_path: Path) -> None:
+async def test_a_backend_that_knows_better_is_believed_and_it_is_no_metric(
+    busy_s: float, tmp_path: Path
+) -> None:
     reply = await trained({"busy_s": busy_s}, tmp_path)
     assert reply.busy_s == busy_s
     assert "busy_s" not in reply.metrics and "loss" in reply.metrics

@@ -10,7 +10,9 @@ from gcore_core.placement.balance import InOrder
 from gcore_core.protocols import Balancer, Work
 from gcore_core.records import FACTS_LIMIT_BYTES, Facts
 
-FACTS = [Facts(ordinal, sample, 5, ordinal + sample, 0.0) for ordinal in range(9) for sample in (0, 1)]
+FACTS = [
+    Facts(ordinal, sample, 5, ordinal + sample, 0.0) for ordinal in range(9) for sample in (0, 1)
+]
 
 
 class Loses(InOrder):
@@ -34,7 +36,9 @@ class ShortestFirst(InOrder):
         return [*([] for _ in range(bins - 1)), np.argsort(work.lengths).tolist()]
 
 
-def plan_of(facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer | None = None) -> Plan:
+def plan_of(
+    facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer | None = None
+) -> Plan:
     return draw_plan(facts, ranks, minibatches, seed, balancer or InOrder()).plan
 
 
@@ -72,7 +76,9 @@ def test_a_balancer_sees_one_minibatch_at_a_time_with_groups_together() -> None:
     facts = [Facts(o, s, 100 + o, 10 * o + s, 0.5 * s) for o in range(9) for s in (0, 1)]
     drawn = draw_plan(facts[::-1], 2, 3, 7, balancer)
     for minibatch, work in enumerate(balancer.seen):
-        ordinals = sorted({o for (o, _), place in drawn.plan.items() if place.minibatch == minibatch})
+        ordinals = sorted(
+            {o for (o, _), place in drawn.plan.items() if place.minibatch == minibatch}
+        )
         assert work.group.tolist() == [o for o in ordinals for _ in (0, 1)]
         assert work.prompt.tolist() == [100 + o for o in ordinals for _ in (0, 1)]
         assert work.actions.tolist() == [10 * o + s for o in ordinals for s in (0, 1)]
@@ -83,7 +89,9 @@ def test_loads_are_what_each_rank_has_and_the_imbalance_is_that_of_the_worst_min
     facts = [Facts(ordinal, 0, 0, length, 0.0) for ordinal, length in enumerate((1, 2, 3, 4))]
     drawn = draw_plan(facts, 2, 2, 7, InOrder())
     for rank, load in enumerate(drawn.loads):
-        assert sorted(load.group.tolist()) == sorted(o for (o, _), place in drawn.plan.items() if place.rank == rank)
+        assert sorted(load.group.tolist()) == sorted(
+            o for (o, _), place in drawn.plan.items() if place.rank == rank
+        )
     worst = 0.0
     for minibatch in range(2):
         had = [0.0, 0.0]
@@ -96,15 +104,21 @@ def test_loads_are_what_each_rank_has_and_the_imbalance_is_that_of_the_worst_min
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
 def test_a_cost_that_is_no_cost_is_refused(cost: float) -> None:
-    with pytest.raises(ContractError, match="balance: the cost of a record is negative or not finite"):
+    with pytest.raises(
+        ContractError, match="balance: the cost of a record is negative or not finite"
+    ):
         draw_plan([*FACTS, Facts(9, 0, 5, 5, cost)], 2, 1, 7, InOrder())
 
 
 def test_the_lead_knows_at_most_64_bytes_of_a_record() -> None:
-    assert len(msgspec.msgpack.encode(Facts(2**63, 2**31, 2**31, 2**31, 1e300))) <= FACTS_LIMIT_BYTES
+    assert (
+        len(msgspec.msgpack.encode(Facts(2**63, 2**31, 2**31, 2**31, 1e300))) <= FACTS_LIMIT_BYTES
+    )
 
 
-@pytest.mark.parametrize("balancer", [Loses(), TooFew()], ids=lambda balancer: type(balancer).__name__)
+@pytest.mark.parametrize(
+    "balancer", [Loses(), TooFew()], ids=lambda balancer: type(balancer).__name__
+)
 def test_a_balancer_that_breaks_its_contract_is_named(balancer: Loses | TooFew) -> None:
     with pytest.raises(ContractError) as caught:
         draw_plan(FACTS, 2, 1, 7, balancer)

@@ -1,4 +1,6 @@
-"""Rewards are normalised as their settings say, then weighted: whatever the shards, and whatever a record lacks."""
+"""Rewards are normalised as their settings say, then weighted: whatever the shards, and whatever a
+record lacks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from gcore_core.records import Header
 
 
 def group(ordinal: int, *rewards: dict[str, float]) -> list[Header]:
-    return [Header(ordinal=ordinal, sample=i, row=0, seed=0, rewards=found) for i, found in enumerate(rewards)]
+    return [
+        Header(ordinal=ordinal, sample=i, row=0, seed=0, rewards=found)
+        for i, found in enumerate(rewards)
+    ]
 
 
 WEIGHINGS = {
@@ -26,8 +31,13 @@ WEIGHINGS = {
     values=st.lists(st.lists(st.floats(-100, 100), min_size=3, max_size=3), min_size=2, max_size=9),
     shards=st.integers(1, 4),
 )
-def test_each_reward_is_normalised_as_it_says_for_any_number_of_shards(values: list[list[float]], shards: int) -> None:
-    groups = [group(i, *({"plain": v, "within": v, "across": v} for v in row)) for i, row in enumerate(values)]
+def test_each_reward_is_normalised_as_it_says_for_any_number_of_shards(
+    values: list[list[float]], shards: int
+) -> None:
+    groups = [
+        group(i, *({"plain": v, "within": v, "across": v} for v in row))
+        for i, row in enumerate(values)
+    ]
     totals = sum(statistics(groups[shard::shards], WEIGHINGS) for shard in range(shards))
     batch = np.array(values)
     for row, one in zip(values, groups, strict=True):
@@ -62,4 +72,6 @@ def test_a_reward_that_a_record_has_not_adds_nothing_and_counts_nowhere() -> Non
 def test_equal_rewards_normalise_to_nothing(how: str) -> None:
     weighings = {"same": Weighing(1.0, how)}
     groups = [group(i, *[{"same": 0.1}] * 3) for i in range(2)]
-    np.testing.assert_array_equal(rewards_of(groups[0], weighings, statistics(groups, weighings)), np.zeros(3))
+    np.testing.assert_array_equal(
+        rewards_of(groups[0], weighings, statistics(groups, weighings)), np.zeros(3)
+    )

@@ -1,5 +1,6 @@
-"""Messages come out of a stream as they went in, however its bytes are cut. Frames written close together share one,
-unless they are long."""
+"""Messages come out of a stream as they went in, however its bytes are cut. Frames written close
+together share one, unless they are long.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def test_messages_come_whole_and_in_order_however_the_stream_is_cut(seed: int) -
     room = draw.choice([1, 3, 4, 5, 64, 1000])
     heard = Heard(room)
     heard.connection.admit(heard._take)
-    lengths = [draw.choice([0, 1, room - 4, room, 10 * room, draw.randint(0, 3000)]) for _ in range(20)]
+    lengths = [
+        draw.choice([0, 1, room - 4, room, 10 * room, draw.randint(0, 3000)]) for _ in range(20)
+    ]
     sent = [draw.randbytes(max(0, length)) for length in lengths]
     heard.hear(b"".join(map(framed, sent)), draw)
     assert heard.messages == sent
@@ -69,7 +72,9 @@ def test_nothing_is_heard_after_a_message_that_was_refused() -> None:
     assert heard.aborted and heard.messages == [b"good", b"bad"]
 
 
-@pytest.mark.parametrize(("admitted", "limit"), [(False, GREETING_BYTES), (True, 2 * MESSAGE_LIMIT_BYTES)])
+@pytest.mark.parametrize(
+    ("admitted", "limit"), [(False, GREETING_BYTES), (True, 2 * MESSAGE_LIMIT_BYTES)]
+)
 def test_no_memory_is_taken_for_a_message_over_the_limit(admitted: bool, limit: int) -> None:
     heard = Heard(100)
     if admitted:
@@ -79,16 +84,28 @@ def test_no_memory_is_taken_for_a_message_over_the_limit(admitted: bool, limit: 
     assert not heard.connection._begun
 
 
-async def test_short_frames_of_a_turn_share_a_message_and_a_long_one_has_its_own_in_the_order_they_were_put() -> None:
+async def test_short_frames_of_a_turn_share_a_message_and_a_long_one_has_its_own_in_the_order_they_were_put() -> (  # noqa: E501
+    None
+):
     near, far = Heard(100), Heard(100)
     lengths = [1, 10, JOINED_BYTES, 10, 10, 3 * JOINED_BYTES, 1]
-    frames = [Frame(n, ITEM, "", msgspec.Raw(encode(bytes(length)))) for n, length in enumerate(lengths)]
+    frames = [
+        Frame(n, ITEM, "", msgspec.Raw(encode(bytes(length)))) for n, length in enumerate(lengths)
+    ]
     for frame in frames:
         near.connection.put(frame)
     await asyncio.sleep(0)
     far.connection.admit(far._take)
     far.hear(near.written, random.Random(0))
     heard = [msgspec.msgpack.decode(message, type=list[Frame]) for message in far.messages]
-    assert [[frame.call for frame in message] for message in heard] == [[0, 1], [2], [3, 4], [5], [6]]
-    assert [bytes(frame.body) for message in heard for frame in message] == [bytes(frame.body) for frame in frames]
+    assert [[frame.call for frame in message] for message in heard] == [
+        [0, 1],
+        [2],
+        [3, 4],
+        [5],
+        [6],
+    ]
+    assert [bytes(frame.body) for message in heard for frame in message] == [
+        bytes(frame.body) for frame in frames
+    ]
     assert near.traffic == far.traffic

@@ -47,13 +47,17 @@ class Letters:
 
     def begin_weights(self, plan):
         if plan.version < self.version:
-            raise WeightMismatch(f"version {plan.version} is older than {self.version}", where="letters")
+            raise WeightMismatch(
+                f"version {plan.version} is older than {self.version}", where="letters"
+            )
         for spec in set(plan.tensors) ^ set(TENSORS):
             raise WeightMismatch("the push is of another model", where=f"tensor {spec.name!r}")
 
     def load_weights(self, tensors):
         for spec, array in tensors:
-            self._incoming[spec.name] = array.view(np.float32).copy()  # the array is gone after this call
+            self._incoming[spec.name] = array.view(
+                np.float32
+            ).copy()  # the array is gone after this call
 
     def commit_weights(self, plan):
         self._table = log_softmax(np.concatenate([self._incoming[spec.name] for spec in TENSORS]))

@@ -1,4 +1,6 @@
-"""Questions of rewards to a generator: answered in the same engine as leases, and told as text, not stored."""
+"""Questions of rewards to a generator: answered in the same engine as leases, and told as text, not
+stored.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ class Asking:
         return sum(len(asked.waiting) for asked in self._open)
 
     async def open(self, request: AskRequest, call: Call) -> tuple[Asked, list[SampleRequest]]:
-        """What to wait for, and what the engine must draw. Every request is drawn anew, also one asked again."""
+        """What to wait for, and what the engine must draw. Every request is drawn anew, also one
+        asked again.
+        """
         asked, wanted = Asked(call), []
-        shown = await asyncio.gather(*(self._store.arrays(question.images) for question in request.questions))
+        shown = await asyncio.gather(
+            *(self._store.arrays(question.images) for question in request.questions)
+        )
         for question, images in zip(request.questions, shown, strict=True):
             ordinal = next(self._ordinals)
             for sample in question.samples:
@@ -71,7 +77,9 @@ class Asking:
             asked.inbox.put_nowait([])
 
     def take(self, finished: list[Finished]) -> list[Finished]:
-        """Passes on the answers among them; returns the others, which are records or belong to nobody."""
+        """Passes on the answers among them; returns the others, which are records or belong to
+        nobody.
+        """
         rest = [record for record in finished if record.request.ordinal < FIRST_ORDINAL]
         for asked in self._open:
             mine = [r for r in finished if (r.request.ordinal, r.request.sample) in asked.waiting]

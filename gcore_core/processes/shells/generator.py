@@ -1,4 +1,6 @@
-"""The shell of a generator: leases in, finished headers out, columns into the store, weights from the trainer."""
+"""The shell of a generator: leases in, finished headers out, columns into the store, weights from
+the trainer.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,20 @@ from gcore_core.processes.push import PUSH_DEADLINE_S, pull_weights
 from gcore_core.processes.service import Call, Network, Service, encode
 from gcore_core.processes.shells.asking import Asking
 from gcore_core.processes.store import StoreWriter
-from gcore_core.protocols import Dataset, Finished, Generator, ReceivesWeights, SampleRequest, Sleeps
+from gcore_core.protocols import (
+    Dataset,
+    Finished,
+    Generator,
+    ReceivesWeights,
+    SampleRequest,
+    Sleeps,
+)
 from gcore_core.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease, Prompt
 
 RESTORE_BUCKET_BYTES = 256 << 20
-Key = tuple[int, int]  # ordinal, sample; evaluation uses ordinals below zero, so that no two purposes share a key
+Key = tuple[
+    int, int
+]  # ordinal, sample; evaluation uses ordinals below zero, so that no two purposes share a key
 
 
 @dataclass
@@ -61,8 +72,9 @@ class _Round:
 
 
 class GeneratorShell:
-    """Settings: seed, shards, deterministic; gather_s, batch_s: how long to wait for the other shards' part of a round,
-    and for more records to end before those that did are sent."""
+    """Settings: seed, shards, deterministic; gather_s, batch_s: how long to wait for the other
+    shards' part of a round, and for more records to end before those that did are sent.
+    """
 
     def __init__(
         self,
@@ -76,7 +88,9 @@ class GeneratorShell:
         self._backend, self._datasets, self._store = backend, datasets, store
         self._compute, self._network = compute, network
         self._seed, self._shards = settings["seed"], settings["shards"]
-        self._gather_s: float | None = None if settings["deterministic"] else settings.get("gather_s", 0.02)
+        self._gather_s: float | None = (
+            None if settings["deterministic"] else settings.get("gather_s", 0.02)
+        )
         self._batch_s: float = settings.get("batch_s", 0.02)
         self._rounds: dict[tuple[int, int, str], _Round] = {}
         self._listeners: list[_Listener] = []
@@ -90,8 +104,12 @@ class GeneratorShell:
         self._asking = Asking(store.reader())
         self._trainers: list[str] = settings.get("trainers", [])
         self._restarted: bool = settings.get("restarted", False)
-        self._hasty = -1  # a step that began with the process before this one, which heard words that this one did not
-        self._process: int = settings.get("process") or int.from_bytes(os.urandom(5), "big")  # process ids repeat
+        # a step that began with the process before this one, which heard words that this one did
+        # not
+        self._hasty = -1
+        self._process: int = settings.get("process") or int.from_bytes(
+            os.urandom(5), "big"
+        )  # process ids repeat
         self._restoring = asyncio.Lock()
 
     def register(self, service: Service) -> None:
@@ -103,9 +121,13 @@ class GeneratorShell:
         service.add("wake", Nothing, self.wake)
 
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncIterator[list[Header]]:
-        """Streams headers as records finish. Asking again for a sample gives the record it already made."""
+        """Streams headers as records finish. Asking again for a sample gives the record it already
+        made.
+        """
         if request.step < self._over:
-            raise ContractError(f"step {request.step} is over, its records are gone", where="generate")
+            raise ContractError(
+                f"step {request.step} is over, its records are gone", where="generate"
+            )
         if self._restarted:
             self._restarted, self._hasty = False, request.step
         if request.leases and self._trainers and self._backend.version < request.step:
@@ -128,7 +150,9 @@ class GeneratorShell:
             self._listeners.remove(listener)
 
     async def _gather(self, request: GenerateRequest) -> None:
-        """Submits a round when all shards' parts are here, so that the engine sees one batch whatever C is."""
+        """Submits a round when all shards' parts are here, so that the engine sees one batch
+        whatever C is.
+        """
         group = self._rounds.setdefault((request.step, request.round, request.purpose), _Round())
         group.parts.setdefault(request.shard, []).extend(request.leases)
         if len(group.parts) == self._shards:
@@ -138,7 +162,9 @@ class GeneratorShell:
                 async with asyncio.timeout(self._gather_s):
                     await group.complete.wait()
         if group.submitted:
-            leases = request.leases  # late, or asked again: what is running or finished is not submitted twice
+            leases = (
+                request.leases
+            )  # late, or asked again: what is running or finished is not submitted twice
         else:
             group.submitted = True
             leases = [lease for part in group.parts.values() for lease in part]
@@ -149,7 +175,9 @@ class GeneratorShell:
         wanted = []
         for lease in leases:
             keys = [(lease.ordinal, sample) for sample in lease.samples]
-            fresh = [key[1] for key in keys if key not in self._running and key not in self._finished]
+            fresh = [
+                key[1] for key in keys if key not in self._running and key not in self._finished
+            ]
             prompt = dataset[lease.row] if fresh else None
             for sample in fresh:
                 self._running[lease.ordinal, sample] = request.step
@@ -189,9 +217,13 @@ class GeneratorShell:
             raise
 
     def _advance(self) -> list[Finished]:
-        """Steps for at least ``batch_s``, so that records that end close together travel in one message."""
+        """Steps for at least ``batch_s``, so that records that end close together travel in one
+        message.
+        """
         until_s, finished = time.perf_counter() + self._batch_s, self._backend.step()
-        while time.perf_counter() < until_s and len(finished) < len(self._running) + len(self._asking):
+        while time.perf_counter() < until_s and len(finished) < len(self._running) + len(
+            self._asking
+        ):
             finished += self._backend.step()
         return finished
 
@@ -209,7 +241,9 @@ class GeneratorShell:
                 listener.inbox.put_nowait(mine)
 
     async def _keep(self, step: int, records: list[Finished], headers: dict[Key, Header]) -> None:
-        """Stores columns and media, for all shards that have asked for records of the step: so they share slabs."""
+        """Stores columns and media, for all shards that have asked for records of the step: so they
+        share slabs.
+        """
         rounds = [group.parts.items() for key, group in self._rounds.items() if key[0] == step]
         asked = frozenset(shard for parts in rounds for shard, leases in parts if leases)
         if step < self._over:
@@ -223,24 +257,32 @@ class GeneratorShell:
             header.media = {name: next(blobs) for name in record.media}
 
     def _release(self, before: int) -> None:
-        """Forgets earlier steps. Every replica hears of it by the push, also those that some shards never speak to."""
+        """Forgets earlier steps. Every replica hears of it by the push, also those that some shards
+        never speak to.
+        """
         self._over = over = max(self._over, before)
         self._store.release(dict.fromkeys(range(self._shards), (0, over)))
         self._finished = {key: found for key, found in self._finished.items() if found[0] >= over}
         self._rounds = {key: group for key, group in self._rounds.items() if key[0] >= over}
 
     async def _restore(self, version: int, call: Call) -> None:
-        """This process was started after the push of these weights: has one of its own. The trainer is idle in a
-        rollout; where another generator's push takes the place of this one's, it is begun anew."""
+        """This process was started after the push of these weights: has one of its own. The trainer
+        is idle in a rollout; where another generator's push takes the place of this one's, it is
+        begun anew.
+        """
         async with self._restoring:
             for attempt in range(TRIES):
                 if self._backend.version >= version:
                     return
                 opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, self._process * TRIES + attempt)
                 ranks = map(self._network.peer, self._trainers)
-                await asyncio.gather(*(insist(rank, "open_push", opened, Nothing, PUSH_DEADLINE_S) for rank in ranks))
+                await asyncio.gather(
+                    *(insist(rank, "open_push", opened, Nothing, PUSH_DEADLINE_S) for rank in ranks)
+                )
                 try:
-                    await self.pull(PullWeights(version, 0, self._trainers[0], opened.attempt), call)
+                    await self.pull(
+                        PullWeights(version, 0, self._trainers[0], opened.attempt), call
+                    )
                 except (ContractError, WeightMismatch):
                     if attempt == TRIES - 1:
                         raise
@@ -262,7 +304,9 @@ class GeneratorShell:
             self._asking.close(asked)
 
     async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
-        """Gives the engine's memory back. What still runs, another replica has drawn already: it ends before."""
+        """Gives the engine's memory back. What still runs, another replica has drawn already: it
+        ends before.
+        """
         if self._driver is not None:
             await asyncio.wait([self._driver])
         self._release(request.release_before)
@@ -283,10 +327,14 @@ class GeneratorShell:
             async with self._engine:
                 receiver = cast(ReceivesWeights, self._backend)
                 source = self._network.peer(request.source)
-                return await pull_weights(receiver, source, request, self._compute, self._progress, self._mapped)
+                return await pull_weights(
+                    receiver, source, request, self._compute, self._progress, self._mapped
+                )
 
         # Once, and to its end: a pull that was begun anew would find the first buckets overwritten.
-        confirmed: PushConfirmed = await self._pulls.join((request.version, request.attempt), 0, request, act)
+        confirmed: PushConfirmed = await self._pulls.join(
+            (request.version, request.attempt), 0, request, act
+        )
         return confirmed
 
 

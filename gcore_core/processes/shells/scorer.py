@@ -20,15 +20,25 @@ from gcore_core.processes.sampling import RoleSampler
 from gcore_core.processes.service import Call, Service
 from gcore_core.processes.store import StoreReader
 from gcore_core.protocols import AsyncScorer, Dataset, Score, ScoredRecord, Scorer
-from gcore_core.records import OK, REWARD_FAILED, REWARD_SKIPPED, REWARD_TIMEOUT, Header, Inquiry, RecordScore
+from gcore_core.records import (
+    OK,
+    REWARD_FAILED,
+    REWARD_SKIPPED,
+    REWARD_TIMEOUT,
+    Header,
+    Inquiry,
+    RecordScore,
+)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedScorer:
-    """A reward. when: field of a row -> the values with which it is asked. sampler: the role it asks in its turn; then
-    it has the time that the role's replicas take, as long as they make progress."""
+    """A reward. when: field of a row -> the values with which it is asked. sampler: the role it
+    asks in its turn; then it has the time that the role's replicas take, as long as they make
+    progress.
+    """
 
     name: str
     scorer: Scorer | AsyncScorer
@@ -38,10 +48,11 @@ class NamedScorer:
 
 
 class ScorerShell:
-    """Hosts the rewards of one scorer worker. ``give_up`` ends the process; its agent starts it again.
+    """Hosts the rewards of one scorer worker. ``give_up`` ends the process; its agent starts it
+    again.
 
-    A function that does not return cannot be stopped in its thread: the records it held get the status "timeout", the
-    answer is sent, and the process is given up.
+    A function that does not return cannot be stopped in its thread: the records it held get the
+    status "timeout", the answer is sent, and the process is given up.
     """
 
     def __init__(
@@ -64,31 +75,50 @@ class ScorerShell:
         held = await self._store.records(request.headers)
         records = [_record(*found, dataset) for found in zip(request.headers, held, strict=True)]
         scores = [RecordScore(header.ordinal, header.sample, {}, {}) for header in request.headers]
-        wanted = [named for named in self._scorers if named.name in request.rewards or not request.rewards]
-        for found in await asyncio.gather(*(self._where(named, records, request.awake, call) for named in wanted)):
+        wanted = [
+            named for named in self._scorers if named.name in request.rewards or not request.rewards
+        ]
+        for found in await asyncio.gather(
+            *(self._where(named, records, request.awake, call) for named in wanted)
+        ):
             for i, (score, answer) in enumerate(zip(scores, found[1], strict=True)):
                 scores[i] = _with(score, found[0], answer)
         return [msgspec.structs.replace(score, asked=self._asked(score)) for score in scores]
 
     def _asked(self, score: RecordScore) -> list[Inquiry]:
         """What others were asked about a record. Rewards that ask the same role share a sampler."""
-        samplers = {id(named.sampler): named.sampler for named in self._scorers if named.sampler is not None}
-        return [one for sampler in samplers.values() for one in sampler.asked(score.ordinal, score.sample)]
+        samplers = {
+            id(named.sampler): named.sampler for named in self._scorers if named.sampler is not None
+        }
+        return [
+            one
+            for sampler in samplers.values()
+            for one in sampler.asked(score.ordinal, score.sample)
+        ]
 
     async def _where(
-        self, named: NamedScorer, records: list[ScoredRecord], awake: Mapping[str, list[int]], call: Call
+        self,
+        named: NamedScorer,
+        records: list[ScoredRecord],
+        awake: Mapping[str, list[int]],
+        call: Call,
     ) -> tuple[str, list[Score]]:
         """The reward's scores; "skipped" for records that it is not for."""
         if named.sampler is not None and named.sampler.role in awake:
             named.sampler.route(awake[named.sampler.role])
-        mine = [all(r.prompt.fields.get(key) in values for key, values in named.when.items()) for r in records]
+        mine = [
+            all(r.prompt.fields.get(key) in values for key, values in named.when.items())
+            for r in records
+        ]
         asked = [record for record, is_mine in zip(records, mine, strict=True) if is_mine]
         answers = iter(await self._ask(named, asked) if asked else [])
         call.progress()
         return named.name, [next(answers) if is_mine else _SKIPPED for is_mine in mine]
 
     async def _waiting(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
-        """Of a scorer that waits for others: calls overlap, and one that takes too long is cancelled."""
+        """Of a scorer that waits for others: calls overlap, and one that takes too long is
+        cancelled.
+        """
         try:
             async with asyncio.timeout(None if named.sampler else named.timeout_s):
                 return list(await cast(AsyncScorer, named.scorer).score(records))
@@ -97,7 +127,9 @@ class ScorerShell:
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
 
     async def _in_turn(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
-        async with self._turn:  # the limit counts from when the reward begins, not from when it was asked
+        async with (
+            self._turn
+        ):  # the limit counts from when the reward begins, not from when it was asked
             work = asyncio.ensure_future(self._compute(cast(Scorer, named.scorer).score, records))
             async with asyncio.timeout(named.timeout_s):
                 return list(await asyncio.shield(work))
@@ -106,7 +138,11 @@ class ScorerShell:
         waits = inspect.iscoroutinefunction(named.scorer.score)
         try:
             answers = await (self._waiting if waits else self._in_turn)(named, records)
-        except (ConfigError, ContractError, DataError):  # said on purpose, to whom runs it: nothing can be scored
+        except (
+            ConfigError,
+            ContractError,
+            DataError,
+        ):  # said on purpose, to whom runs it: nothing can be scored
             raise
         except TimeoutError:
             reason = f"no answer within {named.timeout_s:g} s"
@@ -115,7 +151,9 @@ class ScorerShell:
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
         except Exception as error:  # isolation point: the failure becomes the records' status
             log.exception("rewards.%s failed", named.name)
-            return [Score(value=None, status=REWARD_FAILED, reason=f"{type(error).__name__}: {error}")] * len(records)
+            return [
+                Score(value=None, status=REWARD_FAILED, reason=f"{type(error).__name__}: {error}")
+            ] * len(records)
         if len(answers) != len(records):
             reason = f"{len(answers)} scores for {len(records)} records"
             return [Score(value=None, status=REWARD_FAILED, reason=reason)] * len(records)
@@ -145,6 +183,10 @@ def _with(score: RecordScore, name: str, answer: Score) -> RecordScore:
         return msgspec.structs.replace(score, statuses={**score.statuses, name: status})
     if status == OK and (value is None or not math.isfinite(value)):
         status, reason = REWARD_FAILED, f"the reward is {value}"
-    values = {**score.values, name: float(value)} if status == OK and value is not None else score.values
-    told = score.reason or (short_reason(f"rewards.{name}: {reason}") if reason and status != OK else "")
+    values = (
+        {**score.values, name: float(value)} if status == OK and value is not None else score.values
+    )
+    told = score.reason or (
+        short_reason(f"rewards.{name}: {reason}") if reason and status != OK else ""
+    )
     return RecordScore(score.ordinal, score.sample, values, {**score.statuses, name: status}, told)

@@ -1,4 +1,6 @@
-"""The shell of a trainer rank: gets what all shards have for it at once (see ``relay``), runs the backend once."""
+"""The shell of a trainer rank: gets what all shards have for it at once (see ``relay``), runs the
+backend once.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ class TrainerShell:
     """Settings: rank."""
 
     def __init__(
-        self, backend: Trainer, store: StoreReader, compute: Compute, push_path: Path, settings: Mapping[str, Any]
+        self,
+        backend: Trainer,
+        store: StoreReader,
+        compute: Compute,
+        push_path: Path,
+        settings: Mapping[str, Any],
     ) -> None:
         self._backend, self._store, self._compute = backend, store, compute
         self._memory, self._rank = PushMemory(push_path), settings["rank"]
@@ -68,20 +75,29 @@ class TrainerShell:
                     media=media,
                     fresh=x.version == parts[0].step,
                 )
-                for x, (columns, media) in sorted(held, key=lambda pair: (pair[0].ordinal, pair[0].sample))
+                for x, (columns, media) in sorted(
+                    held, key=lambda pair: (pair[0].ordinal, pair[0].sample)
+                )
             ]
             found = await self._compute(self._prepare, parts[0], records)
             return [[found[item.ordinal, item.sample] for item in part.items] for part in parts]
 
-        rows: list[list[list[float]]] = await self._once.join(("prepare", parts[0].step), 0, parts, act)
+        rows: list[list[list[float]]] = await self._once.join(
+            ("prepare", parts[0].step), 0, parts, act
+        )
         return rows
 
-    def _prepare(self, request: PrepareRequest, records: list[TrainRecord]) -> dict[tuple[int, int], list[float]]:
+    def _prepare(
+        self, request: PrepareRequest, records: list[TrainRecord]
+    ) -> dict[tuple[int, int], list[float]]:
         self._keys = [(record.ordinal, record.sample) for record in records]
         if len(set(self._keys)) != len(self._keys):
             raise ContractError("two shards sent the same record", where=f"step {request.step}")
         rows = self._backend.prepare(records, frozenset(request.scalars))
-        return {key: [row[name] for name in request.scalars] for key, row in zip(self._keys, rows, strict=True)}
+        return {
+            key: [row[name] for name in request.scalars]
+            for key, row in zip(self._keys, rows, strict=True)
+        }
 
     async def train(self, parts: list[TrainRequest], call: Call) -> list[TrainReply | None]:
         """Tells the lead, the others that it is done."""
@@ -93,21 +109,35 @@ class TrainerShell:
         return [reply, *[None] * (len(parts) - 1)]
 
     def _train(self, parts: list[TrainRequest]) -> TrainReply:
-        """Its processor time stands for the rank's own work: one that waits for another rank uses none."""
-        told = {(ordinal, sample): value for part in parts for ordinal, sample, value in part.advantages}
+        """Its processor time stands for the rank's own work: one that waits for another rank uses
+        none.
+        """
+        told = {
+            (ordinal, sample): value for part in parts for ordinal, sample, value in part.advantages
+        }
         if told.keys() != set(self._keys):
-            raise ContractError("advantages and prepared records differ", where=f"step {parts[0].step}")
+            raise ContractError(
+                "advantages and prepared records differ", where=f"step {parts[0].step}"
+            )
         advantages = np.array([told[key] for key in self._keys], np.float64)
         began_s = time.process_time()
-        metrics = self._backend.train(parts[0].step, advantages, parts[0].minibatches, parts[0].epochs)
+        metrics = self._backend.train(
+            parts[0].step, advantages, parts[0].minibatches, parts[0].epochs
+        )
         busy_s = metrics.pop("busy_s", time.process_time() - began_s)
         return TrainReply(metrics, self._backend.version, busy_s)
 
     async def open_push(self, request: OpenPush, call: Call) -> Nothing:
-        """Begins the push of ``version``. Ranks other than 0 run through the export, since it may use collectives."""
+        """Begins the push of ``version``. Ranks other than 0 run through the export, since it may
+        use collectives.
+        """
         if self._backend.version != request.version:
             raise ContractError(
-                f"asked to push version {request.version}, the trainer holds {self._backend.version}", where="push"
+                (
+                    f"asked to push version {request.version}, the trainer holds "
+                    f"{self._backend.version}"
+                ),
+                where="push",
             )
         act = self._follow if self._rank else self._offer
         await self._once.join((request.version, request.attempt), 0, request, act)
@@ -120,12 +150,15 @@ class TrainerShell:
         before, self._push = self._push, None
         if before is not None:
             await before.close()
-        self._push = await self._compute(PushSource, self._backend, self._memory, self._compute, requests[0])
+        self._push = await self._compute(
+            PushSource, self._backend, self._memory, self._compute, requests[0]
+        )
 
     def _source(self, request: PlanRequest | BucketRequest) -> PushSource:
         if self._push is None or self._push.key != (request.version, request.attempt):
             raise ContractError(
-                f"no push of version {request.version}, attempt {request.attempt}, is open", where="push"
+                f"no push of version {request.version}, attempt {request.attempt}, is open",
+                where="push",
             )
         return self._push
 
@@ -153,7 +186,11 @@ class TrainerShell:
     async def finish_save(self, request: SaveState, call: Call) -> Nothing:
         async def act(_: list[SaveState]) -> Nothing:
             backend = self._backend
-            return await self._saving(backend.finish_save) if isinstance(backend, SavesInBackground) else Nothing()
+            return (
+                await self._saving(backend.finish_save)
+                if isinstance(backend, SavesInBackground)
+                else Nothing()
+            )
 
         done: Nothing = await self._once.join(("saved", request.step), 0, request, act)
         return done
@@ -163,5 +200,7 @@ class TrainerShell:
         try:
             await self._compute(work, *args)
         except OSError as error:
-            raise CheckpointError(f"{error.strerror}.", where=str(error.filename or args)) from error
+            raise CheckpointError(
+                f"{error.strerror}.", where=str(error.filename or args)
+            ) from error
         return Nothing()

@@ -1,4 +1,6 @@
-"""What an advantage promises: numbers that follow from the groups alone, however shards hold them."""
+"""What an advantage promises: numbers that follow from the groups alone, however shards hold
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from gcore_core.testing.contracts.base import Contract
 class AdvantageContract(Contract):
     """For level "record". Override ``provider``, or the fixture ``advantage``.
 
-    ``tolerance``: of an advantage, relative to the largest. ``baseline``: "group", what a record is compared with, or
-    "batch"; in a group of equal rewards the first gives zeros, the second need not.
+    ``tolerance``: of an advantage, relative to the largest. ``baseline``: "group", what a record is
+    compared with, or "batch"; in a group of equal rewards the first gives zeros, the second need
+    not.
     """
 
     kind: ClassVar[str] = "advantage"
@@ -45,10 +48,14 @@ class AdvantageContract(Contract):
         return GroupScalars(rewards=rewards, lengths=lengths, scalars=scalars)
 
     def test_it_is_an_advantage(self, advantage: Any) -> None:
-        assert isinstance(advantage, Advantage), "it lacks a member of gcore_core.protocols.Advantage"
+        assert isinstance(advantage, Advantage), (
+            "it lacks a member of gcore_core.protocols.Advantage"
+        )
         assert_attributes(advantage)
 
-    def test_each_record_has_one_finite_number(self, advantage: Any, groups: list[GroupScalars]) -> None:
+    def test_each_record_has_one_finite_number(
+        self, advantage: Any, groups: list[GroupScalars]
+    ) -> None:
         found = whole(advantage, groups)
         assert [values.shape for values in found] == [group.rewards.shape for group in groups]
         for values in found:
@@ -62,7 +69,9 @@ class AdvantageContract(Contract):
             np.testing.assert_array_equal(one, other)
 
     @pytest.mark.parametrize("shards", [2, 3, 9])
-    def test_shards_do_not_matter(self, advantage: Any, groups: list[GroupScalars], shards: int) -> None:
+    def test_shards_do_not_matter(
+        self, advantage: Any, groups: list[GroupScalars], shards: int
+    ) -> None:
         """Statistics are summed over the shards; with more shards than groups some have none."""
         parts = [groups[shard::shards] for shard in range(shards)]
         statistics = np.sum([advantage.statistics(part) for part in parts], axis=0)
@@ -72,8 +81,12 @@ class AdvantageContract(Contract):
             assert len(found) == len(part)
             self._assert_close(found, expected[shard::shards])
 
-    def test_the_order_of_groups_and_records_does_not_matter(self, advantage: Any, groups: list[GroupScalars]) -> None:
-        turned = [self.group(group.rewards[::-1].copy(), advantage.requires) for group in groups[::-1]]
+    def test_the_order_of_groups_and_records_does_not_matter(
+        self, advantage: Any, groups: list[GroupScalars]
+    ) -> None:
+        turned = [
+            self.group(group.rewards[::-1].copy(), advantage.requires) for group in groups[::-1]
+        ]
         found = [values[::-1] for values in whole(advantage, turned)[::-1]]
         self._assert_close(found, whole(advantage, groups))
 
@@ -83,7 +96,9 @@ class AdvantageContract(Contract):
         for values in whole(advantage, groups):
             assert not values.any(), values
 
-    def test_a_group_of_equal_rewards_teaches_nothing(self, advantage: Any, groups: list[GroupScalars]) -> None:
+    def test_a_group_of_equal_rewards_teaches_nothing(
+        self, advantage: Any, groups: list[GroupScalars]
+    ) -> None:
         """Exactly nothing: a rest of rounding would be trained on."""
         if self.baseline == "batch":
             self.not_claimed("a baseline of the group")
@@ -91,10 +106,14 @@ class AdvantageContract(Contract):
             if np.ptp(group.rewards) == 0:
                 assert not values.any(), f"rewards {group.rewards} give {values}"
 
-    def test_a_higher_reward_never_has_a_lower_advantage(self, advantage: Any, groups: list[GroupScalars]) -> None:
+    def test_a_higher_reward_never_has_a_lower_advantage(
+        self, advantage: Any, groups: list[GroupScalars]
+    ) -> None:
         for group, values in zip(groups, whole(advantage, groups), strict=True):
             ordered = values[np.argsort(group.rewards, kind="stable")]
-            assert (np.diff(ordered) >= -self.tolerance).all(), f"rewards {group.rewards} give {values}"
+            assert (np.diff(ordered) >= -self.tolerance).all(), (
+                f"rewards {group.rewards} give {values}"
+            )
 
     def _assert_close(self, found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
         for one, other in zip(found, expected, strict=True):
@@ -114,7 +133,9 @@ class ActionAdvantageContract(Contract):
 
     @pytest.fixture
     def actions(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Rewards, values and mask of records of 1, 2 and 9 actions, read-only; every third action is masked."""
+        """Rewards, values and mask of records of 1, 2 and 9 actions, read-only; every third action
+        is masked.
+        """
         draw, found = np.random.default_rng(0), []
         for size in (1, 2, 9):
             mask = (np.arange(size) % 3 != 1).astype(np.uint8)
@@ -125,7 +146,9 @@ class ActionAdvantageContract(Contract):
         return found
 
     def test_it_is_an_advantage(self, advantage: Any) -> None:
-        assert isinstance(advantage, ActionAdvantage), "it lacks a member of gcore_core.protocols.ActionAdvantage"
+        assert isinstance(advantage, ActionAdvantage), (
+            "it lacks a member of gcore_core.protocols.ActionAdvantage"
+        )
         assert_attributes(advantage)
 
     def test_each_action_has_an_advantage_and_a_return(self, advantage: Any, actions: Any) -> None:
@@ -138,13 +161,17 @@ class ActionAdvantageContract(Contract):
         """Whatever rewards and values stand there, the trained actions get the same."""
         for rewards, values, mask in actions:
             trained = mask != 0
-            other = advantage.per_action(np.where(trained, rewards, 50.0), np.where(trained, values, -50.0), mask)
+            other = advantage.per_action(
+                np.where(trained, rewards, 50.0), np.where(trained, values, -50.0), mask
+            )
             for one, two in zip(advantage.per_action(rewards, values, mask), other, strict=True):
                 np.testing.assert_allclose(one[trained], two[trained], rtol=0, atol=self.tolerance)
 
     def test_asking_twice_gives_the_same(self, advantage: Any, actions: Any) -> None:
         for record in actions:
-            for one, two in zip(advantage.per_action(*record), advantage.per_action(*record), strict=True):
+            for one, two in zip(
+                advantage.per_action(*record), advantage.per_action(*record), strict=True
+            ):
                 np.testing.assert_array_equal(one, two)
 
 

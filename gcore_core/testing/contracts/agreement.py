@@ -1,4 +1,6 @@
-"""What a trainer and a generator promise together: after a push, both say the same of the same actions."""
+"""What a trainer and a generator promise together: after a push, both say the same of the same
+actions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from gcore_core.testing.contracts.weights import digests, exported, push
 class TrainerWithGeneratorContract(Contract):
     """Override ``provider``, a plugin that has both, or both fixtures.
 
-    ``config`` is the trainer's, ``generator_config`` the generator's; ``generator_provider`` where it is another's.
+    ``config`` is the trainer's, ``generator_config`` the generator's; ``generator_provider`` where
+    it is another's.
     ``tolerance``: of log-probs, in nats: the largest difference over all actions.
     """
 
@@ -46,7 +49,9 @@ class TrainerWithGeneratorContract(Contract):
 
     @pytest.fixture
     def prompts(self) -> list[Prompt]:
-        return [Prompt(row=row, text=text) for row, text in enumerate(["1+2=", "7", "12+34=", "5+6+7="])]
+        return [
+            Prompt(row=row, text=text) for row, text in enumerate(["1+2=", "7", "12+34=", "5+6+7="])
+        ]
 
     @pytest.fixture
     def requests(self, prompts: list[Prompt]) -> list[SampleRequest]:
@@ -58,7 +63,9 @@ class TrainerWithGeneratorContract(Contract):
         """Both were made from one model."""
         assert self._gap(trainer, sampled(generator, requests)) <= self.tolerance
 
-    def test_after_each_push_they_agree(self, trainer: Any, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_after_each_push_they_agree(
+        self, trainer: Any, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         for version in (1, 2):
             self._gap(trainer, sampled(generator, requests), step=version - 1)
             push(generator, exported(trainer), version)
@@ -71,7 +78,9 @@ class TrainerWithGeneratorContract(Contract):
         records = sampled(generator, requests)
         for step in range(3):
             self._gap(trainer, records, step=step)
-        assert self._gap(trainer, records, step=3) > self.tolerance, "three updates changed no log-prob"
+        assert self._gap(trainer, records, step=3) > self.tolerance, (
+            "three updates changed no log-prob"
+        )
 
     def test_the_generator_holds_the_exported_bytes(
         self, trainer: Any, generator: Any, requests: list[SampleRequest]
@@ -84,7 +93,9 @@ class TrainerWithGeneratorContract(Contract):
         assert generator.fingerprint() == digests(pushed)
 
     def _gap(self, trainer: Any, records: list[TrainRecord], *, step: int = 0) -> float:
-        """Largest difference between the records' log-probs and the trainer's, who then takes a step."""
+        """Largest difference between the records' log-probs and the trainer's, who then takes a
+        step.
+        """
         advantages = np.where(np.arange(len(records)) % 2, 1.0, -0.5)
         return train(trainer, records, advantages, step=step)["logprob_gap_max"]
 
@@ -96,7 +107,13 @@ def sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]:
     while len(ended) < len(requests):
         ended += generator.step()
     records = [
-        TrainRecord(ordinal=r.request.ordinal, sample=r.request.sample, minibatch=0, columns=r.columns, media=r.media)
+        TrainRecord(
+            ordinal=r.request.ordinal,
+            sample=r.request.sample,
+            minibatch=0,
+            columns=r.columns,
+            media=r.media,
+        )
         for r in ended
     ]
     return sorted(records, key=lambda record: (record.ordinal, record.sample))

@@ -1,4 +1,6 @@
-"""What a balancer promises: every record once, no rank more burdened than by dealing in turn, usable costs."""
+"""What a balancer promises: every record once, no rank more burdened than by dealing in turn,
+usable costs.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,25 @@ import pytest
 from gcore_core.protocols import LearnsCosts, Work
 from gcore_core.testing.contracts.base import Contract, claims
 
-_CASES = ("mixed", "few", "empty", "one item", "more bins than items", "all equal", "one giant", "huge", "sorted")
+_CASES = (
+    "mixed",
+    "few",
+    "empty",
+    "one item",
+    "more bins than items",
+    "all equal",
+    "one giant",
+    "huge",
+    "sorted",
+)
 _ROUNDING = 1e-9  # of sums of costs in another order, relative
 
 
 class BalancerContract(Contract):
     """Override ``provider``, or the fixture ``balancer``.
 
-    tolerance: how far from 1 R2 may be of what a balancer predicts of times that follow its own law, once shown some.
+    tolerance: how far from 1 R2 may be of what a balancer predicts of times that follow its own
+        law, once shown some.
     """
 
     kind: ClassVar[str] = "balancer"
@@ -46,7 +59,9 @@ class BalancerContract(Contract):
         lengths, bins = cases[request.param]
         return work(lengths, extra=1e200 if request.param == "huge" else 0.0), bins
 
-    def test_there_are_as_many_bins_as_asked_for(self, balancer: Any, case: tuple[Work, int]) -> None:
+    def test_there_are_as_many_bins_as_asked_for(
+        self, balancer: Any, case: tuple[Work, int]
+    ) -> None:
         records, bins = case
         assert len(balancer.split(records, bins)) == bins
 
@@ -55,7 +70,9 @@ class BalancerContract(Contract):
         indexes = [int(index) for part in balancer.split(records, bins) for index in part]
         assert sorted(indexes) == list(range(len(records)))
 
-    def test_the_same_records_give_the_same_split(self, balancer: Any, case: tuple[Work, int]) -> None:
+    def test_the_same_records_give_the_same_split(
+        self, balancer: Any, case: tuple[Work, int]
+    ) -> None:
         records, bins = case
         first = plain(balancer.split(records, bins))
         balancer.split(records.take(range(len(records))[::-1]), bins + 1)
@@ -67,12 +84,19 @@ class BalancerContract(Contract):
         assert costs.shape == (len(records),)
         assert ((costs >= 0) & np.isfinite(costs)).all()
 
-    def test_it_is_never_worse_than_dealing_in_turn(self, balancer: Any, case: tuple[Work, int]) -> None:
+    def test_it_is_never_worse_than_dealing_in_turn(
+        self, balancer: Any, case: tuple[Work, int]
+    ) -> None:
         records, bins = case
         costs = balancer.costs(records)
-        largest = max((float(costs[part].sum()) for part in plain(balancer.split(records, bins)) if part), default=0.0)
+        largest = max(
+            (float(costs[part].sum()) for part in plain(balancer.split(records, bins)) if part),
+            default=0.0,
+        )
         dealt = max(float(costs[start::bins].sum()) for start in range(bins))
-        assert largest <= dealt * (1 + _ROUNDING), f"the fullest bin has {largest:g}; dealing in turn gives {dealt:g}"
+        assert largest <= dealt * (1 + _ROUNDING), (
+            f"the fullest bin has {largest:g}; dealing in turn gives {dealt:g}"
+        )
 
     def test_equal_records_are_dealt_evenly(self, balancer: Any) -> None:
         for items, bins in ((12, 4), (13, 4), (3, 5)):
@@ -88,9 +112,14 @@ class BalancerContract(Contract):
                 loads = [work(draw.lognormal(6, 1, draw.integers(4, 12))) for _ in range(4)]
                 balancer.observe(loads, seconds(loads, law))
             loads = [work(draw.lognormal(6, 1, draw.integers(4, 12))) for _ in range(64)]
-            told, true = np.array([balancer.costs(load).sum() for load in loads]), seconds(loads, law)
+            told, true = (
+                np.array([balancer.costs(load).sum() for load in loads]),
+                seconds(loads, law),
+            )
             r2 = float(np.corrcoef(told, true)[0, 1]) ** 2
-            assert r2 >= 1 - self.tolerance, f"R2 {r2:.3f} of costs and the seconds they were learned from"
+            assert r2 >= 1 - self.tolerance, (
+                f"R2 {r2:.3f} of costs and the seconds they were learned from"
+            )
 
     @claims("costs.learned")
     def test_what_it_is_shown_cannot_break_it(self, balancer: Any) -> None:
@@ -102,7 +131,9 @@ class BalancerContract(Contract):
             assert r2 is None or (np.isfinite(r2) and r2 <= 1)
             costs = balancer.costs(records)
             assert ((costs >= 0) & np.isfinite(costs)).all() and costs.any()
-            assert sorted(index for part in plain(balancer.split(records, 3)) for index in part) == list(range(64))
+            assert sorted(
+                index for part in plain(balancer.split(records, 3)) for index in part
+            ) == list(range(64))
             self.test_equal_records_are_dealt_evenly(balancer)
 
     def test_learning_is_claimed_or_absent(self, balancer: Any) -> None:
@@ -114,7 +145,10 @@ def work(lengths: np.ndarray, extra: float = 0.0) -> Work:
     whole = lengths.astype(np.int64)
     prompt = whole // 5
     found = Work(
-        group=np.arange(len(whole)) // 2, prompt=prompt, actions=whole - prompt, extra=np.full(len(whole), extra)
+        group=np.arange(len(whole)) // 2,
+        prompt=prompt,
+        actions=whole - prompt,
+        extra=np.full(len(whole), extra),
     )
     for column in (found.group, found.prompt, found.actions, found.extra):
         column.flags.writeable = False

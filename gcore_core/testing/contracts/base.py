@@ -3,9 +3,10 @@
     class TestMine(BalancerContract):
         provider = "mine"
 
-Outcomes are pass, fail and not claimed. A test that ``claims`` a capability which the provider's description does not
-have ends as not claimed: it is counted and listed. ``known_gaps`` holds failures that the author knows of; a gap that
-has closed fails until it is taken out.
+Outcomes are pass, fail and not claimed. A test that ``claims`` a capability which the provider's
+description does not
+have ends as not claimed: it is counted and listed. ``known_gaps`` holds failures that the author
+knows of; a gap that has closed fails until it is taken out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class NotClaimed(pytest.skip.Exception):  # type: ignore[name-defined, misc]
 
 
 def claims(capability: str) -> Callable[[T], T]:
-    """Marks a test that holds a provider to a claim; where nobody claims it, the outcome is not claimed."""
+    """Marks a test that holds a provider to a claim; where nobody claims it, the outcome is not
+    claimed.
+    """
 
     def mark(test: T) -> T:
         test.capability = capability  # type: ignore[attr-defined]
@@ -42,10 +45,13 @@ def claims(capability: str) -> Callable[[T], T]:
 class Contract:
     """Base of every contract; a plugin may derive contracts for kinds of its own.
 
-    provider: what ``use:`` says ("torch", "core/varied"), or a description. It may stay None when the fixture that
-        gives the tested object is overridden; ``capabilities`` then says what that object claims.
-    config: settings under which the provider is made. tolerance: what the contract's comparisons of numbers allow.
-    known_gaps: name of a test, or of one of its cases ("test_x[case]") -> why it fails, with a link where there is one.
+    provider: what ``use:`` says ("torch", "core/varied"), or a description. It may stay None when
+        the fixture that gives the tested object is overridden; ``capabilities`` then says what that
+        object claims.
+    config: settings under which the provider is made. tolerance: what the contract's comparisons of
+        numbers allow.
+    known_gaps: name of a test, or of one of its cases ("test_x[case]") -> why it fails, with a link
+        where there is one.
     """
 
     kind: ClassVar[str] = ""
@@ -61,7 +67,10 @@ class Contract:
         for name in cls.known_gaps:
             if name.partition("[")[0] not in tests:
                 raise ContractError(
-                    f"known_gaps names {name!r}, which is no test of this contract{did_you_mean(name, tests)}.",
+                    (
+                        f"known_gaps names {name!r}, which is no test of this "
+                        f"contract{did_you_mean(name, tests)}."
+                    ),
                     where=cls.__name__,
                     todo="take it out, or correct its name",
                 )
@@ -73,7 +82,9 @@ class Contract:
         show_outcomes(request.config)
         for name in (request.node.name, request.function.__name__):
             if name in self.known_gaps:
-                request.node.add_marker(pytest.mark.xfail(reason=self.known_gaps[name], strict=True))
+                request.node.add_marker(
+                    pytest.mark.xfail(reason=self.known_gaps[name], strict=True)
+                )
         capability = getattr(request.function, "capability", "")
         if capability and capability not in self.claimed():
             self.not_claimed(capability)
@@ -91,11 +102,16 @@ class Contract:
 
     @classmethod
     def description(cls, kind: str = "") -> Provider:
-        """What the provider says of itself; an installed plugin is loaded as a run would load it."""
+        """What the provider says of itself; an installed plugin is loaded as a run would load
+        it.
+        """
         if cls.provider is None:
             raise ContractError(
                 f"{cls.__name__} says neither which provider it tests nor how to make it.",
-                todo='set provider = "<plugin>", or override the fixture that gives the tested object',
+                todo=(
+                    'set provider = "<plugin>", or override the fixture that gives the tested '
+                    "object"
+                ),
             )
         return described(cls.provider, kind or cls.kind)
 
@@ -110,7 +126,9 @@ class Contract:
 
     @pytest.fixture
     def context(self, model: Mapping[str, Any], tmp_path: Path) -> WorkerContext:
-        return WorkerContext(role="contract", deterministic=True, steps=100, model=model, directory=str(tmp_path))
+        return WorkerContext(
+            role="contract", deterministic=True, steps=100, model=model, directory=str(tmp_path)
+        )
 
 
 def described(provider: str | Provider, kind: str) -> Provider:

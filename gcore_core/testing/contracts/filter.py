@@ -1,4 +1,6 @@
-"""What a filter promises: one verdict a group, from its numbers alone, and a reason for those it drops."""
+"""What a filter promises: one verdict a group, from its numbers alone, and a reason for those it
+drops.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class FilterContract(Contract):
     def group_filter(self) -> Any:
         return self.build()
 
-    @pytest.fixture(params=[[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0], [0.5], [], [-2.0, 3.5, 1e6]])
+    @pytest.fixture(
+        params=[[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0], [0.5], [], [-2.0, 3.5, 1e6]]
+    )
     def group(self, request: pytest.FixtureRequest) -> GroupScalars:
         rewards = np.array(request.param, np.float64)
         lengths = np.arange(1, rewards.size + 1, dtype=np.int64)
@@ -28,19 +32,31 @@ class FilterContract(Contract):
             array.flags.writeable = False
         return GroupScalars(rewards=rewards, lengths=lengths)
 
-    def test_a_verdict_is_a_truth_value_and_a_word(self, group_filter: Any, group: GroupScalars) -> None:
+    def test_a_verdict_is_a_truth_value_and_a_word(
+        self, group_filter: Any, group: GroupScalars
+    ) -> None:
         keeps, reason = group_filter.keep(group)
         assert isinstance(keeps, bool) and isinstance(reason, str)
 
-    def test_what_is_dropped_has_a_named_reason(self, group_filter: Any, group: GroupScalars) -> None:
+    def test_what_is_dropped_has_a_named_reason(
+        self, group_filter: Any, group: GroupScalars
+    ) -> None:
         keeps, reason = group_filter.keep(group)
-        assert keeps or reason.strip(), f"rewards {group.rewards.tolist()} are dropped without a reason"
+        assert keeps or reason.strip(), (
+            f"rewards {group.rewards.tolist()} are dropped without a reason"
+        )
 
-    def test_the_same_group_gets_the_same_verdict(self, group_filter: Any, group: GroupScalars) -> None:
+    def test_the_same_group_gets_the_same_verdict(
+        self, group_filter: Any, group: GroupScalars
+    ) -> None:
         first = group_filter.keep(group)
         group_filter.keep(GroupScalars(rewards=np.array([9.0, 9.0]), lengths=np.array([1, 1])))
         assert group_filter.keep(group) == first
 
-    def test_the_order_of_a_groups_records_does_not_matter(self, group_filter: Any, group: GroupScalars) -> None:
-        turned = GroupScalars(rewards=group.rewards[::-1].copy(), lengths=group.lengths[::-1].copy())
+    def test_the_order_of_a_groups_records_does_not_matter(
+        self, group_filter: Any, group: GroupScalars
+    ) -> None:
+        turned = GroupScalars(
+            rewards=group.rewards[::-1].copy(), lengths=group.lengths[::-1].copy()
+        )
         assert group_filter.keep(turned) == group_filter.keep(group)

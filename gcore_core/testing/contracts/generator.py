@@ -34,9 +34,10 @@ _COLUMNS = {
 class GeneratorContract(EngineTests, SleepTests, Contract):
     """Override ``provider``, or the fixture ``generator`` and ``capabilities``.
 
-    ``tolerance``: of log-probs, in nats. ``samples``: per prompt. ``steps_limit``: of ``step`` until a batch must have
-    ended. A generator that claims weights.push and has no model directory also gives the fixture ``weights``; one that
-    claims sleep and is not on CUDA, the fixture ``memory``.
+    ``tolerance``: of log-probs, in nats. ``samples``: per prompt. ``steps_limit``: of ``step``
+    until a batch must have ended. A generator that claims weights.push and has no model directory
+    also gives the fixture ``weights``; one that claims sleep and is not on CUDA, the fixture
+    ``memory``.
     """
 
     kind: ClassVar[str] = "generator"
@@ -51,7 +52,9 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     @pytest.fixture
     def prompts(self) -> list[Prompt]:
         """Prompts of different lengths that the model can read; the shortest has one character."""
-        return [Prompt(row=row, text=text) for row, text in enumerate(["1+2=", "7", "12+34=", "5+6+7="])]
+        return [
+            Prompt(row=row, text=text) for row, text in enumerate(["1+2=", "7", "12+34=", "5+6+7="])
+        ]
 
     @pytest.fixture
     def requests(self, prompts: list[Prompt]) -> list[SampleRequest]:
@@ -62,19 +65,27 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
         """Actions that end a sample; those seen at the end of short samples need not be named."""
         return frozenset()
 
-    # -- records ------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def test_it_is_a_generator(self, generator: Any) -> None:
-        assert isinstance(generator, Generator), "it lacks a method of gcore_core.protocols.Generator"
+        assert isinstance(generator, Generator), (
+            "it lacks a method of gcore_core.protocols.Generator"
+        )
 
-    def test_every_request_ends_exactly_once(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_every_request_ends_exactly_once(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         generator.submit(requests)
         ended = [key_of(record) for record in self.drain(generator, requests)]
         assert sorted(ended) == sorted(key_of_request(r) for r in requests)
         assert generator.step() == [], "a generator without work must return nothing"
 
-    def test_a_record_answers_its_own_request(self, generator: Any, requests: list[SampleRequest]) -> None:
-        """Prompt tokens are those of the request alone, and each record carries its request unchanged."""
+    def test_a_record_answers_its_own_request(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
+        """Prompt tokens are those of the request alone, and each record carries its request
+        unchanged.
+        """
         together = self.run(generator, requests)
         for request in requests[:: self.samples]:
             alone = self.run(generator, [request])[key_of_request(request)]
@@ -82,24 +93,34 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
                 if other.ordinal == request.ordinal:
                     record = together[key_of_request(other)]
                     assert record.request == other
-                    np.testing.assert_array_equal(record.columns["prompt_ids"], alone.columns["prompt_ids"])
+                    np.testing.assert_array_equal(
+                        record.columns["prompt_ids"], alone.columns["prompt_ids"]
+                    )
 
-    def test_columns_have_their_names_and_dtypes(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_columns_have_their_names_and_dtypes(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         for record in self.run(generator, requests).values():
             for name, dtype in _COLUMNS.items():
                 assert name in record.columns, f"column {name} is missing"
-                assert record.columns[name].dtype == dtype, f"column {name} must be {np.dtype(dtype)}"
+                assert record.columns[name].dtype == dtype, (
+                    f"column {name} must be {np.dtype(dtype)}"
+                )
             assert record.columns["temperature"].shape == ()
             record.columns["text"].tobytes().decode("utf-8")
 
-    def test_every_action_has_its_logprob(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_every_action_has_its_logprob(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         for record in self.run(generator, requests).values():
             actions = record.columns["action_ids"].size
             assert actions > 0
             assert record.columns["logp"].size == actions
             assert record.columns["action_mask"].size == actions
 
-    def test_logprobs_are_finite_and_not_positive(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_logprobs_are_finite_and_not_positive(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         for record in self.run(generator, requests).values():
             logp = record.columns["logp"]
             assert np.isfinite(logp).all(), f"{record.request.ordinal}: {logp}"
@@ -117,10 +138,18 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
             if record.status == FINISHED and record.columns["action_ids"].size < limit:
                 ends.add(int(record.columns["action_ids"][-1]))
         cut = [r for r in records if r.columns["action_ids"].size == limit and not r.reason]
-        wrong = [r for r in cut if ends and (int(r.columns["action_ids"][-1]) in ends) != (r.status == FINISHED)]
-        assert not wrong, f"{len(wrong)} of {len(cut)} records of {limit} actions say {wrong[0].status!r}"
+        wrong = [
+            r
+            for r in cut
+            if ends and (int(r.columns["action_ids"][-1]) in ends) != (r.status == FINISHED)
+        ]
+        assert not wrong, (
+            f"{len(wrong)} of {len(cut)} records of {limit} actions say {wrong[0].status!r}"
+        )
 
-    def test_greedy_samples_do_not_depend_on_the_seed(self, generator: Any, prompts: list[Prompt]) -> None:
+    def test_greedy_samples_do_not_depend_on_the_seed(
+        self, generator: Any, prompts: list[Prompt]
+    ) -> None:
         records = self.run(generator, requests_of(prompts, 3, greedy=True))
         for ordinal in range(len(prompts)):
             first, *others = [records[ordinal, sample].columns for sample in range(3)]
@@ -128,13 +157,21 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
             for other in others:
                 np.testing.assert_array_equal(first["action_ids"], other["action_ids"])
 
-    def test_samples_of_a_prompt_differ(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_samples_of_a_prompt_differ(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         records = self.run(generator, requests)
-        groups = [{actions(records[key]) for key in records if key[0] == r.ordinal} for r in requests]
+        groups = [
+            {actions(records[key]) for key in records if key[0] == r.ordinal} for r in requests
+        ]
         assert any(len(group) > 1 for group in groups), "all samples of every prompt are the same"
 
-    def test_two_batches_in_flight_do_not_mix(self, generator: Any, requests: list[SampleRequest]) -> None:
-        """Where the same seed gives the same tokens, the second batch has those that it has alone."""
+    def test_two_batches_in_flight_do_not_mix(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
+        """Where the same seed gives the same tokens, the second batch has those that it has
+        alone.
+        """
         half = len(requests) // 2 // self.samples * self.samples
         first, second = requests[:half], requests[half:]
         alone = {**self.run(generator, first), **self.run(generator, second)}
@@ -149,12 +186,16 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
             if "determinism" in self.claimed():
                 np.testing.assert_array_equal(record.columns["action_ids"], expected["action_ids"])
 
-    # -- bad requests -------------------------------------------------------------------------------------------------
+    # -- bad requests ------------------------------------------------------------------------------
 
-    def test_an_empty_prompt_is_answered_or_fails_alone(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_an_empty_prompt_is_answered_or_fails_alone(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         self._fails_alone(generator, requests, Prompt(row=0, text=""))
 
-    def test_a_prompt_beyond_any_context_fails_alone(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_a_prompt_beyond_any_context_fails_alone(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         self._fails_alone(generator, requests, Prompt(row=0, text="1+" * 100_000))
 
     def _fails_alone(self, generator: Any, requests: list[SampleRequest], prompt: Prompt) -> None:
@@ -164,22 +205,31 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
         records = {key_of(record): record for record in self.drain(generator, requests)}
         for key, record in records.items():
             if key != (1000, 0):
-                assert record.status in (FINISHED, TRUNCATED), f"{key} failed with it: {record.reason}"
+                assert record.status in (FINISHED, TRUNCATED), (
+                    f"{key} failed with it: {record.reason}"
+                )
             elif record.status == FAILED:
                 assert record.reason, "a failed record must say why"
                 assert not record.columns, "a failed record has no columns"
 
-    # -- claims -------------------------------------------------------------------------------------------------------
+    # -- claims ------------------------------------------------------------------------------------
 
     @claims("determinism")
-    def test_the_same_seed_gives_the_same_tokens(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_the_same_seed_gives_the_same_tokens(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         once, again = self.run(generator, requests), self.run(generator, requests)
         for key in once:
             for name in ("action_ids", "logp"):
-                assert once[key].columns[name].tobytes() == again[key].columns[name].tobytes(), (key, name)
+                assert once[key].columns[name].tobytes() == again[key].columns[name].tobytes(), (
+                    key,
+                    name,
+                )
 
     @claims("determinism")
-    def test_the_seed_decides_and_not_the_place(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_the_seed_decides_and_not_the_place(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         """Samples of a prompt whose seeds are exchanged have exchanged tokens."""
         turned = [request_with(r, sample=(r.sample + 1) % self.samples) for r in requests]
         before, after = self.run(generator, requests), self.run(generator, turned)
@@ -188,7 +238,9 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
             np.testing.assert_array_equal(one.columns["action_ids"], two.columns["action_ids"])
 
     @claims("logprobs")
-    def test_logprobs_are_those_at_the_temperature_told(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_logprobs_are_those_at_the_temperature_told(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         """What it says of its own actions, scored again, at the record's temperature."""
         assert isinstance(generator, ScoresLogprobs)
         records = list(self.run(generator, requests).values())
@@ -196,24 +248,32 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
         assert len(scored) == len(records)
         for record, logp in zip(records, scored, strict=True):
             shared = min(logp.size, record.columns["logp"].size)  # lengths are another test's
-            np.testing.assert_allclose(logp[:shared], record.columns["logp"][:shared], atol=self.tolerance, rtol=0)
+            np.testing.assert_allclose(
+                logp[:shared], record.columns["logp"][:shared], atol=self.tolerance, rtol=0
+            )
 
     @claims("abort")
-    def test_abort_returns_what_there_is(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_abort_returns_what_there_is(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         generator.submit(requests)
         ended = [record for _ in range(3) for record in generator.step()]
         running = sorted({key_of_request(r) for r in requests} - {key_of(r) for r in ended})
         assert running, "everything ended within three steps: let samples be longer"
         kept, taken = running[0], running[1:]
         aborted = generator.abort([*taken, (99_999, 0)])
-        assert sorted(map(key_of, aborted)) == taken, "abort returns the named samples, and ignores unknown ones"
+        assert sorted(map(key_of, aborted)) == taken, (
+            "abort returns the named samples, and ignores unknown ones"
+        )
         assert {record.status for record in aborted} <= {ABORTED}
-        assert any(record.columns["action_ids"].size for record in aborted), "their actions so far are lost"
+        assert any(record.columns["action_ids"].size for record in aborted), (
+            "their actions so far are lost"
+        )
         later = self.drain(generator, [r for r in requests if key_of_request(r) == kept])
         later += [record for _ in range(100) for record in generator.step()]
         assert [key_of(record) for record in later] == [kept], "an aborted sample came back"
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def run(self, generator: Any, requests: Sequence[SampleRequest]) -> dict[Key, Finished]:
         """Submits and waits; (ordinal, sample) -> record."""
@@ -236,10 +296,18 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
         return found
 
 
-def requests_of(prompts: Sequence[Prompt], samples: int, *, greedy: bool = False) -> list[SampleRequest]:
+def requests_of(
+    prompts: Sequence[Prompt], samples: int, *, greedy: bool = False
+) -> list[SampleRequest]:
     """Every prompt ``samples`` times, each with a seed of its own."""
     return [
-        SampleRequest(ordinal=ordinal, sample=sample, seed=7919 * ordinal + sample, prompt=prompt, greedy=greedy)
+        SampleRequest(
+            ordinal=ordinal,
+            sample=sample,
+            seed=7919 * ordinal + sample,
+            prompt=prompt,
+            greedy=greedy,
+        )
         for ordinal, prompt in enumerate(prompts)
         for sample in range(samples)
     ]
@@ -247,7 +315,9 @@ def requests_of(prompts: Sequence[Prompt], samples: int, *, greedy: bool = False
 
 def request_with(request: SampleRequest, *, sample: int) -> SampleRequest:
     """The same seed and prompt under another number."""
-    return SampleRequest(ordinal=request.ordinal, sample=sample, seed=request.seed, prompt=request.prompt)
+    return SampleRequest(
+        ordinal=request.ordinal, sample=sample, seed=request.seed, prompt=request.prompt
+    )
 
 
 def key_of(record: Finished) -> Key:

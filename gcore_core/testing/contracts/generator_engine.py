@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from gcore_core.errors import WeightMismatch
-from gcore_core.protocols import Fingerprints, ReceivesWeights, SampleRequest, ScoresLogprobs, Sleeps
+from gcore_core.protocols import (
+    Fingerprints,
+    ReceivesWeights,
+    SampleRequest,
+    ScoresLogprobs,
+    Sleeps,
+)
 from gcore_core.records import TensorSpec, WeightPlan
 from gcore_core.testing.contracts.base import Contract, claims
 from gcore_core.testing.contracts.weights import digests, load, perturbed, push, read_model
@@ -30,30 +36,41 @@ _PROTOCOLS: dict[str, tuple[type, tuple[str, ...]]] = {
 class EngineTests(Contract):
     """Mixed into ``GeneratorContract``, which runs and drains.
 
-    runs_between_steps: the engine goes on by itself, so a sample may end before a push and be given after it.
+    runs_between_steps: the engine goes on by itself, so a sample may end before a push and be given
+        after it.
     """
 
     runs_between_steps: ClassVar[bool] = False
 
     if TYPE_CHECKING:
 
-        def run(self, generator: Any, requests: list[SampleRequest]) -> dict[tuple[int, int], Finished]: ...
+        def run(
+            self, generator: Any, requests: list[SampleRequest]
+        ) -> dict[tuple[int, int], Finished]: ...
         def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
 
     @pytest.fixture
     def weights(self, model: Mapping[str, Any]) -> Tensors:
-        """The tensors that the generator was made with, as a trainer would push them: those of its model directory."""
+        """The tensors that the generator was made with, as a trainer would push them: those of its
+        model directory.
+        """
         found = read_model(model)
         if not found:
-            pytest.fail("weights.push is claimed: give the fixture `weights`, or a `model` with safetensors")
+            pytest.fail(
+                "weights.push is claimed: give the fixture `weights`, or a `model` with safetensors"
+            )
         return found
 
     @pytest.mark.parametrize("capability", _PROTOCOLS)
     def test_a_claim_is_implemented_and_nothing_else(self, generator: Any, capability: str) -> None:
-        """What is not claimed is absent or refuses: a method that does nothing looks like one that works."""
+        """What is not claimed is absent or refuses: a method that does nothing looks like one that
+        works.
+        """
         protocol, methods = _PROTOCOLS[capability]
         if capability in self.claimed():
-            assert isinstance(generator, protocol), f"{capability} is claimed, {protocol.__name__} is not implemented"
+            assert isinstance(generator, protocol), (
+                f"{capability} is claimed, {protocol.__name__} is not implemented"
+            )
             return
         present = [method for method in methods if hasattr(generator, method)]
         for method in present:
@@ -71,14 +88,16 @@ class EngineTests(Contract):
             generator.abort([(requests[0].ordinal, requests[0].sample)])
         self.not_claimed("abort")
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     @claims("weights.push")
     def test_a_record_names_the_version_that_sampled_it(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
         before = generator.version
-        assert {record.versions for record in self.run(generator, requests).values()} == {(before, before)}
+        assert {record.versions for record in self.run(generator, requests).values()} == {
+            (before, before)
+        }
         push(generator, weights, before + 3)
         assert generator.version == before + 3
         expected = (before + 3, before + 3)
@@ -92,12 +111,18 @@ class EngineTests(Contract):
         push(generator, perturbed(weights), generator.version + 1)
         assert not self._same(before, self.run(generator, requests)), "the push changed nothing"
         push(generator, weights, generator.version + 1)
-        assert self._same(before, self.run(generator, requests)), "the old weights do not give the old samples"
+        assert self._same(before, self.run(generator, requests)), (
+            "the old weights do not give the old samples"
+        )
 
     def _same(self, one: Mapping[Any, Finished], other: Mapping[Any, Finished]) -> bool:
-        """Whether first actions have one log-prob where they are equal, and under determinism whether all are."""
+        """Whether first actions have one log-prob where they are equal, and under determinism
+        whether all are.
+        """
         if "determinism" in self.claimed():
-            return all(one[k].columns["logp"].tobytes() == other[k].columns["logp"].tobytes() for k in one)
+            return all(
+                one[k].columns["logp"].tobytes() == other[k].columns["logp"].tobytes() for k in one
+            )
         gaps = [
             abs(float(one[key].columns["logp"][0]) - float(other[key].columns["logp"][0]))
             for key in one
@@ -109,7 +134,9 @@ class EngineTests(Contract):
     def test_samples_that_run_through_a_push_say_so(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
-        """Their versions are the first and the last that sampled them; what older weights sampled stays theirs."""
+        """Their versions are the first and the last that sampled them; what older weights sampled
+        stays theirs.
+        """
         before, undisturbed = generator.version, self.run(generator, requests)
         generator.submit(requests)
         ended = [record for _ in range(2) for record in generator.step()]
@@ -123,9 +150,13 @@ class EngineTests(Contract):
         assert told <= allowed | ({(before, before)} if self.runs_between_steps else set())
         if "determinism" in self.claimed():
             for record in later:
-                expected = undisturbed[record.request.ordinal, record.request.sample].columns["logp"][0]
+                expected = undisturbed[record.request.ordinal, record.request.sample].columns[
+                    "logp"
+                ][0]
                 same = record.columns["logp"][0] == expected
-                assert same or record.versions[0] > before, "a log-prob is not of the weights that sampled its action"
+                assert same or record.versions[0] > before, (
+                    "a log-prob is not of the weights that sampled its action"
+                )
 
     @claims("weights.push")
     def test_an_older_push_is_refused(self, generator: Any, weights: Tensors) -> None:
@@ -136,11 +167,17 @@ class EngineTests(Contract):
         assert generator.version == held
 
     @claims("weights.push")
-    @pytest.mark.parametrize("change", ["a tensor is missing", "one is unknown", "one has another shape"])
-    def test_a_push_of_another_model_is_refused(self, generator: Any, weights: Tensors, change: str) -> None:
+    @pytest.mark.parametrize(
+        "change", ["a tensor is missing", "one is unknown", "one has another shape"]
+    )
+    def test_a_push_of_another_model_is_refused(
+        self, generator: Any, weights: Tensors, change: str
+    ) -> None:
         specs = [spec for spec, _ in weights]
         first = specs[0]
-        wide = TensorSpec(first.name, first.dtype, (*first.shape[:-1], first.shape[-1] * 2), first.nbytes * 2)
+        wide = TensorSpec(
+            first.name, first.dtype, (*first.shape[:-1], first.shape[-1] * 2), first.nbytes * 2
+        )
         plans = {
             "a tensor is missing": specs[1:],
             "one is unknown": [*specs, TensorSpec("another.model", "F32", (1,), 4)],
@@ -152,13 +189,19 @@ class EngineTests(Contract):
         assert named in str(raised.value), f"the error must name the tensor {named!r}"
 
     @claims("weights.fingerprint")
-    def test_the_fingerprint_is_that_of_the_pushed_bytes(self, generator: Any, weights: Tensors) -> None:
-        for version, pushed in enumerate((weights, perturbed(weights)), start=generator.version + 1):
+    def test_the_fingerprint_is_that_of_the_pushed_bytes(
+        self, generator: Any, weights: Tensors
+    ) -> None:
+        for version, pushed in enumerate(
+            (weights, perturbed(weights)), start=generator.version + 1
+        ):
             push(generator, pushed, version)
             assert generator.fingerprint() == digests(pushed)
 
     @claims("weights.fingerprint")
-    def test_a_half_loaded_push_shows_in_the_fingerprint(self, generator: Any, weights: Tensors) -> None:
+    def test_a_half_loaded_push_shows_in_the_fingerprint(
+        self, generator: Any, weights: Tensors
+    ) -> None:
         """Until the rest has come and been committed, or the push begun anew."""
         new = perturbed(weights)
         plan = WeightPlan(generator.version + 1, [spec for spec, _ in weights])

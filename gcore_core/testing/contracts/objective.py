@@ -1,6 +1,8 @@
-"""What an objective promises: one value and gradient, however an update's records are laid out and split.
+"""What an objective promises: one value and gradient, however an update's records are laid out and
+split.
 
-Everything is float64. An update's value is sum(loss_sum) / sum(weight_sum) over its parts, as a trainer computes it.
+Everything is float64. An update's value is sum(loss_sum) / sum(weight_sum) over its parts, as a
+trainer computes it.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ Reference = Callable[[Batch, Batch], tuple["Tensor", "Tensor"]]
 
 
 class ObjectiveContract(Contract):
-    """Override ``provider``, or the fixture ``objective``; and ``reference``, a slow one written from the paper.
+    """Override ``provider``, or the fixture ``objective``; and ``reference``, a slow one written
+    from the paper.
 
-    ``tolerance``: of values, gradients and metrics, relative to the largest; sums in another order differ by rounding.
+    ``tolerance``: of values, gradients and metrics, relative to the largest; sums in another order
+    differ by rounding.
     """
 
     kind: ClassVar[str] = "objective"
@@ -42,12 +46,16 @@ class ObjectiveContract(Contract):
 
     @pytest.fixture
     def reference(self) -> Reference | None:
-        """Value and weight sum of a whole batch by plain loops; None when there is none to compare with."""
+        """Value and weight sum of a whole batch by plain loops; None when there is none to compare
+        with.
+        """
         return None
 
     @pytest.fixture
     def batch(self) -> Batch:
-        """Every column and output, of records of different lengths; some actions are masked, and all of one record."""
+        """Every column and output, of records of different lengths; some actions are masked, and
+        all of one record.
+        """
         return make_batch()
 
     def test_it_is_an_objective(self, objective: Any) -> None:
@@ -60,7 +68,9 @@ class ObjectiveContract(Contract):
         assert loss.requires_grad, "the loss has no gradient"
         for name, (total, count) in metrics.items():
             assert total.dim() == count.dim() == 0, name
-            assert not total.requires_grad and not count.requires_grad, f"metric {name} is not detached"
+            assert not total.requires_grad and not count.requires_grad, (
+                f"metric {name} is not detached"
+            )
 
     def test_the_gradient_is_finite_and_not_zero(self, objective: Any, batch: Batch) -> None:
         _, gradients, _ = update(objective, batch)
@@ -71,11 +81,18 @@ class ObjectiveContract(Contract):
     def test_micro_batches_do_not_matter(self, objective: Any, batch: Batch, size: int) -> None:
         records = list(range(_count(batch)))
         parts = [records[start : start + size] for start in range(0, len(records), size)]
-        self._assert_same(update(objective, batch, [_actions(batch, part) for part in parts]), update(objective, batch))
+        self._assert_same(
+            update(objective, batch, [_actions(batch, part) for part in parts]),
+            update(objective, batch),
+        )
 
     @pytest.mark.parametrize("ranks", [2, 3, 8])
-    def test_data_parallel_ranks_do_not_matter(self, objective: Any, batch: Batch, ranks: int) -> None:
-        """Records are dealt to the ranks, two micro-batches each; with eight ranks some have no record at all."""
+    def test_data_parallel_ranks_do_not_matter(
+        self, objective: Any, batch: Batch, ranks: int
+    ) -> None:
+        """Records are dealt to the ranks, two micro-batches each; with eight ranks some have no
+        record at all.
+        """
         parts = []
         for rank in range(ranks):
             own = list(range(rank, _count(batch), ranks))
@@ -89,7 +106,9 @@ class ObjectiveContract(Contract):
     def test_interleaved_records_are_the_same_records(self, objective: Any, batch: Batch) -> None:
         """First actions of all records, then second ones, and so on: a record's own order stays."""
         places = [_actions(batch, [record]) for record in range(_count(batch))]
-        mixed = [place for row in itertools.zip_longest(*places) for place in row if place is not None]
+        mixed = [
+            place for row in itertools.zip_longest(*places) for place in row if place is not None
+        ]
         self._assert_same(update(objective, batch, [mixed]), update(objective, batch))
 
     def test_padding_does_not_matter(self, objective: Any, batch: Batch) -> None:
@@ -113,11 +132,18 @@ class ObjectiveContract(Contract):
         for gradient in result[1]:
             assert not bool(gradient[~batch["mask"]].any()), "a masked action has a gradient"
 
-    def test_the_weight_does_not_depend_on_the_parameters(self, objective: Any, batch: Batch) -> None:
-        """The same under other log-probs, old and new, entropies and values, and without a gradient."""
+    def test_the_weight_does_not_depend_on_the_parameters(
+        self, objective: Any, batch: Batch
+    ) -> None:
+        """The same under other log-probs, old and new, entropies and values, and without a
+        gradient.
+        """
         weight = call(objective, leaves(batch))[1]
         assert not weight.requires_grad, "weight_sum carries a gradient"
-        moved = {**batch, **{name: batch[name] - 0.7 for name in (*CURRENT, "old_logp") if name in batch}}
+        moved = {
+            **batch,
+            **{name: batch[name] - 0.7 for name in (*CURRENT, "old_logp") if name in batch},
+        }
         assert float(call(objective, leaves(moved))[1]) == float(weight)
 
     def test_asking_twice_gives_the_same(self, objective: Any, batch: Batch) -> None:
@@ -125,9 +151,13 @@ class ObjectiveContract(Contract):
         copy = {name: column.clone() for name, column in batch.items()}
         first = update(objective, batch)
         self._assert_same(update(objective, batch), first)
-        assert all(bool((copy[name] == batch[name]).all()) for name in batch), "a column was written to"
+        assert all(bool((copy[name] == batch[name]).all()) for name in batch), (
+            "a column was written to"
+        )
 
-    def test_it_equals_the_slow_reference(self, objective: Any, batch: Batch, reference: Reference | None) -> None:
+    def test_it_equals_the_slow_reference(
+        self, objective: Any, batch: Batch, reference: Reference | None
+    ) -> None:
         if reference is None:
             self.not_claimed("a reference (give the fixture `reference`)")
         data = leaves(batch)
@@ -135,7 +165,9 @@ class ObjectiveContract(Contract):
         value.backward()
         gradients = [_gradient(data, name) for name in _live(objective)]
         self._assert_same(update(objective, batch)[:2], (value.detach(), gradients))
-        assert float(call(objective, leaves(batch))[1]) == pytest.approx(float(weight), rel=self.tolerance)
+        assert float(call(objective, leaves(batch))[1]) == pytest.approx(
+            float(weight), rel=self.tolerance
+        )
 
     def _assert_same(self, found: Sequence[Any], expected: Sequence[Any]) -> None:
         """Value, gradients and, where both have them, metrics."""
@@ -153,27 +185,32 @@ class ObjectiveContract(Contract):
         np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=what)
 
 
-# -- updates ----------------------------------------------------------------------------------------------------------
+# -- updates ---------------------------------------------------------------------------------------
 
 
 def update(
     objective: Any, batch: Batch, parts: Sequence[Any] = (slice(None),)
 ) -> tuple[Any, list[Any], dict[str, Any]]:
-    """(value, gradients by what is live, means of metrics) of an update whose micro-batches are ``parts``."""
+    """(value, gradients by what is live, means of metrics) of an update whose micro-batches are
+    ``parts``.
+    """
     data = leaves(batch)
     results = [call(objective, data, part) for part in parts]
     loss, weight = (sum(result[i] for result in results) for i in (0, 1))
     value = loss / weight
     value.backward()
     metrics = {
-        name: sum(r[2][name][0] for r in results if name in r[2]) / sum(r[2][name][1] for r in results if name in r[2])
+        name: sum(r[2][name][0] for r in results if name in r[2])
+        / sum(r[2][name][1] for r in results if name in r[2])
         for name in results[0][2]
     }
     return value.detach(), [_gradient(data, name) for name in _live(objective)], metrics
 
 
 def call(objective: Any, data: Batch, part: Any = slice(None)) -> Any:
-    """The loss of the actions ``part``, whose records are numbered anew; only what is required is given."""
+    """The loss of the actions ``part``, whose records are numbered anew; only what is required is
+    given.
+    """
     torch = pytest.importorskip("torch")
     index = part if isinstance(part, slice) else torch.tensor(part, dtype=torch.long)
     chosen = {name: column[index] for name, column in data.items()}
@@ -202,11 +239,13 @@ def _gradient(data: Batch, name: str) -> Any:
     return data[name].grad if data[name].grad is not None else data[name].detach() * 0
 
 
-# -- batches ----------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def make_batch(lengths: Sequence[int] = (4, 1, 6, 3, 2, 5, 7), seed: int = 0) -> dict[str, Any]:
-    """Random float64 columns; the ratio of log-probs goes from 0.4 to 2.5, so that clips bind on some actions."""
+    """Random float64 columns; the ratio of log-probs goes from 0.4 to 2.5, so that clips bind on
+    some actions.
+    """
     torch = pytest.importorskip("torch")
     draw = torch.Generator().manual_seed(seed)
     record = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(list(lengths)))
@@ -237,7 +276,9 @@ def make_batch(lengths: Sequence[int] = (4, 1, 6, 3, 2, 5, 7), seed: int = 0) ->
 
 
 def _padded(batch: Batch) -> dict[str, Any]:
-    """The batch with two masked actions behind each record and one record of three; "original" marks what was there."""
+    """The batch with two masked actions behind each record and one record of three; "original"
+    marks what was there.
+    """
     torch = pytest.importorskip("torch")
     count = _count(batch)
     places: list[int] = []

@@ -1,4 +1,6 @@
-"""What a placement policy promises: a plan that fits, that follows from its arguments, and that stays."""
+"""What a placement policy promises: a plan that fits, that follows from its arguments, and that
+stays.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class PlacementPolicyContract(Contract):
     def policy(self) -> Any:
         return self.build()
 
-    @pytest.fixture(params=["one device", "two roles on two", "more roles than devices", "eight devices"])
+    @pytest.fixture(
+        params=["one device", "two roles on two", "more roles than devices", "eight devices"]
+    )
     def window(self, request: pytest.FixtureRequest) -> Window:
         """Windows in which every role fits."""
         windows = {
@@ -49,13 +53,25 @@ class PlacementPolicyContract(Contract):
             assert len(set(devices)) == len(devices), f"two slots of {role} have one device"
 
     def test_generators_that_share_cells_leave_each_other_some(self, policy: Any) -> None:
-        """Both may occupy all devices: who is awake where must fit, and each has an engine where it is awake."""
-        needs = {"rollout": Need(kind="generator", follows="policy", least=2), "judge": Need(kind="generator")}
+        """Both may occupy all devices: who is awake where must fit, and each has an engine where it
+        is awake.
+        """
+        needs = {
+            "rollout": Need(kind="generator", follows="policy", least=2),
+            "judge": Need(kind="generator"),
+        }
         window = replace(window_of(8, rollout=8, judge=8), needs=needs)
         decision = policy.revise(None, window)
-        awake = {role: [d for cell in cells for d in cell.devices] for role, cells in decision.partition.cells.items()}
-        assert len(awake["rollout"]) >= 2 and awake["judge"], "a role is without the replicas that it must keep"
-        assert all(len(set(devices)) == len(devices) for devices in awake.values()), "a device is given twice"
+        awake = {
+            role: [d for cell in cells for d in cell.devices]
+            for role, cells in decision.partition.cells.items()
+        }
+        assert len(awake["rollout"]) >= 2 and awake["judge"], (
+            "a role is without the replicas that it must keep"
+        )
+        assert all(len(set(devices)) == len(devices) for devices in awake.values()), (
+            "a device is given twice"
+        )
         engines = (decision.engines or decision.partition).cells
         for role, cells in decision.partition.cells.items():
             assert set(cells) <= set(engines[role]), f"{role} is awake where it has no engine"
@@ -91,4 +107,7 @@ class PlacementPolicyContract(Contract):
 
 def window_of(devices: int, **slots: int) -> Window:
     """CPU devices of one node, and the slots that each role asks for."""
-    return Window(devices=tuple(Device(index=index, kind="cpu") for index in range(devices)), slots=dict(slots))
+    return Window(
+        devices=tuple(Device(index=index, kind="cpu") for index in range(devices)),
+        slots=dict(slots),
+    )

@@ -1,4 +1,6 @@
-"""What a plugin as a whole promises: a light root, honest descriptions, settings that survive YAML."""
+"""What a plugin as a whole promises: a light root, honest descriptions, settings that survive
+YAML.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,17 @@ from gcore_core.factories import import_attribute, reference_to
 from gcore_core.plugins import Plugins, Provided
 from gcore_core.testing.contracts.base import Contract
 
-HEAVY = ["torch", "transformers", "vllm", "sglang", "deepspeed", "megatron", "ray", "jax", "matplotlib"]
+HEAVY = [
+    "torch",
+    "transformers",
+    "vllm",
+    "sglang",
+    "deepspeed",
+    "megatron",
+    "ray",
+    "jax",
+    "matplotlib",
+]
 #: What a hook may take: descriptions are data, nothing is computed or opened for them.
 HOOKS_LIMIT_S = 0.5
 #: capability -> methods that the factory's class must have
@@ -40,7 +52,7 @@ import importlib, json, os, sys
 sys.path[:0] = json.loads(sys.argv[2])
 importlib.import_module(sys.argv[1])
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(json.loads(sys.argv[3])))))
-"""
+"""  # noqa: E501
 
 
 class PluginContract(Contract):
@@ -60,7 +72,11 @@ class PluginContract(Contract):
         return plugins.provided_by(installed.name)
 
     def test_importing_it_imports_no_engine(self, installed: catalog.Installed) -> None:
-        words = [installed.module, json.dumps([path for path in sys.path if path]), json.dumps(HEAVY)]
+        words = [
+            installed.module,
+            json.dumps([path for path in sys.path if path]),
+            json.dumps(HEAVY),
+        ]
         done = subprocess.run(
             [sys.executable, "-c", _LOOK, *words],
             capture_output=True,
@@ -89,7 +105,9 @@ class PluginContract(Contract):
         lines = importlib.metadata.requires(installed.distribution) or []
         core = [line for line in lines if re.match(r"gcore[-_.]core\b", line, re.IGNORECASE)]
         assert core, "the distribution has no requirement on gcore-core"
-        assert all("<" in line or "~=" in line or "==" in line for line in core), f"{core} has no upper bound"
+        assert all("<" in line or "~=" in line or "==" in line for line in core), (
+            f"{core} has no upper bound"
+        )
 
     def test_every_provider_says_what_it_is(self, provided: list[Provided]) -> None:
         assert [item.reference for item in provided if not item.spec.summary.strip()] == []
@@ -118,10 +136,14 @@ class PluginContract(Contract):
             for capability, methods in METHODS.items():
                 has = all(hasattr(made, method) for method in methods)
                 claimed = capability in item.spec.capabilities
-                assert has == claimed, f"{item.reference}: {capability} claimed: {claimed}, implemented: {has}"
+                assert has == claimed, (
+                    f"{item.reference}: {capability} claimed: {claimed}, implemented: {has}"
+                )
 
     def test_settings_survive_yaml(self, provided: list[Provided]) -> None:
-        """A config class is one for OmegaConf, and its defaults are the same after YAML and in a worker."""
+        """A config class is one for OmegaConf, and its defaults are the same after YAML and in a
+        worker.
+        """
         from omegaconf import OmegaConf
 
         for item in provided:
@@ -133,7 +155,9 @@ class PluginContract(Contract):
             again = OmegaConf.merge(tree, OmegaConf.create(text))
             missing = OmegaConf.missing_keys(again)
             plain: Any = OmegaConf.to_container(again)
-            assert import_attribute(reference_to(config)) is config, f"a worker cannot find {config.__qualname__}"
+            assert import_attribute(reference_to(config)) is config, (
+                f"a worker cannot find {config.__qualname__}"
+            )
             if not missing and _defaults_are_allowed(config):
                 assert msgspec.convert(plain, config) == config(), item.reference
 
@@ -154,7 +178,9 @@ def is_met(requirement: str) -> bool:
     wanted = Requirement(requirement)
     if wanted.marker is not None and not wanted.marker.evaluate():
         return True
-    return any(wanted.specifier.contains(version, prereleases=True) for version in _versions(wanted.name))
+    return any(
+        wanted.specifier.contains(version, prereleases=True) for version in _versions(wanted.name)
+    )
 
 
 def _versions(name: str) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""One rank of a sharded trainer, in a process of its own: ``python -m gcore_core.testing.contracts.rank SPEC``."""
+"""One rank of a sharded trainer, in a process of its own: ``python -m
+gcore_core.testing.contracts.rank SPEC``.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ class RankSpec(msgspec.Struct, kw_only=True):
 
 
 def trained_by(
-    ranks: int, provider: Provider, settings: Mapping[str, Any], model: Mapping[str, Any], room: tuple[Path, int]
+    ranks: int,
+    provider: Provider,
+    settings: Mapping[str, Any],
+    model: Mapping[str, Any],
+    room: tuple[Path, int],
 ) -> Tensors:
-    """The weights after two steps on the kit's records, shared by that many data-parallel ranks, each with as many
-    processes as a replica has slots. ``room``: directory, vocabulary.
+    """The weights after two steps on the kit's records, shared by that many data-parallel ranks,
+    each with as many processes as a replica has slots. ``room``: directory, vocabulary.
 
     Raises RuntimeError with the output of a rank that failed.
     """
@@ -86,7 +92,9 @@ def main(file: str) -> None:
 
 
 def shard(records: int, rank: int, ranks: int) -> list[int]:
-    """Unequal shares: the first of several ranks has a third of the records, the others deal out the rest."""
+    """Unequal shares: the first of several ranks has a third of the records, the others deal out
+    the rest.
+    """
     first = records // 3
     if ranks == 1:
         return list(range(records))
@@ -96,4 +104,6 @@ def shard(records: int, rank: int, ranks: int) -> list[int]:
 if __name__ == "__main__":
     main(sys.argv[1])
     sys.stdout.flush()
-    os._exit(0)  # as a worker ends: a library's thread that is still running must not make a failure of it
+    os._exit(
+        0
+    )  # as a worker ends: a library's thread that is still running must not make a failure of it

@@ -1,4 +1,6 @@
-"""What a reward promises: one answer a record, in order, finite or explained, whatever else is in the batch."""
+"""What a reward promises: one answer a record, in order, finite or explained, whatever else is in
+the batch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from gcore_core.testing.contracts.base import Contract, closing
 
 
 class Waited:
-    """A scorer that waits (``AsyncScorer``), called as one that does not, on the caller's event loop."""
+    """A scorer that waits (``AsyncScorer``), called as one that does not, on the caller's event
+    loop.
+    """
 
     def __init__(self, scorer: AsyncScorer, loop: asyncio.AbstractEventLoop) -> None:
         self._scorer, self._loop = scorer, loop
@@ -26,9 +30,11 @@ class Waited:
 
 
 class ScorerContract(Contract):
-    """Override ``provider``, or the fixture ``scorer``; ``records`` where the reward needs fields of a row.
+    """Override ``provider``, or the fixture ``scorer``; ``records`` where the reward needs fields
+    of a row.
 
-    ``tolerance``: of a score that is asked for twice; 0 for a function, more for a judge that samples.
+    ``tolerance``: of a score that is asked for twice; 0 for a function, more for a judge that
+    samples.
     """
 
     kind: ClassVar[str] = "reward"
@@ -55,11 +61,15 @@ class ScorerContract(Contract):
         assert len(scorer.score(records)) == len(records)
         assert list(scorer.score([])) == []
 
-    def test_scores_stand_in_the_records_order(self, scorer: Any, records: list[ScoredRecord]) -> None:
+    def test_scores_stand_in_the_records_order(
+        self, scorer: Any, records: list[ScoredRecord]
+    ) -> None:
         alone = [scorer.score([record])[0] for record in records]
         self._assert_same(scorer.score(records), alone)
 
-    def test_a_score_does_not_depend_on_the_batch(self, scorer: Any, records: list[ScoredRecord]) -> None:
+    def test_a_score_does_not_depend_on_the_batch(
+        self, scorer: Any, records: list[ScoredRecord]
+    ) -> None:
         """The first half's is the same with the second half behind it, and without."""
         half = len(records) // 2
         self._assert_same(scorer.score(records)[:half], scorer.score(records[:half]))
@@ -69,7 +79,9 @@ class ScorerContract(Contract):
     ) -> None:
         for score in scorer.score([*records, *filter(None, [unscorable])]):
             if score.status == OK:
-                assert score.value is not None and math.isfinite(score.value), f"the score is {score.value}"
+                assert score.value is not None and math.isfinite(score.value), (
+                    f"the score is {score.value}"
+                )
             else:
                 assert score.value is None, f"a failed score has the value {score.value}"
                 assert score.reason, "a failed score must say why"
@@ -85,7 +97,9 @@ class ScorerContract(Contract):
         self._assert_same([first, *others], expected)
 
     def test_asking_twice_gives_the_same(self, scorer: Any, records: list[ScoredRecord]) -> None:
-        """Columns are read-only, as in shared memory; a record may be sent again after a lost message."""
+        """Columns are read-only, as in shared memory; a record may be sent again after a lost
+        message.
+        """
         self._assert_same(scorer.score(records), scorer.score(records))
 
     def _assert_same(self, scores: Sequence[Score], expected: Sequence[Score]) -> None:
@@ -93,7 +107,9 @@ class ScorerContract(Contract):
         for i, (one, other) in enumerate(zip(scores, expected, strict=True)):
             assert one.status == other.status, f"record {i}"
             values = [math.nan if score.value is None else score.value for score in (one, other)]
-            assert values[0] == pytest.approx(values[1], abs=self.tolerance, nan_ok=True), f"record {i}"
+            assert values[0] == pytest.approx(values[1], abs=self.tolerance, nan_ok=True), (
+                f"record {i}"
+            )
 
 
 def scored_record(row: int, text: str, fields: dict[str, Any]) -> ScoredRecord:
@@ -111,4 +127,6 @@ def scored_record(row: int, text: str, fields: dict[str, Any]) -> ScoredRecord:
     for column in columns.values():
         column.flags.writeable = False
     prompt = Prompt(row=row, text="a question", fields=fields)
-    return ScoredRecord(ordinal=row, sample=0, prompt=prompt, text=text, status=FINISHED, columns=columns)
+    return ScoredRecord(
+        ordinal=row, sample=0, prompt=prompt, text=text, status=FINISHED, columns=columns
+    )

@@ -1,4 +1,6 @@
-"""The part of the generator's contract that is about sleep: memory comes back, and nothing else changes."""
+"""The part of the generator's contract that is about sleep: memory comes back, and nothing else
+changes.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,23 @@ class SleepTests(Contract):
 
     if TYPE_CHECKING:
 
-        def run(self, generator: Any, requests: list[SampleRequest]) -> dict[tuple[int, int], Finished]: ...
+        def run(
+            self, generator: Any, requests: list[SampleRequest]
+        ) -> dict[tuple[int, int], Finished]: ...
         def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
         def _same(self, one: Any, other: Any) -> bool: ...
 
     @pytest.fixture
     def memory(self) -> Callable[[], int]:
-        """Says how many bytes of device memory are in use; override it where that is not CUDA under torch."""
+        """Says how many bytes of device memory are in use; override it where that is not CUDA under
+        torch.
+        """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is None or not cuda.is_available():
-            pytest.fail("sleep is claimed: give the fixture `memory`, which says how many bytes the engine holds")
+            pytest.fail(
+                "sleep is claimed: give the fixture `memory`, which says how many bytes the "
+                "engine holds"
+            )
         return lambda: int(cuda.memory_reserved())
 
     @claims("sleep")
@@ -45,7 +54,9 @@ class SleepTests(Contract):
         assert asleep < awake, f"{awake} bytes were held before, {asleep} are held asleep"
 
     @claims("sleep")
-    def test_sleep_keeps_the_version_and_the_weights(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_sleep_keeps_the_version_and_the_weights(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         """The same seeds give the same samples; under determinism every action of them."""
         hashes: Callable[[], Any] = (
             getattr(generator, "fingerprint", None) or dict
@@ -60,10 +71,15 @@ class SleepTests(Contract):
             assert self._same(before, after)
         if "determinism" in self.claimed():
             for key in before:
-                assert before[key].columns["action_ids"].tobytes() == after[key].columns["action_ids"].tobytes(), key
+                assert (
+                    before[key].columns["action_ids"].tobytes()
+                    == after[key].columns["action_ids"].tobytes()
+                ), key
 
     @claims("sleep")
-    def test_who_sleeps_does_not_sample(self, generator: Any, requests: list[SampleRequest]) -> None:
+    def test_who_sleeps_does_not_sample(
+        self, generator: Any, requests: list[SampleRequest]
+    ) -> None:
         generator.submit(requests)
         ended = generator.step()
         generator.sleep()

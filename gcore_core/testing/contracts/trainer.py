@@ -1,4 +1,6 @@
-"""What a trainer promises: updates that follow from the records alone, exports and checkpoints that are whole."""
+"""What a trainer promises: updates that follow from the records alone, exports and checkpoints that
+are whole.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, 
 from gcore_core.testing.safetensors_files import read_safetensors
 from gcore_core.weight_transfer import SendsDevice
 
-METRICS = ["loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_share", "logprob_gap_max", "logprob_gap_mean"]
+METRICS = [
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "entropy",
+    "kl",
+    "clip_share",
+    "logprob_gap_max",
+    "logprob_gap_mean",
+]
 
 
 class PolicyGradient:
@@ -28,7 +39,9 @@ class PolicyGradient:
 
     requires: frozenset[str] = frozenset()
 
-    def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def loss(
+        self, columns: Mapping[str, Any], current: Mapping[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
         mask = columns["mask"].to(current["logp"].dtype)
         return -(columns["advantage"] * current["logp"] * mask).sum(), mask.sum(), {}
 
@@ -36,10 +49,11 @@ class PolicyGradient:
 class TrainerContract(Contract):
     """Override ``provider``, or the fixture ``trainer``.
 
-    ``tolerance``: of weights after an update that was split differently, and of metrics, relative. ``micro_batches``:
-    settings under which the backend computes an update in its smallest parts. ``vocabulary``: actions are drawn from
-    3..vocabulary-1. Settings: a learning rate that teaches within a few steps, no weight decay, and for Adam an eps of
-    about the gradients' size, or it makes whole steps of the rounding of gradients that should be zero.
+    ``tolerance``: of weights after an update that was split differently, and of metrics, relative.
+    ``micro_batches``: settings under which the backend computes an update in its smallest parts.
+    ``vocabulary``: actions are drawn from 3..vocabulary-1. Settings: a learning rate that teaches
+    within a few steps, no weight decay, and for Adam an eps of about the gradients' size, or it
+    makes whole steps of the rounding of gradients that should be zero.
     """
 
     kind: ClassVar[str] = "trainer"
@@ -75,7 +89,7 @@ class TrainerContract(Contract):
     def advantages(self, records: list[TrainRecord]) -> np.ndarray:
         return np.random.default_rng(1).standard_normal(len(records))
 
-    # -- updates ------------------------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------
 
     def test_it_is_a_trainer(self, trainer: Any) -> None:
         assert isinstance(trainer, Trainer), "it lacks a method of gcore_core.protocols.Trainer"
@@ -86,18 +100,24 @@ class TrainerContract(Contract):
         metrics = train(trainer, records, advantages)
         assert [name for name in METRICS if not math.isfinite(metrics.get(name, math.nan))] == []
 
-    def test_train_sets_the_version(self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray) -> None:
+    def test_train_sets_the_version(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
         train(trainer, records, advantages, step=6)
         assert trainer.version == 7
 
-    def test_zero_advantages_leave_the_weights_bit_equal(self, trainer: Any, records: list[TrainRecord]) -> None:
+    def test_zero_advantages_leave_the_weights_bit_equal(
+        self, trainer: Any, records: list[TrainRecord]
+    ) -> None:
         before = exported(trainer)
         train(trainer, records, np.zeros(len(records)))
         assert digests(exported(trainer)) == digests(before)
 
     def test_the_loss_falls(self, trainer: Any, records: list[TrainRecord]) -> None:
         """Actions that are rewarded become likelier."""
-        losses = [train(trainer, records, np.ones(len(records)), step=step)["loss"] for step in range(6)]
+        losses = [
+            train(trainer, records, np.ones(len(records)), step=step)["loss"] for step in range(6)
+        ]
         assert losses[-1] < losses[0], losses
 
     def test_every_minibatch_teaches(self, trainer: Any, records: list[TrainRecord]) -> None:
@@ -111,13 +131,19 @@ class TrainerContract(Contract):
     def test_micro_batches_do_not_matter(
         self, trainer: Any, split_trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
-        """Records of different lengths in one part and in many: the same loss, gradient norm and weights."""
+        """Records of different lengths in one part and in many: the same loss, gradient norm and
+        weights.
+        """
         whole, parts = (train(t, records, advantages) for t in (trainer, split_trainer))
         for name in ("loss", "grad_norm"):
-            assert parts[name] == pytest.approx(whole[name], rel=self.tolerance, abs=self.tolerance), name
+            assert parts[name] == pytest.approx(
+                whole[name], rel=self.tolerance, abs=self.tolerance
+            ), name
         assert largest_change(exported(trainer), exported(split_trainer)) <= self.tolerance
 
-    def test_the_loss_is_a_mean_over_actions(self, trainer: Any, records: list[TrainRecord]) -> None:
+    def test_the_loss_is_a_mean_over_actions(
+        self, trainer: Any, records: list[TrainRecord]
+    ) -> None:
         """Every record once more gives the same loss and gradient norm."""
         advantages = np.where([r.columns["action_ids"].size > 4 for r in records], 1.0, -1.0)
         twice = [replace(r, ordinal=r.ordinal + shift) for shift in (0, 100) for r in records]
@@ -132,7 +158,9 @@ class TrainerContract(Contract):
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
         """Other actions at masked places, which nothing follows, leave the update as it was."""
-        changed = [replace(record, columns=_other_masked_actions(record.columns)) for record in records]
+        changed = [
+            replace(record, columns=_other_masked_actions(record.columns)) for record in records
+        ]
         with restored(trainer) as back:
             one = train(trainer, records, advantages)
             after = exported(trainer)
@@ -155,7 +183,10 @@ class TrainerContract(Contract):
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
         """Rollout log-probs that are all 30 nats lower show as a larger gap."""
-        lower = [replace(r, columns={**r.columns, "logp": r.columns["logp"] - np.float32(30)}) for r in records]
+        lower = [
+            replace(r, columns={**r.columns, "logp": r.columns["logp"] - np.float32(30)})
+            for r in records
+        ]
         with restored(trainer) as back:
             one = train(trainer, records, advantages)
             back()
@@ -169,7 +200,9 @@ class TrainerContract(Contract):
         advantages[0] = np.nan
         with pytest.raises(NonFiniteLoss):
             train(trainer, records, advantages)
-        assert digests(exported(trainer)) == digests(before), "the weights were changed all the same"
+        assert digests(exported(trainer)) == digests(before), (
+            "the weights were changed all the same"
+        )
 
     def test_a_rank_may_get_no_records(self, trainer: Any) -> None:
         before = exported(trainer)
@@ -177,7 +210,9 @@ class TrainerContract(Contract):
         assert trainer.version == 3
         assert digests(exported(trainer)) == digests(before)
 
-    def test_prepare_answers_for_every_record(self, trainer: Any, records: list[TrainRecord]) -> None:
+    def test_prepare_answers_for_every_record(
+        self, trainer: Any, records: list[TrainRecord]
+    ) -> None:
         assert [dict(row) for row in trainer.prepare(records, frozenset())] == [{}] * len(records)
 
     @claims("sharding")
@@ -186,12 +221,18 @@ class TrainerContract(Contract):
         from gcore_core.testing.contracts.rank import trained_by
 
         one, two = (
-            trained_by(ranks, self.description(), self.config, model, (tmp_path / f"ranks{ranks}", self.vocabulary))
+            trained_by(
+                ranks,
+                self.description(),
+                self.config,
+                model,
+                (tmp_path / f"ranks{ranks}", self.vocabulary),
+            )
             for ranks in (1, 2)
         )
         assert largest_change(one, two) <= self.tolerance
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def test_every_tensor_is_exported_once_as_announced(self, trainer: Any) -> None:
         specs = trainer.weight_specs()
@@ -201,16 +242,22 @@ class TrainerContract(Contract):
         assert [spec for spec, _ in given] == list(specs)
         for spec, array in given:
             assert array.dtype == np.uint8 and array.ndim == 1, f"{spec.name} must be flat uint8"
-            assert array.nbytes == spec.nbytes == math.prod(spec.shape) * ITEM_BYTES[spec.dtype], spec.name
+            assert array.nbytes == spec.nbytes == math.prod(spec.shape) * ITEM_BYTES[spec.dtype], (
+                spec.name
+            )
 
     @claims("weights.device")
     def test_tensors_on_the_device_are_the_exported_ones(self, trainer: Any) -> None:
         """In the same order, as flat bytes that can be brought to the host."""
         sends = isinstance(trainer, SendsDevice)
         assert sends, "weights.device is claimed, SendsDevice is not implemented"
-        found = [(spec, content.nbytes, on_host(content)) for spec, content in trainer.export_tensors()]
+        found = [
+            (spec, content.nbytes, on_host(content)) for spec, content in trainer.export_tensors()
+        ]
         assert [spec for spec, _, _ in found] == list(trainer.weight_specs())
-        assert [nbytes for _, nbytes, _ in found] == [spec.nbytes for spec in trainer.weight_specs()]
+        assert [nbytes for _, nbytes, _ in found] == [
+            spec.nbytes for spec in trainer.weight_specs()
+        ]
         assert digests([(spec, array) for spec, _, array in found]) == digests(exported(trainer))
 
     def test_a_saved_trainer_goes_on_as_if_never_stopped(
@@ -225,14 +272,18 @@ class TrainerContract(Contract):
         after = digests(exported(trainer))
         trainer.load(directory)
         assert (trainer.version, digests(exported(trainer))) == (1, saved)
-        assert [train(trainer, records, advantages, step=step)["loss"] for step in (1, 2)] == expected
+        assert [
+            train(trainer, records, advantages, step=step)["loss"] for step in (1, 2)
+        ] == expected
         assert digests(exported(trainer)) == after
 
     @claims("save.background")
     def test_a_save_in_the_background_is_of_the_moment_it_began(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path
     ) -> None:
-        """Twice, since a second save may reuse what the first one left; training goes on meanwhile."""
+        """Twice, since a second save may reuse what the first one left; training goes on
+        meanwhile.
+        """
         for step in (0, 2):
             train(trainer, records, advantages, step=step)
             saved = digests(exported(trainer))
@@ -250,7 +301,9 @@ class TrainerContract(Contract):
 
     def test_saving_in_the_background_is_claimed_where_it_is_there(self, trainer: Any) -> None:
         claimed = "save.background" in self.claimed()
-        assert isinstance(trainer, SavesInBackground) == claimed, f"save.background claimed: {claimed}"
+        assert isinstance(trainer, SavesInBackground) == claimed, (
+            f"save.background claimed: {claimed}"
+        )
 
     def test_saved_weights_are_the_exported_ones(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path
@@ -259,7 +312,9 @@ class TrainerContract(Contract):
         trainer.save_pretrained(tmp_path / "weights")
         files = sorted((tmp_path / "weights").glob("*.safetensors"))
         assert files, "save_pretrained wrote no safetensors"
-        assert digests([item for file in files for item in read_safetensors(file)]) == digests(exported(trainer))
+        assert digests([item for file in files for item in read_safetensors(file)]) == digests(
+            exported(trainer)
+        )
 
 
 @contextlib.contextmanager
@@ -276,7 +331,12 @@ def on_host(content: Any) -> np.ndarray:
 
 
 def train(
-    trainer: Trainer, records: Sequence[TrainRecord], advantages: np.ndarray, *, step: int = 0, minibatches: int = 1
+    trainer: Trainer,
+    records: Sequence[TrainRecord],
+    advantages: np.ndarray,
+    *,
+    step: int = 0,
+    minibatches: int = 1,
 ) -> dict[str, float]:
     """Prepares and trains one epoch; returns the metrics."""
     trainer.prepare(records, frozenset())
@@ -284,7 +344,9 @@ def train(
 
 
 def make_records(vocabulary: int, groups: int = 4, samples: int = 3) -> list[TrainRecord]:
-    """Sorted random records of 2 to 7 actions; the last one of each is masked. Arrays are read-only, as in a slab."""
+    """Sorted random records of 2 to 7 actions; the last one of each is masked. Arrays are
+    read-only, as in a slab.
+    """
     draw = np.random.default_rng(0)
     records = []
     for ordinal in range(groups):
@@ -303,7 +365,9 @@ def make_records(vocabulary: int, groups: int = 4, samples: int = 3) -> list[Tra
             }
             for column in columns.values():
                 column.flags.writeable = False
-            records.append(TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns))
+            records.append(
+                TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns)
+            )
     return records
 
 

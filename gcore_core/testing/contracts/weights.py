@@ -21,7 +21,9 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8":
 def read_model(model: Mapping[str, Any]) -> Tensors:
     """All tensors of a role's model directory; empty when it is none, or holds no safetensors."""
     directory = Path(str(model.get("path", "")))
-    files = sorted(directory.glob("*.safetensors")) if model.get("path") and directory.is_dir() else []
+    files = (
+        sorted(directory.glob("*.safetensors")) if model.get("path") and directory.is_dir() else []
+    )
     return [item for file in files for item in read_safetensors(file)]
 
 
@@ -31,7 +33,9 @@ def exported(trainer: Trainer) -> Tensors:
 
 
 def perturbed(tensors: Tensors, scale: float = 0.5) -> Tensors:
-    """Every floating-point tensor times 1 + scale x noise, plus a little, so that zeros change as well."""
+    """Every floating-point tensor times 1 + scale x noise, plus a little, so that zeros change as
+    well.
+    """
     random = np.random.default_rng(0)
     found = []
     for spec, array in tensors:
@@ -52,7 +56,9 @@ def _shaken(values: np.ndarray, random: np.random.Generator, scale: float) -> np
 
 
 def push(receiver: ReceivesWeights, tensors: Tensors, version: int) -> WeightPlan:
-    """A whole push in two buckets, as the shell makes it: the arrays are read-only and gone after the call."""
+    """A whole push in two buckets, as the shell makes it: the arrays are read-only and gone after
+    the call.
+    """
     plan = WeightPlan(version, [spec for spec, _ in tensors])
     receiver.begin_weights(plan)
     half = (len(tensors) + 1) // 2
@@ -79,7 +85,9 @@ def digests(tensors: Tensors) -> dict[str, int]:
 
 
 def largest_change(before: Tensors, after: Tensors) -> float:
-    """Of any element of any floating-point tensor; infinite when the tensors are not the same ones."""
+    """Of any element of any floating-point tensor; infinite when the tensors are not the same
+    ones.
+    """
     if [spec for spec, _ in before] != [spec for spec, _ in after]:
         return float("inf")
     largest = 0.0

@@ -39,7 +39,10 @@ def gcore_advantages() -> Iterable[AdvantageProvider]:
     )
     yield AdvantageProvider(
         name="reinforce-pp-baseline",
-        summary="reward minus the group's mean, over the batch's standard deviation (REINFORCE++ with baseline)",
+        summary=(
+            "reward minus the group's mean, over the batch's standard deviation (REINFORCE++ "
+            "with baseline)"
+        ),
         factory="gcore_algorithms.advantages:ReinforcePpBaseline",
         config=config.ReinforcePpBaselineConfig,
     )
@@ -70,7 +73,9 @@ def gcore_objectives() -> Iterable[ObjectiveProvider]:
     )
     yield ObjectiveProvider(
         name="cispo",
-        summary="log-prob weighted by a clipped, constant ratio; no action loses its gradient (CISPO)",
+        summary=(
+            "log-prob weighted by a clipped, constant ratio; no action loses its gradient (CISPO)"
+        ),
         factory="gcore_algorithms.objectives:Cispo",
         config=config.CispoConfig,
         needs=_TORCH,

@@ -1,8 +1,9 @@
 """Rewards to advantages, in numpy: these run in controllers, which have no torch.
 
-Notation: r is a record's reward less the KL penalty, S the records of its group. Records of a group whose rewards are
-all equal get exactly 0, save under ``ReinforcePp``, where the batch is the baseline. A group that lost all but one of
-its records (failed rewards) has nothing to compare and gets 0, too.
+Notation: r is a record's reward less the KL penalty, S the records of its group. Records of a group
+whose rewards are all equal get exactly 0, save under ``ReinforcePp``, where the batch is the
+baseline. A group that lost all but one of its records (failed rewards) has nothing to compare and
+gets 0, too.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from gcore_algorithms.config import (
 )
 from gcore_core.protocols import GroupScalars
 
-#: A variance below this part of the mean square is rounding: it comes from sums of squares in another order.
+#: A variance below this part of the mean square is rounding: it comes from sums of squares in
+#: another order.
 _ROUNDING = 1e-12
 
 
 class RecordAdvantage:
-    """What estimators of level "record" share: the KL penalty in the reward, and no batch statistics."""
+    """What estimators of level "record" share: the KL penalty in the reward, and no batch
+    statistics.
+    """
 
     def __init__(self, config: RecordAdvantageConfig) -> None:
         self.group_size = config.group_size
@@ -66,7 +70,8 @@ class Grpo(RecordAdvantage):
 class DrGrpo(RecordAdvantage):
     """r - mean of the group.
 
-    Source: Liu et al., "Understanding R1-Zero-Like Training", arXiv:2503.20783, section 3.2; its other half is
+    Source: Liu et al., "Understanding R1-Zero-Like Training", arXiv:2503.20783, section 3.2; its
+        other half is
     ``normalise: constant`` in the objective.
     """
 
@@ -77,8 +82,8 @@ class DrGrpo(RecordAdvantage):
 class Rloo(RecordAdvantage):
     """r - mean of the group's other rewards, which is (r - mean of the group) x S / (S - 1).
 
-    Source: Ahmadian et al., "Back to Basics", arXiv:2402.14740, section 3; Kool et al., "Buy 4 REINFORCE Samples, Get a
-    Baseline for Free!" (2019).
+    Source: Ahmadian et al., "Back to Basics", arXiv:2402.14740, section 3; Kool et al., "Buy 4
+    REINFORCE Samples, Get a Baseline for Free!" (2019).
     """
 
     def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
@@ -86,10 +91,11 @@ class Rloo(RecordAdvantage):
 
 
 class ReinforcePp(RecordAdvantage):
-    """(r - mean of the batch) / (std of the batch + eps), std with n, over the records of all shards.
+    """(r - mean of the batch) / (std of the batch + eps), std with n, over the records of all
+    shards.
 
-    Source: Hu et al., "REINFORCE++", arXiv:2501.03262. The paper charges each action with the KL that follows it; here
-    a record is charged with its whole KL.
+    Source: Hu et al., "REINFORCE++", arXiv:2501.03262. The paper charges each action with the KL
+    that follows it; here a record is charged with its whole KL.
     """
 
     def __init__(self, config: ReinforcePpConfig) -> None:
@@ -107,10 +113,11 @@ class ReinforcePp(RecordAdvantage):
 
 
 class ReinforcePpBaseline(RecordAdvantage):
-    """(r - mean of the group) / (std of that over the batch + eps), std with n, over the records of all shards.
+    """(r - mean of the group) / (std of that over the batch + eps), std with n, over the records of
+    all shards.
 
-    Source: Hu et al., "REINFORCE++", arXiv:2501.03262, REINFORCE++ with baseline. The batch's mean is not subtracted:
-    it is zero, because each group's is.
+    Source: Hu et al., "REINFORCE++", arXiv:2501.03262, REINFORCE++ with baseline. The batch's mean
+    is not subtracted: it is zero, because each group's is.
     """
 
     def __init__(self, config: ReinforcePpBaselineConfig) -> None:
@@ -128,11 +135,13 @@ class ReinforcePpBaseline(RecordAdvantage):
 
 
 class Gae:
-    """A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t; the value after the end is 0.
+    """A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t; the value
+    after the end is 0.
 
-    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
-    arXiv:1506.02438, Eq. 16. Masked actions are not the policy's: the recursion runs over the others, and whatever
-    rewards and values stand at masked ones is ignored, so a reward belongs on a trained action.
+    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage
+    Estimation", arXiv:1506.02438, Eq. 16. Masked actions are not the policy's: the recursion runs
+    over the others, and whatever rewards and values stand at masked ones is ignored, so a reward
+    belongs on a trained action.
     """
 
     def __init__(self, config: GaeConfig) -> None:
@@ -141,8 +150,12 @@ class Gae:
         self._gamma = config.gamma
         self._decay = config.gamma * config.lam
 
-    def per_action(self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(advantages, returns), float64[A] each; 0 at masked actions. returns = advantages + values."""
+    def per_action(
+        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(advantages, returns), float64[A] each; 0 at masked actions. returns = advantages +
+        values.
+        """
         trained = np.flatnonzero(mask)
         kept_values = np.asarray(values, dtype=np.float64)[trained]
         deltas = np.asarray(rewards, dtype=np.float64)[trained] - kept_values
@@ -158,7 +171,9 @@ class Gae:
 
 
 def centred(rewards: np.ndarray) -> np.ndarray:
-    """Float64[S]: rewards less their mean; exactly 0 when all are equal, which their mean may miss by rounding."""
+    """Float64[S]: rewards less their mean; exactly 0 when all are equal, which their mean may miss
+    by rounding.
+    """
     if not rewards.size or rewards.min() == rewards.max():
         return np.zeros_like(rewards)
     return rewards - rewards.mean()

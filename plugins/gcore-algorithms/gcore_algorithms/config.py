@@ -7,17 +7,23 @@ from typing import ClassVar, Literal
 
 from gcore_core.errors import ConfigError
 
-# -- advantages -------------------------------------------------------------------------------------------------------
+# -- advantages ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardKlConfig:
-    """A penalty on leaving the reference, taken from the reward before anything else is done with it."""
+    """A penalty on leaving the reference, taken from the reward before anything else is done with
+    it.
+    """
 
     coefficient: float = 0.0
-    """The reward loses coefficient x the record's KL, summed over its actions, in nats. 0: no reference is needed."""
+    """The reward loses coefficient x the record's KL, summed over its actions, in nats. 0: no
+    reference is needed.
+    """
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Which estimate of the KL. k1 is the unbiased one that a reward should use; see ``gcore_algorithms.kl``."""
+    """Which estimate of the KL. k1 is the unbiased one that a reward should use; see
+    ``gcore_algorithms.kl``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +95,9 @@ class GaeConfig:
     gamma: float = 1.0
     """Discount per action, 0 to 1."""
     lam: float = 0.95
-    """Lambda, 0 to 1: 0 trusts the values alone (one-step error), 1 the rewards alone (Monte Carlo return)."""
+    """Lambda, 0 to 1: 0 trusts the values alone (one-step error), 1 the rewards alone (Monte Carlo
+    return).
+    """
 
     def __post_init__(self) -> None:
         _check_group_size(self.group_size, 1)
@@ -113,8 +121,14 @@ def _check_group_size(group_size: int, smallest: int) -> None:
         raise ConfigError(
             "a group of 1 has no baseline",
             where="advantage.config.group_size",
-            why="this estimator compares the records of one prompt; alone, each has advantage 0 and teaches nothing",
-            todo=f"set group_size to {smallest} or more, or use algorithms/reinforce-pp, whose baseline is the batch",
+            why=(
+                "this estimator compares the records of one prompt; alone, each has advantage 0 "
+                "and teaches nothing"
+            ),
+            todo=(
+                f"set group_size to {smallest} or more, or use algorithms/reinforce-pp, whose "
+                "baseline is the batch"
+            ),
         )
     raise ConfigError(
         f"{group_size} is not a number of records",
@@ -124,7 +138,7 @@ def _check_group_size(group_size: int, smallest: int) -> None:
     )
 
 
-# -- objectives -------------------------------------------------------------------------------------------------------
+# -- objectives ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +148,26 @@ class LossKlConfig:
     coefficient: float = 0.0
     """The loss gains coefficient x KL of each action, in nats. 0: no reference is needed."""
     estimator: Literal["k1", "k2", "k3"] = "k2"
-    """On policy, the gradient of k2 is that of KL(policy || reference), the gradient of k3 (GRPO's choice) that of
-    KL(reference || policy), and the gradient of k1 is zero in expectation: as a loss, k1 adds nothing but noise."""
+    """On policy, the gradient of k2 is that of KL(policy || reference), the gradient of k3 (GRPO's
+    choice) that of KL(reference || policy), and the gradient of k1 is zero in expectation: as a
+    loss, k1 adds nothing but noise.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectionConfig:
-    """Importance weights exp(old_logp - rollout_logp), for generators whose log-probs differ from the trainer's."""
+    """Importance weights exp(old_logp - rollout_logp), for generators whose log-probs differ from
+    the trainer's.
+    """
 
     kind: Literal["none", "truncate", "mask"] = "none"
-    """truncate: weights are clamped to [floor, cap]. mask: actions whose weight lies outside get weight 0."""
+    """truncate: weights are clamped to [floor, cap]. mask: actions whose weight lies outside get
+    weight 0.
+    """
     level: Literal["token", "sequence", "geometric"] = "token"
-    """token: a weight per action. sequence: the product over the record. geometric: the product's mean per action."""
+    """token: a weight per action. sequence: the product over the record. geometric: the product's
+    mean per action.
+    """
     cap: float = 2.0
     """Largest weight, at least 1."""
     floor: float = 0.0
@@ -166,24 +188,34 @@ class ObjectiveConfig:
     """What every objective takes; only the surrogate differs between them."""
 
     normalise: Literal["token", "sequence", "constant"] = "token"
-    """token: the mean over all actions of the update (DAPO). sequence: the mean over a record's actions, then over
-    records (GRPO). constant: the sum over actions, divided by records x constant_length (Dr.GRPO)."""
+    """token: the mean over all actions of the update (DAPO). sequence: the mean over a record's
+    actions, then over records (GRPO). constant: the sum over actions, divided by records x
+    constant_length (Dr.GRPO).
+    """
     constant_length: int | None = None
-    """Actions per record that ``normalise: constant`` divides by; the longest completion allowed is usual."""
+    """Actions per record that ``normalise: constant`` divides by; the longest completion allowed is
+    usual.
+    """
     kl: LossKlConfig = field(default_factory=LossKlConfig)
     """KL penalty in the loss."""
     entropy_coefficient: float = 0.0
     """The loss loses entropy_coefficient x entropy of each action, in nats."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
-    """Behaviour log-probs of the ratio. rollout: the generator's, which saves a forward pass. recompute: the trainer's
-    own, under the weights before the step's first update."""
+    """Behaviour log-probs of the ratio. rollout: the generator's, which saves a forward pass.
+    recompute: the trainer's own, under the weights before the step's first update.
+    """
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     """Off-policy correction; needs ``old_logprobs: recompute``."""
 
     def __post_init__(self) -> None:
-        if self.normalise == "constant" and (self.constant_length is None or self.constant_length < 1):
+        if self.normalise == "constant" and (
+            self.constant_length is None or self.constant_length < 1
+        ):
             raise ConfigError(
-                f"normalise: constant needs a length, and constant_length is {self.constant_length}",
+                (
+                    "normalise: constant needs a length, and constant_length is "
+                    f"{self.constant_length}"
+                ),
                 where="objective.config.constant_length",
                 why="the loss is divided by records x constant_length",
                 todo="set constant_length, usually to the longest completion allowed",
@@ -192,12 +224,17 @@ class ObjectiveConfig:
             raise ConfigError(
                 f"correction {self.correction.kind!r} needs the trainer's own log-probs",
                 where="objective.config.old_logprobs",
-                why="its weights compare them with the generator's; with 'rollout' the ratio has that difference in it",
+                why=(
+                    "its weights compare them with the generator's; with 'rollout' the ratio has "
+                    "that difference in it"
+                ),
                 todo="set old_logprobs: recompute, or correction.kind: none",
             )
 
     def takes_stale(self) -> bool:
-        """The ratio, or the correction's weights, are over the log-probs of the weights that sampled the actions."""
+        """The ratio, or the correction's weights, are over the log-probs of the weights that
+        sampled the actions.
+        """
         return self.old_logprobs == "rollout" or self.correction.kind != "none"
 
     def requires(self) -> frozenset[str]:
@@ -224,7 +261,10 @@ class ClipConfig(ObjectiveConfig):
                 raise ConfigError(
                     f"{getattr(self, name)} is negative",
                     where=f"objective.config.{name}",
-                    why="the ratio is clipped to [1 - clip_low, 1 + clip_high], which must contain 1",
+                    why=(
+                        "the ratio is clipped to [1 - clip_low, 1 + clip_high], which must "
+                        "contain 1"
+                    ),
                     todo=f"set {name} to 0 or more",
                 )
 
@@ -234,9 +274,13 @@ class PpoClipConfig(ClipConfig):
     clip_low: float = 0.2
     """The ratio may fall to 1 - clip_low before a negative advantage stops teaching."""
     clip_high: float = 0.2
-    """The ratio may rise to 1 + clip_high before a positive advantage stops teaching; DAPO uses 0.28."""
+    """The ratio may rise to 1 + clip_high before a positive advantage stops teaching; DAPO uses
+    0.28.
+    """
     dual_clip: float | None = None
-    """Above 1: the ratio beyond which a negative advantage stops teaching, too; 3 is usual. None: no such bound."""
+    """Above 1: the ratio beyond which a negative advantage stops teaching, too; 3 is usual. None:
+    no such bound.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -244,7 +288,10 @@ class PpoClipConfig(ClipConfig):
             raise ConfigError(
                 f"{self.dual_clip} is not above 1",
                 where="objective.config.dual_clip",
-                why="it bounds the ratio of negative advantages from above, and on policy the ratio is 1",
+                why=(
+                    "it bounds the ratio of negative advantages from above, and on policy the "
+                    "ratio is 1"
+                ),
                 todo="set dual_clip above 1 (3 is usual), or leave it out",
             )
 

@@ -1,4 +1,6 @@
-"""Contracts that need more than a provider's name; ``g-core conformance algorithms`` adds the plain ones."""
+"""Contracts that need more than a provider's name; ``g-core conformance algorithms`` adds the plain
+ones.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Importance weights for actions that another engine sampled.
 
-A generator computes the log-probs of the same weights a little differently from the trainer (kernels, precision,
-routing), so its samples are slightly off policy before the first update. Weights exp(old_logp - rollout_logp) correct
-that; unbounded they have a large variance, so they are truncated or masked. Sources: Yao et al., "Your Efficient RL
-Framework Secretly Brings You Off-Policy RL Training" (2025), truncated; Ling Team, "Every Step Evolves",
-arXiv:2510.18855, masked on both sides per action (IcePop).
+A generator computes the log-probs of the same weights a little differently from the trainer
+(kernels, precision, routing), so its samples are slightly off policy before the first update.
+Weights exp(old_logp - rollout_logp) correct that; unbounded they have a large variance, so they are
+truncated or masked. Sources: Yao et al., "Your Efficient RL Framework Secretly Brings You
+Off-Policy RL Training" (2025), truncated; Ling Team, "Every Step Evolves", arXiv:2510.18855, masked
+on both sides per action (IcePop).
 """
 
 from __future__ import annotations

@@ -5,12 +5,14 @@ d = log policy(a) - log reference(a) and actions drawn from the policy:
 
     k1 = d               unbiased, may be negative, noisy
     k2 = d^2 / 2         biased, never negative
-    k3 = exp(-d) - 1 + d unbiased, never negative; large where the reference likes an action far better than the policy
+    k3 = exp(-d) - 1 + d unbiased, never negative; large where the reference likes an action far
+    better than the policy
 
-As a *reward* penalty, k1 gives the right gradient. As a *loss* that is differentiated (actions from the policy), the
-expected gradient of k1 is zero, that of k2 is the gradient of KL(policy || reference), and that of k3 is the gradient
-of KL(reference || policy), equal to it to first order near the reference. Proofs: Liu et al., "Rethinking KL
-Regularization in RLHF", arXiv:2510.01555. None of them is weighted for actions drawn from older weights.
+As a *reward* penalty, k1 gives the right gradient. As a *loss* that is differentiated (actions from
+the policy), the expected gradient of k1 is zero, that of k2 is the gradient of KL(policy ||
+reference), and that of k3 is the gradient of KL(reference || policy), equal to it to first order
+near the reference. Proofs: Liu et al., "Rethinking KL Regularization in RLHF", arXiv:2510.01555.
+None of them is weighted for actions drawn from older weights.
 """
 
 from __future__ import annotations

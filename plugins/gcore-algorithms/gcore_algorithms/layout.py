@@ -8,10 +8,13 @@ from functools import cached_property
 from torch import Tensor
 
 
-def keep_trained(mask: Tensor, columns: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+def keep_trained(
+    mask: Tensor, columns: Mapping[str, Tensor], names: Iterable[str]
+) -> dict[str, Tensor]:
     """The named columns without the actions whose ``mask`` is False.
 
-    Leaving them out, rather than multiplying them by zero, keeps even their NaNs out of values and gradients.
+    Leaving them out, rather than multiplying them by zero, keeps even their NaNs out of values and
+    gradients.
     """
     if bool(mask.all()):
         return {name: columns[name] for name in names}

@@ -1,9 +1,10 @@
 """Losses: surrogate x correction + KL - entropy, summed under a normalisation.
 
-Every objective returns sums that add up over micro-batches and ranks, so that the gradient of an update does not depend
-on how its records were split. A record's actions must all be in one micro-batch. The correction multiplies the
-surrogate alone; KL and entropy are those of the current policy. Notation, for action t of record i: advantage A,
-ratio r = exp(logp - behaviour_logp), [x] = clip to [1 - clip_low, 1 + clip_high], sg = no gradient.
+Every objective returns sums that add up over micro-batches and ranks, so that the gradient of an
+update does not depend on how its records were split. A record's actions must all be in one
+micro-batch. The correction multiplies the surrogate alone; KL and entropy are those of the current
+policy. Notation, for action t of record i: advantage A, ratio r = exp(logp - behaviour_logp), [x] =
+clip to [1 - clip_low, 1 + clip_high], sg = no gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from gcore_algorithms.layout import Records, keep_trained
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actions:
-    """The trained actions of a micro-batch: float[A] each, ``logp`` and ``log_ratio`` with gradient."""
+    """The trained actions of a micro-batch: float[A] each, ``logp`` and ``log_ratio`` with
+    gradient.
+    """
 
     logp: Tensor
     log_ratio: Tensor
@@ -43,9 +46,10 @@ class Surrogate:
 class PolicyObjective(ABC):
     """A ``gcore_core.protocols.Objective``; subclasses say what the surrogate is.
 
-    Metrics are means over trained actions: ratio; clip_share; kl_behaviour, the k3 estimate of KL(behaviour || policy);
-    and where the tensors are there: kl_reference, the k3 estimate of KL(policy || reference); entropy;
-    correction_weight; correction_share, actions whose weight was truncated or masked.
+    Metrics are means over trained actions: ratio; clip_share; kl_behaviour, the k3 estimate of
+        KL(behaviour || policy);
+    and where the tensors are there: kl_reference, the k3 estimate of KL(policy || reference);
+    entropy; correction_weight; correction_share, actions whose weight was truncated or masked.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
@@ -95,7 +99,9 @@ class PolicyObjective(ABC):
         if "ref_logp" in columns:
             names.add("ref_logp")
         outputs = ("logp", "entropy") if "entropy" in current else ("logp",)
-        return keep_trained(columns["mask"], columns, names), keep_trained(columns["mask"], current, outputs)
+        return keep_trained(columns["mask"], columns, names), keep_trained(
+            columns["mask"], current, outputs
+        )
 
     def _normalised(self, loss: Tensor, records: Records) -> tuple[Tensor, Tensor]:
         """(sum of the loss, sum of its weights); a record without trained actions has no weight."""
@@ -111,10 +117,12 @@ class PolicyObjective(ABC):
 class PpoClip(PolicyObjective):
     """min(r A, [r] A); below zero with ``dual_clip`` c: max(min(r A, [r] A), c A).
 
-    Sources: Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347, Eq. 7; with
-    ``normalise: sequence`` the surrogate of GRPO, Shao et al., "DeepSeekMath", arXiv:2402.03300, Eq. 3; with different
-    bounds and ``normalise: token`` that of DAPO, Yu et al., arXiv:2503.14476, Eq. 8; dual clip: Ye et al., "Mastering
-    Complex Control in MOBA Games with Deep Reinforcement Learning", arXiv:1912.09729.
+    Sources: Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347, Eq. 7;
+        with
+    ``normalise: sequence`` the surrogate of GRPO, Shao et al., "DeepSeekMath", arXiv:2402.03300,
+    Eq. 3; with different bounds and ``normalise: token`` that of DAPO, Yu et al., arXiv:2503.14476,
+    Eq. 8; dual clip: Ye et al., "Mastering Complex Control in MOBA Games with Deep Reinforcement
+    Learning", arXiv:1912.09729.
     """
 
     def __init__(self, config: PpoClipConfig) -> None:
@@ -123,15 +131,18 @@ class PpoClip(PolicyObjective):
         self._dual_clip = config.dual_clip
 
     def surrogate(self, actions: Actions) -> Surrogate:
-        return clipped_surrogate(actions.log_ratio, actions.advantage, self._bounds, self._dual_clip)
+        return clipped_surrogate(
+            actions.log_ratio, actions.advantage, self._bounds, self._dual_clip
+        )
 
 
 class Gspo(PolicyObjective):
     """min(s A, [s] A) with s = exp(mean over the record of log r), the ratio of whole sequences.
 
-    Source: Zheng et al., "Group Sequence Policy Optimization", arXiv:2507.18071, Eqs. 5 and 7. Written as the paper's
-    GSPO-token (Eq. 14), s_t = sg(s) r_t / sg(r_t): the same value and gradient while a record's actions share one
-    advantage and one correction weight, and defined when they do not. Masked actions are left out of the mean.
+    Source: Zheng et al., "Group Sequence Policy Optimization", arXiv:2507.18071, Eqs. 5 and 7.
+    Written as the paper's GSPO-token (Eq. 14), s_t = sg(s) r_t / sg(r_t): the same value and
+    gradient while a record's actions share one advantage and one correction weight, and defined
+    when they do not. Masked actions are left out of the mean.
     """
 
     def __init__(self, config: GspoConfig) -> None:
@@ -142,7 +153,9 @@ class Gspo(PolicyObjective):
         records, logp = actions.records, actions.logp
         with torch.no_grad():
             of_record = records.spread(records.sums(actions.log_ratio) / records.lengths)
-        return clipped_surrogate(of_record + (logp - logp.detach()), actions.advantage, self._bounds, None)
+        return clipped_surrogate(
+            of_record + (logp - logp.detach()), actions.advantage, self._bounds, None
+        )
 
 
 class Cispo(PolicyObjective):
@@ -167,14 +180,17 @@ class Cispo(PolicyObjective):
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, bounds: tuple[float, float], dual_clip: float | None
 ) -> Surrogate:
-    """-min(r A, [r] A), and -max(that, dual_clip A) where A < 0; ``clipped`` marks actions without gradient."""
+    """-min(r A, [r] A), and -max(that, dual_clip A) where A < 0; ``clipped`` marks actions without
+    gradient.
+    """
     ratio = log_ratio.exp()
     gain = ratio * advantage
     with torch.no_grad():
         limit = ratio.clamp(*bounds) * advantage
         clipped = gain > limit
         if dual_clip is not None:
-            # Never where the other clip binds: that needs a ratio below 1 when the advantage is negative.
+            # Never where the other clip binds: that needs a ratio below 1 when the advantage is
+            # negative.
             dual_limit = dual_clip * advantage
             too_costly = (advantage < 0) & (gain < dual_limit)
             limit = torch.where(too_costly, dual_limit, limit)
@@ -184,9 +200,14 @@ def clipped_surrogate(
 
 @torch.no_grad()
 def _metrics(
-    surrogate: Surrogate, log_ratio: Tensor, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
+    surrogate: Surrogate,
+    log_ratio: Tensor,
+    columns: Mapping[str, Tensor],
+    current: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Sums over actions. Action by action: a difference of sums would lose a small KL to float32 rounding."""
+    """Sums over actions. Action by action: a difference of sums would lose a small KL to float32
+    rounding.
+    """
     metrics = {
         "ratio": surrogate.ratio.sum(),
         "clip_share": surrogate.clipped.sum(dtype=log_ratio.dtype),

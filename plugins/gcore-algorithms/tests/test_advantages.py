@@ -1,4 +1,5 @@
-"""Advantages equal slow loops written from the papers, and do not depend on how groups are spread over shards.
+"""Advantages equal slow loops written from the papers, and do not depend on how groups are spread
+over shards.
 
 Tolerance 1e-12 in float64: the same sums in another order.
 """
@@ -18,7 +19,9 @@ MAKE = {
     "dr-grpo": lambda **c: advantages.DrGrpo(config.DrGrpoConfig(**c)),
     "rloo": lambda **c: advantages.Rloo(config.RlooConfig(**c)),
     "reinforce-pp": lambda **c: advantages.ReinforcePp(config.ReinforcePpConfig(**c)),
-    "reinforce-pp-baseline": lambda **c: advantages.ReinforcePpBaseline(config.ReinforcePpBaselineConfig(**c)),
+    "reinforce-pp-baseline": lambda **c: advantages.ReinforcePpBaseline(
+        config.ReinforcePpBaselineConfig(**c)
+    ),
 }
 each_estimator = pytest.mark.parametrize("name", list(MAKE))
 EPS = 1e-4
@@ -26,7 +29,9 @@ EPS = 1e-4
 
 def group(rewards, **scalars) -> GroupScalars:
     rewards = np.asarray(rewards, dtype=np.float64)
-    return GroupScalars(rewards=rewards, lengths=np.ones(len(rewards), dtype=np.int64), scalars=scalars)
+    return GroupScalars(
+        rewards=rewards, lengths=np.ones(len(rewards), dtype=np.int64), scalars=scalars
+    )
 
 
 def groups_of(seed: int, n: int = 7) -> list[GroupScalars]:
@@ -51,7 +56,10 @@ def reference(name: str, rewards: list[list[float]]) -> list[list[float]]:
     if name == "dr-grpo":
         return [[r - mean(g) for r in g] for g in rewards]
     if name == "rloo":
-        return [[r - mean([x for j, x in enumerate(g) if j != i]) for i, r in enumerate(g)] for g in rewards]
+        return [
+            [r - mean([x for j, x in enumerate(g) if j != i]) for i, r in enumerate(g)]
+            for g in rewards
+        ]
     if name == "reinforce-pp-baseline":
         rewards = [[r - mean(g) for r in g] for g in rewards]
     batch = [r for g in rewards for r in g]
@@ -74,7 +82,9 @@ def test_an_advantage_equals_the_papers_formula(name, coefficient):
 def test_an_advantage_does_not_depend_on_the_shards(name, shards):
     made, groups = MAKE[name](), groups_of(2)
     unsplit = estimate(made, groups)
-    parts = [range(shard, len(groups), shards) for shard in range(shards)]  # the last of 9 hold no group
+    parts = [
+        range(shard, len(groups), shards) for shard in range(shards)
+    ]  # the last of 9 hold no group
     statistics = sum(made.statistics([groups[i] for i in part]) for part in parts)
     for part in parts:
         for i, got in zip(part, made.of([groups[i] for i in part], statistics), strict=True):
@@ -113,21 +123,26 @@ def test_a_penalty_can_make_equal_rewards_differ():
     np.testing.assert_allclose(got, [0.5, -0.5], atol=1e-12)
 
 
-# -- per action -------------------------------------------------------------------------------------------------------
+# -- per action ------------------------------------------------------------------------------------
 
 
 def recursive_gae(rewards, values, gamma, lam):
     """Schulman et al. 2016, Eq. 16, as a sum over the errors that follow each action."""
     after = [*values[1:], 0.0]
     deltas = [r + gamma * v_after - v for r, v, v_after in zip(rewards, values, after, strict=True)]
-    return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+    return [
+        sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas)))
+        for t in range(len(deltas))
+    ]
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (0.99, 0.0), (1.0, 1.0)])
 def test_gae_equals_its_definition_over_trained_actions(gamma, lam):
     rng = np.random.default_rng(3)
     rewards, values, mask = rng.normal(size=12), rng.normal(size=12), rng.random(12) < 0.7
-    got, returns = advantages.Gae(config.GaeConfig(gamma=gamma, lam=lam)).per_action(rewards, values, mask)
+    got, returns = advantages.Gae(config.GaeConfig(gamma=gamma, lam=lam)).per_action(
+        rewards, values, mask
+    )
     expected = recursive_gae(rewards[mask].tolist(), values[mask].tolist(), gamma, lam)
     np.testing.assert_allclose(got[mask], expected, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(returns[mask], expected + values[mask], rtol=1e-12, atol=1e-12)
@@ -141,7 +156,9 @@ def test_masked_actions_have_no_influence_on_gae():
     values = np.array([0.5, 0.0, 0.25, 0.0])
     wild = np.where(mask == 1, values, np.nan)
     rewards = np.array([0.0, 0.0, 1.0, 0.0])
-    for got, expected in zip(made.per_action(wild, wild, mask), made.per_action(values, values, mask), strict=True):
+    for got, expected in zip(
+        made.per_action(wild, wild, mask), made.per_action(values, values, mask), strict=True
+    ):
         np.testing.assert_array_equal(got, expected)
     assert made.per_action(rewards, values, np.zeros(4, dtype=np.uint8))[0].tolist() == [0.0] * 4
 

@@ -1,4 +1,6 @@
-"""Every advantage and objective holds its public contract; three objectives equal loops written from their papers."""
+"""Every advantage and objective holds its public contract; three objectives equal loops written
+from their papers.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,16 @@ class Papers(ObjectiveContract):
         def loops(columns, current):
             total, weight = torch.zeros((), dtype=torch.float64), 0
             for record in columns["record"].unique():
-                places = [t for t, own in enumerate(columns["record"] == record) if own and columns["mask"][t]]
+                places = [
+                    t
+                    for t, own in enumerate(columns["record"] == record)
+                    if own and columns["mask"][t]
+                ]
                 if not places:
                     continue
-                ratios = [torch.exp(current["logp"][t] - columns["rollout_logp"][t]) for t in places]
+                ratios = [
+                    torch.exp(current["logp"][t] - columns["rollout_logp"][t]) for t in places
+                ]
                 advantages = [columns["advantage"][t] for t in places]
                 logps = [current["logp"][t] for t in places]
                 total = total - sum(self.gains(ratios, advantages, logps))
@@ -84,7 +92,10 @@ class TestPpoClipOfThePaper(Papers):
     clip = (0.8, 1.2)
 
     def gains(self, ratios, advantages, logps):
-        return [torch.minimum(r * a, self.clipped(r) * a) for r, a in zip(ratios, advantages, strict=True)]
+        return [
+            torch.minimum(r * a, self.clipped(r) * a)
+            for r, a in zip(ratios, advantages, strict=True)
+        ]
 
 
 class TestGspoOfThePaper(Papers):
@@ -111,5 +122,15 @@ class TestCispoOfThePaper(Papers):
 
 def test_every_provider_of_the_plugin_is_held_to_a_contract():
     tested = {value.provider for value in contracts_of("algorithms").values()}
-    names = ["grpo", "dr-grpo", "rloo", "reinforce-pp", "reinforce-pp-baseline", "gae", "ppo_clip", "gspo", "cispo"]
+    names = [
+        "grpo",
+        "dr-grpo",
+        "rloo",
+        "reinforce-pp",
+        "reinforce-pp-baseline",
+        "gae",
+        "ppo_clip",
+        "gspo",
+        "cispo",
+    ]
     assert {f"algorithms/{name}" for name in names} <= tested

@@ -1,4 +1,5 @@
-"""Objectives equal slow loops written from the papers, and do not depend on how an update was split.
+"""Objectives equal slow loops written from the papers, and do not depend on how an update was
+split.
 
 Everything is float64; tolerance 1e-12: the same sums in another order.
 """
@@ -14,24 +15,37 @@ from gcore_algorithms import config as c
 from gcore_algorithms.kl import kl
 from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
 
-KINDS = {"ppo_clip": (PpoClip, c.PpoClipConfig), "gspo": (Gspo, c.GspoConfig), "cispo": (Cispo, c.CispoConfig)}
+KINDS = {
+    "ppo_clip": (PpoClip, c.PpoClipConfig),
+    "gspo": (Gspo, c.GspoConfig),
+    "cispo": (Cispo, c.CispoConfig),
+}
 CLIPS = {"ppo_clip": (0.1, 0.15), "gspo": (0.02, 0.03), "cispo": (0.25, 0.3)}
 NORMALISE = ["token", "sequence", "constant"]
-CORRECTIONS = [("none", "token"), *itertools.product(("truncate", "mask"), ("token", "sequence", "geometric"))]
+CORRECTIONS = [
+    ("none", "token"),
+    *itertools.product(("truncate", "mask"), ("token", "sequence", "geometric")),
+]
 each_kind = pytest.mark.parametrize("kind", list(KINDS))
 each_normalisation = pytest.mark.parametrize("normalise", NORMALISE)
 CURRENT = ("logp", "entropy")
 
 
 def configs(kind: str, normalise: str):
-    """Every combination of terms, with bounds that bind on some of ``batch``'s actions and not on others."""
+    """Every combination of terms, with bounds that bind on some of ``batch``'s actions and not on
+    others.
+    """
     estimators, entropies = (None, "k1", "k2", "k3"), (0.0, 0.02)
-    for estimator, entropy, (correction, level) in itertools.product(estimators, entropies, CORRECTIONS):
+    for estimator, entropy, (correction, level) in itertools.product(
+        estimators, entropies, CORRECTIONS
+    ):
         extra = {"dual_clip": 1.5} if kind == "ppo_clip" and entropy else {}
         yield KINDS[kind][1](
             normalise=normalise,
             constant_length=5 if normalise == "constant" else None,
-            kl=c.LossKlConfig(coefficient=0.1, estimator=estimator) if estimator else c.LossKlConfig(),
+            kl=c.LossKlConfig(coefficient=0.1, estimator=estimator)
+            if estimator
+            else c.LossKlConfig(),
             entropy_coefficient=entropy,
             old_logprobs="rollout" if correction == "none" and entropy else "recompute",
             correction=c.CorrectionConfig(kind=correction, level=level, cap=1.2, floor=0.8),
@@ -72,24 +86,34 @@ def leaves(data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def call(objective, data, index=None):
-    """``objective`` on the actions ``index``, given only what it requires; records are numbered anew."""
+    """``objective`` on the actions ``index``, given only what it requires; records are numbered
+    anew.
+    """
     part = data if index is None else {name: values[index] for name, values in data.items()}
     part = {**part, "record": torch.unique(part["record"], return_inverse=True)[1]}
     given = {"record", "mask", "advantage", "rollout_logp"} | objective.requires
-    columns = {name: values for name, values in part.items() if name in given and name not in CURRENT}
+    columns = {
+        name: values for name, values in part.items() if name in given and name not in CURRENT
+    }
     current = {name: part[name] for name in CURRENT if name == "logp" or name in objective.requires}
     return objective.loss(columns, current)
 
 
 def value_and_gradient(objective, data, parts=(None,)):
-    """sum(loss) / sum(weight) over the parts, its gradients by logp and entropy, and the mean of each metric."""
+    """sum(loss) / sum(weight) over the parts, its gradients by logp and entropy, and the mean of
+    each metric.
+    """
     data = leaves(data)
     results = [call(objective, data, part) for part in parts]
     value = sum(r[0] for r in results) / sum(r[1] for r in results)
     value.backward()
-    gradients = [g if (g := data[name].grad) is not None else torch.zeros_like(data[name]) for name in CURRENT]
+    gradients = [
+        g if (g := data[name].grad) is not None else torch.zeros_like(data[name])
+        for name in CURRENT
+    ]
     metrics = {
-        name: sum(r[2][name][0] for r in results) / sum(r[2][name][1] for r in results) for name in results[0][2]
+        name: sum(r[2][name][0] for r in results) / sum(r[2][name][1] for r in results)
+        for name in results[0][2]
     }
     return value.detach(), gradients, metrics
 
@@ -103,7 +127,7 @@ def assert_same(got, expected):
             torch.testing.assert_close(got[2][name], expected[2][name], rtol=1e-12, atol=1e-12)
 
 
-# -- against the papers -----------------------------------------------------------------------------------------------
+# -- against the papers ----------------------------------------------------------------------------
 
 
 def clip(x, low, high):
@@ -111,10 +135,15 @@ def clip(x, low, high):
 
 
 def gains(kind, config, ratios, advantages, logps):
-    """Gain of each action of one record, as in PPO Eq. 7 (with dual clip), GSPO Eqs. 5, 7 and 14, CISPO Eqs. 4, 5."""
+    """Gain of each action of one record, as in PPO Eq. 7 (with dual clip), GSPO Eqs. 5, 7 and 14,
+    CISPO Eqs. 4, 5.
+    """
     low, high = 1 - config.clip_low, 1 + config.clip_high
     if kind == "cispo":
-        return [clip(r, low, high).detach() * a * lp for r, a, lp in zip(ratios, advantages, logps, strict=True)]
+        return [
+            clip(r, low, high).detach() * a * lp
+            for r, a, lp in zip(ratios, advantages, logps, strict=True)
+        ]
     if kind == "gspo":
         product = torch.ones((), dtype=torch.float64)
         for r in ratios:
@@ -122,8 +151,13 @@ def gains(kind, config, ratios, advantages, logps):
         s = product ** (1 / len(ratios))
         shares = [s] * len(ratios)
         if config.correction.kind != "none" and config.correction.level == "token":
-            shares = [s.detach() * r / r.detach() for r in ratios]  # weights differ by action: GSPO-token
-        return [torch.minimum(x * a, clip(x, low, high) * a) for x, a in zip(shares, advantages, strict=True)]
+            shares = [
+                s.detach() * r / r.detach() for r in ratios
+            ]  # weights differ by action: GSPO-token
+        return [
+            torch.minimum(x * a, clip(x, low, high) * a)
+            for x, a in zip(shares, advantages, strict=True)
+        ]
     found = []
     for r, a in zip(ratios, advantages, strict=True):
         gain = torch.minimum(r * a, clip(r, low, high) * a)
@@ -155,28 +189,44 @@ def reference(kind, config, data):
     behaviour = data["old_logp"] if config.old_logprobs == "recompute" else data["rollout_logp"]
     per_record = []
     for record in data["record"].unique():
-        chosen = [t for t in range(len(data["mask"])) if data["record"][t] == record and data["mask"][t]]
+        chosen = [
+            t for t in range(len(data["mask"])) if data["record"][t] == record and data["mask"][t]
+        ]
         if not chosen:
             continue
         ratios = [torch.exp(data["logp"][t] - behaviour[t]) for t in chosen]
-        gain = gains(kind, config, ratios, [data["advantage"][t] for t in chosen], [data["logp"][t] for t in chosen])
-        weight = weights(config.correction, [data["old_logp"][t] - data["rollout_logp"][t] for t in chosen])
+        gain = gains(
+            kind,
+            config,
+            ratios,
+            [data["advantage"][t] for t in chosen],
+            [data["logp"][t] for t in chosen],
+        )
+        weight = weights(
+            config.correction, [data["old_logp"][t] - data["rollout_logp"][t] for t in chosen]
+        )
         losses = []
         for t, g, w in zip(chosen, gain, weight, strict=True):
             loss = -w * g - config.entropy_coefficient * data["entropy"][t]
             if config.kl.coefficient:
-                loss = loss + 0.1 * penalty(config.kl.estimator, data["logp"][t] - data["ref_logp"][t])
+                loss = loss + 0.1 * penalty(
+                    config.kl.estimator, data["logp"][t] - data["ref_logp"][t]
+                )
             losses.append(loss)
         per_record.append(losses)
     n = len(per_record)
     if config.normalise == "token":
-        value = sum(sum(losses) for losses in per_record) / sum(len(losses) for losses in per_record)
+        value = sum(sum(losses) for losses in per_record) / sum(
+            len(losses) for losses in per_record
+        )
     elif config.normalise == "sequence":
         value = sum(sum(losses) / len(losses) for losses in per_record) / n
     else:
         value = sum(sum(losses) for losses in per_record) / (n * config.constant_length)
     value.backward()
-    return value.detach(), [g if (g := data[name].grad) is not None else data[name] * 0 for name in CURRENT]
+    return value.detach(), [
+        g if (g := data[name].grad) is not None else data[name] * 0 for name in CURRENT
+    ]
 
 
 @each_kind
@@ -190,20 +240,30 @@ def test_an_objective_equals_the_papers_formula(kind, normalise):
         assert_same((value, gradients), (expected, [g.detach() for g in expected_gradients]))
 
 
-# -- invariances ------------------------------------------------------------------------------------------------------
+# -- invariances -----------------------------------------------------------------------------------
 
 
 def splits(record: torch.Tensor) -> list[list[torch.Tensor]]:
-    """Ways to spread the records over ranks and micro-batches; actions of micro-batches lie in other orders, too."""
+    """Ways to spread the records over ranks and micro-batches; actions of micro-batches lie in
+    other orders, too.
+    """
     rng = random.Random(0)
     records = record.unique().tolist()
 
     def actions(chosen: list[int]) -> torch.Tensor:
-        return torch.cat([(record == r).nonzero().squeeze(1) for r in chosen] or [torch.zeros(0, dtype=torch.long)])
+        return torch.cat(
+            [(record == r).nonzero().squeeze(1) for r in chosen]
+            or [torch.zeros(0, dtype=torch.long)]
+        )
 
     shuffled = rng.sample(records, len(records))
     halves = [actions(shuffled[0::2]), actions(shuffled[1::2])]
-    ranks = [actions(shuffled[:1]), actions(shuffled[1:5]), actions(shuffled[5:]), actions([])]  # one rank has none
+    ranks = [
+        actions(shuffled[:1]),
+        actions(shuffled[1:5]),
+        actions(shuffled[5:]),
+        actions([]),
+    ]  # one rank has none
     mixed = torch.tensor(rng.sample(range(len(record)), len(record)))
     return [[actions([r]) for r in records], [actions(records[::-1])], halves, ranks, [mixed]]
 
@@ -224,7 +284,9 @@ def test_value_gradient_and_metrics_do_not_depend_on_the_split(kind, normalise):
 def test_masked_actions_have_no_influence(kind, normalise):
     data = batch(2)
     wild = {
-        name: values.masked_fill(~data["mask"], float("nan")) if values.is_floating_point() else values
+        name: values.masked_fill(~data["mask"], float("nan"))
+        if values.is_floating_point()
+        else values
         for name, values in data.items()
     }
     kept = {name: values[data["mask"]] for name, values in data.items()}
@@ -261,10 +323,12 @@ def test_only_the_loss_carries_a_gradient(kind, normalise):
         assert loss.requires_grad and not weight.requires_grad
         assert loss.shape == weight.shape == ()
         for pair in metrics.values():
-            assert all(x.shape == () and x.dtype == loss.dtype and not x.requires_grad for x in pair)
+            assert all(
+                x.shape == () and x.dtype == loss.dtype and not x.requires_grad for x in pair
+            )
 
 
-# -- single terms -----------------------------------------------------------------------------------------------------
+# -- single terms ----------------------------------------------------------------------------------
 
 
 def test_on_policy_every_surrogate_gives_the_policy_gradient():
@@ -273,7 +337,9 @@ def test_on_policy_every_surrogate_gives_the_policy_gradient():
     data["rollout_logp"] = data["logp"].clone()
     for kind, (objective, config) in KINDS.items():
         _, (gradient, _), metrics = value_and_gradient(objective(config(normalise="token")), data)
-        torch.testing.assert_close(gradient, -data["advantage"] / 10, rtol=1e-12, atol=1e-12, msg=kind)
+        torch.testing.assert_close(
+            gradient, -data["advantage"] / 10, rtol=1e-12, atol=1e-12, msg=kind
+        )
         assert float(metrics["ratio"]) == pytest.approx(1.0, abs=1e-12)
         assert float(metrics["clip_share"]) == 0.0
         assert float(metrics["kl_behaviour"]) == pytest.approx(0.0, abs=1e-12)
@@ -332,7 +398,9 @@ def test_a_correction_of_an_exact_generator_changes_nothing():
     plain = value_and_gradient(PpoClip(c.PpoClipConfig(old_logprobs="recompute")), data)
     for kind, level in CORRECTIONS[1:]:
         correction = c.CorrectionConfig(kind=kind, level=level)
-        corrected = value_and_gradient(PpoClip(c.PpoClipConfig(old_logprobs="recompute", correction=correction)), data)
+        corrected = value_and_gradient(
+            PpoClip(c.PpoClipConfig(old_logprobs="recompute", correction=correction)), data
+        )
         assert_same(corrected[:2], plain[:2])
 
 
@@ -357,7 +425,9 @@ def test_the_gradients_of_kl_losses_are_those_the_documentation_names():
     reverse = divergence_gradient(logits, lambda logp: (logp.exp() * (logp - ref)).sum())
     forward = divergence_gradient(logits, lambda logp: (ref.exp() * (ref - logp)).sum())
     for estimator, gradient in (("k1", torch.zeros_like(ref)), ("k2", reverse), ("k3", forward)):
-        torch.testing.assert_close(expected_gradient(estimator, logits, ref), gradient, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            expected_gradient(estimator, logits, ref), gradient, rtol=1e-12, atol=1e-12
+        )
 
 
 def test_k1_and_k3_are_unbiased_estimates_of_the_divergence():
@@ -365,7 +435,9 @@ def test_k1_and_k3_are_unbiased_estimates_of_the_divergence():
     logp, ref = torch.randn(2, 6, generator=g, dtype=torch.float64).log_softmax(1)
     divergence = (logp.exp() * (logp - ref)).sum()
     for estimator in ("k1", "k3"):
-        torch.testing.assert_close((logp.exp() * kl(estimator, logp, ref)).sum(), divergence, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            (logp.exp() * kl(estimator, logp, ref)).sum(), divergence, rtol=1e-12, atol=1e-12
+        )
 
 
 def test_an_unknown_kl_estimator_is_named():

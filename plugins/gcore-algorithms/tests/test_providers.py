@@ -1,4 +1,6 @@
-"""What the plugin says of itself holds: names, factories, configs, and that controllers stay free of torch."""
+"""What the plugin says of itself holds: names, factories, configs, and that controllers stay free
+of torch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ each_provider = pytest.mark.parametrize("provider", PROVIDERS, ids=lambda provid
 def make(name: str, **config: object) -> object:
     provider = BY_NAME[name]
     module, attribute = provider.factory.split(":")
-    return getattr(importlib.import_module(module), attribute)(msgspec.convert(config, provider.config))
+    return getattr(importlib.import_module(module), attribute)(
+        msgspec.convert(config, provider.config)
+    )
 
 
 def test_every_hook_it_implements_is_specified():
@@ -36,7 +40,10 @@ def test_every_hook_it_implements_is_specified():
     manager.add_hookspecs(hookspecs)
     manager.register(gcore_algorithms)
     manager.check_pending()
-    assert {hook.name for hook in manager.get_hookcallers(gcore_algorithms)} == {"gcore_advantages", "gcore_objectives"}
+    assert {hook.name for hook in manager.get_hookcallers(gcore_algorithms)} == {
+        "gcore_advantages",
+        "gcore_objectives",
+    }
 
 
 def test_the_names_are_the_documented_ones():
@@ -82,32 +89,81 @@ def test_a_kl_in_the_reward_requires_its_scalar_and_no_coefficient_requires_none
 def test_an_objective_requires_only_what_its_terms_read(name):
     assert make(name).requires == frozenset()
     assert make(name, old_logprobs="recompute").requires == {"old_logp"}
-    assert make(name, kl={"coefficient": 0.1}, entropy_coefficient=0.01).requires == {"ref_logp", "entropy"}
+    assert make(name, kl={"coefficient": 0.1}, entropy_coefficient=0.01).requires == {
+        "ref_logp",
+        "entropy",
+    }
 
 
 def test_controllers_import_no_torch():
-    code = "import sys, gcore_algorithms, gcore_algorithms.advantages; print('torch' in sys.modules)"
+    code = (
+        "import sys, gcore_algorithms, gcore_algorithms.advantages; print('torch' in sys.modules)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
     )
     assert done.stdout.strip() == "False"
 
 
 BAD = [
-    ("grpo", {"group_size": 1}, "advantage.config.group_size: a group of 1 has no baseline", "algorithms/reinforce-pp"),
-    ("dr-grpo", {"group_size": 1}, "advantage.config.group_size: a group of 1 has no baseline", "2 or more"),
-    ("rloo", {"group_size": 1}, "advantage.config.group_size: a group of 1 has no baseline", "2 or more"),
+    (
+        "grpo",
+        {"group_size": 1},
+        "advantage.config.group_size: a group of 1 has no baseline",
+        "algorithms/reinforce-pp",
+    ),
+    (
+        "dr-grpo",
+        {"group_size": 1},
+        "advantage.config.group_size: a group of 1 has no baseline",
+        "2 or more",
+    ),
+    (
+        "rloo",
+        {"group_size": 1},
+        "advantage.config.group_size: a group of 1 has no baseline",
+        "2 or more",
+    ),
     ("reinforce-pp-baseline", {"group_size": 1}, "a group of 1 has no baseline", "2 or more"),
-    ("reinforce-pp", {"group_size": 0}, "advantage.config.group_size: 0 is not a number of records", "1 or more"),
+    (
+        "reinforce-pp",
+        {"group_size": 0},
+        "advantage.config.group_size: 0 is not a number of records",
+        "1 or more",
+    ),
     ("grpo", {"eps": -1.0}, "advantage.config.eps: -1.0 is negative", "0 or more"),
     ("gae", {"gamma": 1.5}, "advantage.config.gamma: 1.5 is not between 0 and 1", "set gamma"),
     ("gae", {"lam": -0.5}, "advantage.config.lam: -0.5 is not between 0 and 1", "set lam"),
-    ("ppo_clip", {"normalise": "constant"}, "objective.config.constant_length: normalise: constant needs", "longest"),
+    (
+        "ppo_clip",
+        {"normalise": "constant"},
+        "objective.config.constant_length: normalise: constant needs",
+        "longest",
+    ),
     ("gspo", {"clip_low": -0.1}, "objective.config.clip_low: -0.1 is negative", "0 or more"),
     ("cispo", {"clip_high": -0.1}, "objective.config.clip_high: -0.1 is negative", "0 or more"),
-    ("ppo_clip", {"dual_clip": 1.0}, "objective.config.dual_clip: 1.0 is not above 1", "3 is usual"),
-    ("ppo_clip", {"correction": {"kind": "mask"}}, "objective.config.old_logprobs: correction 'mask'", "recompute"),
-    ("ppo_clip", {"correction": {"cap": 0.5}}, "objective.config.correction: the weights [0.0, 0.5]", "cap to 1"),
+    (
+        "ppo_clip",
+        {"dual_clip": 1.0},
+        "objective.config.dual_clip: 1.0 is not above 1",
+        "3 is usual",
+    ),
+    (
+        "ppo_clip",
+        {"correction": {"kind": "mask"}},
+        "objective.config.old_logprobs: correction 'mask'",
+        "recompute",
+    ),
+    (
+        "ppo_clip",
+        {"correction": {"cap": 0.5}},
+        "objective.config.correction: the weights [0.0, 0.5]",
+        "cap to 1",
+    ),
 ]
 
 

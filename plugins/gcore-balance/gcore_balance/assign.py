@@ -1,4 +1,6 @@
-"""Items into bins of like cost: each function takes costs float64[N] and returns the bin of each, int64[N]."""
+"""Items into bins of like cost: each function takes costs float64[N] and returns the bin of each,
+int64[N].
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def longest_first(costs: np.ndarray, bins: int) -> np.ndarray:
 
 
 def evened_out(costs: np.ndarray, bins: int) -> np.ndarray:
-    """``longest_first``, then the fullest bin gives an item to a light one, or swaps two, as long as that helps."""
+    """``longest_first``, then the fullest bin gives an item to a light one, or swaps two, as long
+    as that helps.
+    """
     placed = longest_first(costs, bins)
     loads = np.bincount(placed, weights=costs, minlength=bins)
     members = lists(placed, bins)
@@ -73,10 +77,12 @@ def evened_out(costs: np.ndarray, bins: int) -> np.ndarray:
 
 
 def differencing(costs: np.ndarray, bins: int) -> np.ndarray:
-    """Rounds of one item for each bin, merged so that their sums cancel; counts differ by at most one.
+    """Rounds of one item for each bin, merged so that their sums cancel; counts differ by at most
+    one.
 
-    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", UCB/CSD-83-113 (1982), on tuples of equal
-    size as in Michiels et al., "Performance ratios for the differencing method" (2003).
+    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", UCB/CSD-83-113
+    (1982), on tuples of equal size as in Michiels et al., "Performance ratios for the differencing
+    method" (2003).
     """
     rounds = -(-len(costs) // bins)
     if rounds == 0:
@@ -101,9 +107,11 @@ def differencing(costs: np.ndarray, bins: int) -> np.ndarray:
 
 
 def two_level(costs: np.ndarray, controllers: int, ranks: int) -> np.ndarray:
-    """Items to controllers, then those of each to its ``ranks`` ranks; bins are numbered controller by controller.
+    """Items to controllers, then those of each to its ``ranks`` ranks; bins are numbered controller
+    by controller.
 
-    The first level needs the costs of all items and nothing else of them; the second runs at each controller alone.
+    The first level needs the costs of all items and nothing else of them; the second runs at each
+    controller alone.
     """
     controller = evened_out(costs, controllers)
     placed = np.empty(len(costs), np.int64)

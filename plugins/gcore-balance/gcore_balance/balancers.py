@@ -15,7 +15,9 @@ from gcore_core.protocols import Work
 
 
 class _Dealer(ABC):
-    """Deals records, or whole groups where they share a prompt. ``place``: costs, bins -> the bin of each."""
+    """Deals records, or whole groups where they share a prompt. ``place``: costs, bins -> the bin
+    of each.
+    """
 
     def __init__(self, config: TokensConfig) -> None:
         self._shared = config.prompts == "shared"
@@ -48,7 +50,9 @@ class LptTokens(_Dealer):
 
 
 class _Learner(_Dealer):
-    """``gcore_core.protocols.LearnsCosts``, unless told not to; what it learned outlives the process."""
+    """``gcore_core.protocols.LearnsCosts``, unless told not to; what it learned outlives the
+    process.
+    """
 
     def __init__(self, config: CostConfig) -> None:
         super().__init__(config)

@@ -1,9 +1,10 @@
-"""How long records take: a rank's seconds are a fixed time and non-negative multiples of what its records add up to.
+"""How long records take: a rank's seconds are a fixed time and non-negative multiples of what its
+records add up to.
 
     seconds = fixed + per_record N + per_token sum(L) + per_pair sum(L^2) + per_extra sum(extra)
 
-for N records of L tokens. Where a prompt of P tokens is encoded once for k records of its group, they share its P and
-P^2.
+for N records of L tokens. Where a prompt of P tokens is encoded once for k records of its group,
+they share its P and P^2.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from gcore_core.protocols import Work
 
 #: What a step's measurements count for after the next step: the latest twenty or so decide.
 _KEEP = 0.95
-#: A measurement's squared error (5 %) over the squared doubt in what a term of the prior adds up to (all of it).
+#: A measurement's squared error (5 %) over the squared doubt in what a term of the prior adds up to
+#: (all of it).
 _TRUST = 0.05**2
 
 
@@ -36,8 +38,10 @@ def features(work: Work, shared: bool) -> np.ndarray:
 class CostModel:
     """Costs of records from a prior, then from measured seconds.
 
-    terms float64[5]: fixed, per record, per token, per pair, per extra; in seconds once something was measured. A prior
-    fills in what measurements leave open: ranks that are well balanced differ too little to tell its terms apart.
+    terms float64[5]: fixed, per record, per token, per pair, per extra; in seconds once something
+        was measured. A prior
+    fills in what measurements leave open: ranks that are well balanced differ too little to tell
+        its terms apart.
     """
 
     def __init__(self, hidden_size: int, shared: bool) -> None:
@@ -45,7 +49,9 @@ class CostModel:
         self._prior = np.array([0.0, 0.0, 1.0, 1 / (12 * hidden_size), 1.0])
         self.terms = self._prior
         self._gram, self._moment, self._count = np.zeros((5, 5)), np.zeros(5), 0.0
-        self._told = np.zeros(4)  # of measured seconds y and predicted ones p: count, sums of y, y^2 and (y - p)^2
+        self._told = np.zeros(
+            4
+        )  # of measured seconds y and predicted ones p: count, sums of y, y^2 and (y - p)^2
 
     def costs(self, work: Work) -> np.ndarray:
         """float64[N], in any unit; the fixed time is left out."""
@@ -74,12 +80,16 @@ class CostModel:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from a ``state``; the prior stays this one's."""
         self._count = float(state["count"])
-        self._gram, self._moment, self._told = (np.array(state[name]) for name in ("gram", "moment", "told"))
+        self._gram, self._moment, self._told = (
+            np.array(state[name]) for name in ("gram", "moment", "told")
+        )
         if self._count:
             self._fit()
 
     def _fit(self) -> None:
-        """Least squares with the prior as one more measurement of each term, at the scale that suits it best."""
+        """Least squares with the prior as one more measurement of each term, at the scale that
+        suits it best.
+        """
         size = self._prior @ self._gram @ self._prior
         if not size > 0:
             return  # no rank had a token
@@ -89,16 +99,19 @@ class CostModel:
         doubt = _TRUST / self._count
         gram = self._gram[np.ix_(seen, seen)] / np.outer(norms, norms) + doubt * np.eye(len(norms))
         terms = prior.copy()
-        terms[seen] = nonnegative(gram, self._moment[seen] / norms + doubt * prior[seen] * norms) / norms
-        # all of it fixed: true of ranks that are alike, and no reason to deal records in just any way
+        terms[seen] = (
+            nonnegative(gram, self._moment[seen] / norms + doubt * prior[seen] * norms) / norms
+        )
+        # all of it fixed: true of ranks that are alike, and no reason to deal records in just any
+        # way
         self.terms = terms if terms[seen][1:].any() else prior
 
 
 def nonnegative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
     """The x >= 0 with the least x'Gx / 2 - m'x, for a positive definite G of a few rows.
 
-    Some entries of it are zero, and the others solve their part of Gx = m; so it is the best of all such solutions that
-    have no negative entry.
+    Some entries of it are zero, and the others solve their part of Gx = m; so it is the best of all
+    such solutions that have no negative entry.
     """
     found, least = np.zeros(len(moment)), 0.0
     for chosen in product((False, True), repeat=len(moment)):

@@ -1,6 +1,7 @@
 """Micro-batches of ranks that meet in every one of them, as sharded weights make them do.
 
-The slowest rank of each micro-batch decides, so all ranks need as many, and those of one place equal cost.
+The slowest rank of each micro-batch decides, so all ranks need as many, and those of one place
+equal cost.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import numpy as np
 def micro_batches(
     lengths: np.ndarray, costs: np.ndarray, ranks: Sequence[Sequence[int]], budget_tokens: int
 ) -> list[list[list[int]]]:
-    """Of each rank the same number of micro-batches, costliest first; each is a list of items, perhaps empty.
+    """Of each rank the same number of micro-batches, costliest first; each is a list of items,
+    perhaps empty.
 
-    lengths int64[N], costs float64[N]: of all items; ranks: the items of each. A micro-batch has at most
-    ``budget_tokens`` tokens, or a single item.
+    lengths int64[N], costs float64[N]: of all items; ranks: the items of each. A micro-batch has at
+    most ``budget_tokens`` tokens, or a single item.
     """
-    slots = max((-(-int(lengths[list(items)].sum()) // budget_tokens) for items in ranks), default=0)
+    slots = max(
+        (-(-int(lengths[list(items)].sum()) // budget_tokens) for items in ranks), default=0
+    )
     while True:
         found: list[list[list[int]]] = []
         for items in ranks:

@@ -11,7 +11,13 @@ from gcore_balance.lockstep import micro_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-WAYS = [assign.in_turn, assign.to_and_fro, assign.longest_first, assign.evened_out, assign.differencing]
+WAYS = [
+    assign.in_turn,
+    assign.to_and_fro,
+    assign.longest_first,
+    assign.evened_out,
+    assign.differencing,
+]
 COSTS = st.lists(st.floats(0, 1e6), max_size=40).map(np.array)
 
 
@@ -22,7 +28,9 @@ def most_over_mean(costs: np.ndarray, placed: np.ndarray, bins: int) -> float:
 
 @pytest.fixture
 def responses() -> np.ndarray:
-    """4,096 lengths as in a run of up to 16k tokens, with what attention adds for a hidden size of 5,120."""
+    """4,096 lengths as in a run of up to 16k tokens, with what attention adds for a hidden size of
+    5,120.
+    """
     lengths = np.minimum(512 + 2500 * np.exp(np.random.default_rng(0).standard_normal(4096)), 16896)
     return lengths + lengths**2 / (12 * 5120)
 
@@ -34,15 +42,21 @@ def test_every_item_has_one_bin(way, costs, bins):
     placed = way(np.asarray(costs, np.float64), bins)
     assert placed.shape == (len(costs),) and placed.dtype == np.int64
     found = assign.lists(placed, bins)
-    assert len(found) == bins and sorted(i for part in found for i in part) == list(range(len(costs)))
+    assert len(found) == bins and sorted(i for part in found for i in part) == list(
+        range(len(costs))
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(costs=st.lists(st.floats(0.1, 100), min_size=1, max_size=7).map(np.array), bins=st.integers(1, 3))
+@given(
+    costs=st.lists(st.floats(0.1, 100), min_size=1, max_size=7).map(np.array),
+    bins=st.integers(1, 3),
+)
 def test_longest_first_is_at_most_a_third_above_the_best_there_is(costs, bins):
     """Graham's bound: 4/3 - 1/(3 bins)."""
     best = min(
-        np.bincount(choice, weights=costs, minlength=bins).max() for choice in product(range(bins), repeat=len(costs))
+        np.bincount(choice, weights=costs, minlength=bins).max()
+        for choice in product(range(bins), repeat=len(costs))
     )
     for way in (assign.longest_first, assign.evened_out):
         most = np.bincount(way(costs, bins), weights=costs, minlength=bins).max()
@@ -68,7 +82,9 @@ def test_differencing_gives_bins_counts_that_differ_by_one_at_most(items):
 
 
 def test_differencing_repeats_the_known_example():
-    """Of 8, 7, 6, 5, 4, 3 in two bins of three: a difference of 1, the best possible for an odd sum."""
+    """Of 8, 7, 6, 5, 4, 3 in two bins of three: a difference of 1, the best possible for an odd
+    sum.
+    """
     placed = assign.differencing(np.array([8.0, 7.0, 6.0, 5.0, 4.0, 3.0]), 2)
     loads = np.bincount(placed, weights=[8, 7, 6, 5, 4, 3])
     assert abs(loads[0] - loads[1]) == 1
@@ -77,7 +93,13 @@ def test_differencing_repeats_the_known_example():
 def test_the_default_is_even_within_half_a_percent_and_the_others_are_in_their_order(responses):
     found = {way.__name__: most_over_mean(responses, way(responses, 512), 512) for way in WAYS}
     assert found["evened_out"] < 1.005
-    assert found["evened_out"] < found["longest_first"] < found["differencing"] < found["to_and_fro"] < found["in_turn"]
+    assert (
+        found["evened_out"]
+        < found["longest_first"]
+        < found["differencing"]
+        < found["to_and_fro"]
+        < found["in_turn"]
+    )
 
 
 def test_two_levels_are_nearly_as_even_as_one(responses):
@@ -97,7 +119,7 @@ def test_two_levels_cope_with_fewer_items_than_ranks():
     assert assign.two_level(np.zeros(0), 4, 2).size == 0
 
 
-# -- micro-batches in lock-step ---------------------------------------------------------------------------------------
+# -- micro-batches in lock-step --------------------------------------------------------------------
 
 
 @settings(max_examples=100, deadline=None)
@@ -118,7 +140,9 @@ def test_all_ranks_have_as_many_micro_batches_within_the_budget(lengths, ranks, 
 
 
 def test_micro_batches_are_evener_than_first_come_first_served(responses):
-    lengths = np.minimum(512 + 2500 * np.exp(np.random.default_rng(1).standard_normal(2048)), 16896).astype(np.int64)
+    lengths = np.minimum(
+        512 + 2500 * np.exp(np.random.default_rng(1).standard_normal(2048)), 16896
+    ).astype(np.int64)
     costs = lengths + lengths**2 / (12 * 5120)
     parts = assign.lists(assign.evened_out(costs, 64), 64)
     assert lost(costs, micro_batches(lengths, costs, parts, 32768)) < 1.02
@@ -126,9 +150,13 @@ def test_micro_batches_are_evener_than_first_come_first_served(responses):
 
 
 def lost(costs, ranks):
-    """What the ranks take together, waiting for each other in every micro-batch, over what they take on average."""
+    """What the ranks take together, waiting for each other in every micro-batch, over what they
+    take on average.
+    """
     slots = max(map(len, ranks))
-    table = np.array([[costs[slot].sum() for slot in found] + [0.0] * (slots - len(found)) for found in ranks])
+    table = np.array(
+        [[costs[slot].sum() for slot in found] + [0.0] * (slots - len(found)) for found in ranks]
+    )
     return table.max(0).sum() / table.sum(1).mean()
 
 

@@ -26,18 +26,28 @@ def records(draw: np.random.Generator, groups: int, size: int = 4) -> Work:
 
 
 def test_a_record_costs_its_tokens_and_what_attention_adds():
-    work = Work(group=np.zeros(2), prompt=np.array([100, 100]), actions=np.array([300, 0]), extra=np.array([0.0, 7.0]))
+    work = Work(
+        group=np.zeros(2),
+        prompt=np.array([100, 100]),
+        actions=np.array([300, 0]),
+        extra=np.array([0.0, 7.0]),
+    )
     costs = CostModel(HIDDEN, shared=False).costs(work)
     assert costs == pytest.approx([400 + 400**2 / (12 * HIDDEN), 100 + 100**2 / (12 * HIDDEN) + 7])
 
 
 def test_records_of_a_group_share_their_prompt_where_it_is_encoded_once():
     """k completions of A tokens after P: P + k A tokens, and P^2 + k (A^2 + 2 A P) pairs."""
-    work = Work(group=np.zeros(3), prompt=np.full(3, 100), actions=np.array([10, 20, 30]), extra=np.zeros(3))
+    work = Work(
+        group=np.zeros(3), prompt=np.full(3, 100), actions=np.array([10, 20, 30]), extra=np.zeros(3)
+    )
     _, tokens, pairs, _ = features(work, shared=True).sum(0)
     assert tokens == pytest.approx(100 + 60)
     assert pairs == pytest.approx(100**2 + sum(a * a + 2 * a * 100 for a in (10, 20, 30)))
-    assert features(work.take([1]), shared=True).tolist() == features(work.take([1]), shared=False).tolist()
+    assert (
+        features(work.take([1]), shared=True).tolist()
+        == features(work.take([1]), shared=False).tolist()
+    )
 
 
 def test_groups_stay_together_where_the_prompt_is_shared():
@@ -51,9 +61,13 @@ def test_groups_stay_together_where_the_prompt_is_shared():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_terms_of_a_machine_are_found_from_noisy_seconds_of_its_ranks(shared):
-    """Ranks that the balancer itself made even, times off by 3 %: costs within 5 % of the truth, and R2 near 1."""
+    """Ranks that the balancer itself made even, times off by 3 %: costs within 5 % of the truth,
+    and R2 near 1.
+    """
     draw = np.random.default_rng(3)
-    balancer = Cost(CostConfig(hidden_size=64, prompts="shared" if shared else "each"))  # a prior that is far off
+    balancer = Cost(
+        CostConfig(hidden_size=64, prompts="shared" if shared else "each")
+    )  # a prior that is far off
     truth = np.array([2e-3, 2e-5, 1.5e-9, 0.0])
     for _ in range(80):
         work = records(draw, int(draw.integers(16, 64)))
@@ -68,7 +82,9 @@ def test_the_terms_of_a_machine_are_found_from_noisy_seconds_of_its_ranks(shared
 
 
 def test_what_was_learned_goes_on_from_a_checkpoint():
-    """Costs and R2 of the one that was restored are those of the one that was saved, bit for bit, from there on."""
+    """Costs and R2 of the one that was restored are those of the one that was saved, bit for bit,
+    from there on.
+    """
     draw, config = np.random.default_rng(5), CostConfig(hidden_size=64)
 
     def teach(balancers: list[Cost]) -> list[float | None]:
@@ -115,7 +131,9 @@ def test_even_ranks_that_say_nothing_of_the_terms_leave_the_prior_as_it_was():
 def test_r2_is_told_of_steps_before_they_were_seen():
     model, draw = CostModel(HIDDEN, shared=False), np.random.default_rng(0)
     work = [records(draw, n) for n in (1, 2, 3, 4)]
-    assert model.observe(work, np.array([1.0, 2.0, 3.0, 4.0])) is None, "nothing was predicted before the first step"
+    assert model.observe(work, np.array([1.0, 2.0, 3.0, 4.0])) is None, (
+        "nothing was predicted before the first step"
+    )
     assert model.observe(work, np.array([4.0, 3.0, 2.0, 1.0])) < 0, "the opposite was predicted"
 
 
@@ -129,7 +147,9 @@ def test_without_learning_costs_stay_the_prior():
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
 def test_the_fit_is_the_best_one_without_negative_terms(seed, terms):
-    """By its own conditions: the slope is zero where a term is positive, and not negative where it is zero."""
+    """By its own conditions: the slope is zero where a term is positive, and not negative where it
+    is zero.
+    """
     draw = np.random.default_rng(seed)
     rows = draw.normal(size=(8, terms))
     gram, moment = rows.T @ rows + 1e-3 * np.eye(terms), draw.normal(size=terms)

@@ -9,12 +9,16 @@ import pytest
 from gcore_core.factories import FactorySpec
 from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate
 
-COST = FactorySpec("gcore_balance.balancers:Cost", "gcore_balance.config:CostConfig", {"hidden_size": 64})
+COST = FactorySpec(
+    "gcore_balance.balancers:Cost", "gcore_balance.config:CostConfig", {"hidden_size": 64}
+)
 TOKENS = FactorySpec("gcore_balance.balancers:LptTokens", "gcore_balance.config:TokensConfig", {})
 
 
 def run(tmp_path: Path, **changes) -> Outcome:
-    return run_virtual(simulate(SimulatedJob(shards=2, ranks=2, steps=4, **changes), tmp_path / "store"))
+    return run_virtual(
+        simulate(SimulatedJob(shards=2, ranks=2, steps=4, **changes), tmp_path / "store")
+    )
 
 
 def metrics(outcome: Outcome, name: str) -> list[float | None]:
@@ -33,12 +37,18 @@ def test_every_step_tells_the_planned_and_the_achieved_imbalance(tmp_path):
 
 def test_records_are_dealt_evenly_and_in_the_minibatches_of_any_other_balancer(tmp_path):
     in_order, cost = run(tmp_path / "1"), run(tmp_path / "2", balance=COST)
-    assert max(metrics(cost, "balance_planned")) < min(1.1, max(metrics(in_order, "balance_planned")))
+    assert max(metrics(cost, "balance_planned")) < min(
+        1.1, max(metrics(in_order, "balance_planned"))
+    )
     minibatch = {key[:2]: key[2] for batch in in_order.batches for key in batch}
     both = [key for batch in cost.batches for key in batch if key[:2] in minibatch]
     assert both and all(minibatch[key[:2]] == key[2] for key in both)
 
 
-@pytest.mark.parametrize("changes", [{"balance": TOKENS}, {"balance": COST, "deterministic": True}], ids=str)
-def test_nothing_is_learned_by_a_balancer_that_cannot_or_in_a_run_that_is_to_repeat(tmp_path, changes):
+@pytest.mark.parametrize(
+    "changes", [{"balance": TOKENS}, {"balance": COST, "deterministic": True}], ids=str
+)
+def test_nothing_is_learned_by_a_balancer_that_cannot_or_in_a_run_that_is_to_repeat(
+    tmp_path, changes
+):
     assert metrics(run(tmp_path, **changes), "balance_r2") == [None] * 4

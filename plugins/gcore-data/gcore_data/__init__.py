@@ -1,4 +1,6 @@
-"""The plugin ``data``: prompts from Parquet files and from what Hugging Face datasets save to disk."""
+"""The plugin ``data``: prompts from Parquet files and from what Hugging Face datasets save to
+disk.
+"""
 
 from __future__ import annotations
 

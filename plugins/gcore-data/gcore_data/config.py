@@ -9,4 +9,6 @@ from gcore_core.data_config import RowsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetConfig(RowsConfig):
-    """A Parquet file, a directory of them, or a directory written by ``save_to_disk`` of Hugging Face datasets."""
+    """A Parquet file, a directory of them, or a directory written by ``save_to_disk`` of Hugging
+    Face datasets.
+    """

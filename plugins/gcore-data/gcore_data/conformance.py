@@ -18,6 +18,8 @@ class TestParquet(DatasetContract):
     @pytest.fixture
     def dataset(self, tmp_path: Path) -> Any:
         file = tmp_path / "rows.parquet"
-        rows = pa.table({"prompt": [f"{i}+1=" for i in range(20)], "answer": [str(i + 1) for i in range(20)]})
+        rows = pa.table(
+            {"prompt": [f"{i}+1=" for i in range(20)], "answer": [str(i + 1) for i in range(20)]}
+        )
         pq.write_table(rows, file, row_group_size=7)
         return self.build(path=str(file))

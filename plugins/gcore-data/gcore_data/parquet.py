@@ -1,4 +1,6 @@
-"""Rows of prompts from Parquet and Arrow files, read a group of rows at a time; no dataset is ever held in memory."""
+"""Rows of prompts from Parquet and Arrow files, read a group of rows at a time; no dataset is ever
+held in memory.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ _FILES_HELD = 64
 
 
 class Parquet:
-    """Parquet or Arrow files. A row group is read when one of its rows is wanted; the last few stay in memory.
+    """Parquet or Arrow files. A row group is read when one of its rows is wanted; the last few stay
+    in memory.
 
-    Rows in random order are cheap from Arrow files, which are memory-mapped, and from row groups of a few thousand
-    rows.
+    Rows in random order are cheap from Arrow files, which are memory-mapped, and from row groups of
+    a few thousand rows.
     """
 
     def __init__(self, config: ParquetConfig) -> None:
@@ -47,7 +50,9 @@ class Parquet:
     def __getitem__(self, row: int) -> Prompt:
         if not 0 <= row < self._rows:
             raise IndexError(f"row {row} of {self._rows}")
-        return prompt_from(row, self._values(row), self._config, where=f"{self._config.path}, row {row}")
+        return prompt_from(
+            row, self._values(row), self._config, where=f"{self._config.path}, row {row}"
+        )
 
     def _values(self, row: int) -> dict[str, Any]:
         part = bisect_right(self._ends, row)
@@ -68,10 +73,14 @@ def _parts(path: Path) -> Iterator[tuple[Path, int, int]]:
                 counts = [batch.num_rows for batch in _record_batches(file)]
             else:
                 metadata = pq.read_metadata(file)
-                counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+                counts = [
+                    metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)
+                ]
         except (pa.ArrowInvalid, OSError) as error:
             kind = "Arrow" if file.suffix == ".arrow" else "Parquet"
-            raise DataError(f"is not a {kind} file: {str(error).splitlines()[0]}", where=str(file)) from error
+            raise DataError(
+                f"is not a {kind} file: {str(error).splitlines()[0]}", where=str(file)
+            ) from error
         yield from ((file, group, rows) for group, rows in enumerate(counts))
 
 
@@ -92,12 +101,16 @@ def _files(path: Path) -> list[Path]:
     if (path / "dataset_dict.json").is_file():
         splits = msgspec.json.decode((path / "dataset_dict.json").read_bytes()).get("splits", [])
         raise DataError(
-            f"holds the splits {', '.join(splits)}", where=str(path), todo="set data.config.path to the one to use"
+            f"holds the splits {', '.join(splits)}",
+            where=str(path),
+            todo="set data.config.path to the one to use",
         )
     if (path / "state.json").is_file():
         state = msgspec.json.decode((path / "state.json").read_bytes())
         return [path / entry["filename"] for entry in state["_data_files"]]
     found = sorted(path.glob("*.parquet"))
     if not found:
-        raise DataError("no Parquet files in this directory", where=str(path), why=data_files_in(path))
+        raise DataError(
+            "no Parquet files in this directory", where=str(path), why=data_files_in(path)
+        )
     return found

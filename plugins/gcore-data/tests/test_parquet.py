@@ -25,7 +25,9 @@ CHAT = [{"role": "user", "content": "1+1="}]
 
 def table(rows: int, start: int = 0) -> pa.Table:
     numbers = range(start, start + rows)
-    return pa.table({"prompt": [str(n) for n in numbers], "answer": list(numbers), "chat": [CHAT] * rows})
+    return pa.table(
+        {"prompt": [str(n) for n in numbers], "answer": list(numbers), "chat": [CHAT] * rows}
+    )
 
 
 def parquet_file(path: Path, rows: int, start: int = 0) -> Path:
@@ -39,12 +41,16 @@ def arrow_file(path: Path, rows: int, start: int = 0) -> None:
 
 
 def saved_to_disk(folder: Path) -> Path:
-    """What ``save_to_disk`` of Hugging Face datasets writes: Arrow streams, and their names in state.json."""
+    """What ``save_to_disk`` of Hugging Face datasets writes: Arrow streams, and their names in
+    state.json.
+    """
     folder.mkdir()
     names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
     arrow_file(folder / names[0], 20)
     arrow_file(folder / names[1], 5, start=20)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name} for name in names]})
+    )
     return folder
 
 
@@ -65,7 +71,9 @@ def message(error: pytest.ExceptionInfo[GcoreError]) -> str:
     return text
 
 
-@pytest.mark.parametrize("make", [lambda path: parquet_file(path, 25), parquet_directory, saved_to_disk])
+@pytest.mark.parametrize(
+    "make", [lambda path: parquet_file(path, 25), parquet_directory, saved_to_disk]
+)
 def test_all_layouts_hold_the_same_rows(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     rows = opened(make(tmp_path / "rows"))
     assert isinstance(rows, Dataset)
@@ -81,12 +89,16 @@ def test_messages_and_limit_are_taken(tmp_path: Path) -> None:
     assert len(rows) == 3 and rows[2].messages == CHAT
 
 
-def test_a_row_group_is_read_once_while_it_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_group_is_read_once_while_it_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = opened(parquet_file(tmp_path / "rows", 100))
     rows._table.cache_clear()
     read: list[int] = []
     original = parquet._row_group
-    monkeypatch.setattr(parquet, "_row_group", lambda file, g: (read.append(g), original(file, g))[1])
+    monkeypatch.setattr(
+        parquet, "_row_group", lambda file, g: (read.append(g), original(file, g))[1]
+    )
     assert [rows[row].text for row in range(100)] == [str(n) for n in range(100)]
     assert read == list(range(10))
 
@@ -94,12 +106,16 @@ def test_a_row_group_is_read_once_while_it_is_in_use(tmp_path: Path, monkeypatch
 def test_a_missing_column_names_those_that_there_are(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         opened(parquet_file(tmp_path / "rows", 5), prompt="question")
-    assert "no field 'question'" in message(error) and "it has: prompt, answer, chat" in message(error)
+    assert "no field 'question'" in message(error) and "it has: prompt, answer, chat" in message(
+        error
+    )
 
 
 def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
     parquet_file(tmp_path / "rows.parquet", 1)
-    with pytest.raises(DataError, match=r"row\.parquet: no such file \(did you mean 'rows.parquet'\?\)"):
+    with pytest.raises(
+        DataError, match=r"row\.parquet: no such file \(did you mean 'rows.parquet'\?\)"
+    ):
         opened(tmp_path / "row.parquet")
 
 

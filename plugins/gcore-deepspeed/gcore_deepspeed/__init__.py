@@ -1,4 +1,6 @@
-"""The plugin named ``deepspeed``: a trainer on DeepSpeed's ZeRO for any Hugging Face causal language model."""
+"""The plugin named ``deepspeed``: a trainer on DeepSpeed's ZeRO for any Hugging Face causal
+language model.
+"""
 
 from __future__ import annotations
 
@@ -31,5 +33,9 @@ def gcore_environments() -> Iterable[EnvironmentProvider]:
         beside=beside,
     )
     yield EnvironmentProvider(
-        name="cuda", summary="DeepSpeed for CUDA", engine="deepspeed", extras=("engine",), beside=beside
+        name="cuda",
+        summary="DeepSpeed for CUDA",
+        engine="deepspeed",
+        extras=("engine",),
+        beside=beside,
     )

@@ -1,6 +1,8 @@
-"""The role's ``engine:`` mapping: passed on to DeepSpeed's configuration as it is, after its names were checked.
+"""The role's ``engine:`` mapping: passed on to DeepSpeed's configuration as it is, after its names
+were checked.
 
-DeepSpeed ignores a name that it does not know outside ``zero_optimization``, so what may be passed is listed here.
+DeepSpeed ignores a name that it does not know outside ``zero_optimization``, so what may be passed
+is listed here.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ _ARGUMENTS = EngineArguments(
 
 
 def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: str) -> None:
-    """Raises ConfigError for a name that DeepSpeed does not know, or that is set elsewhere or fixed.
+    """Raises ConfigError for a name that DeepSpeed does not know, or that is set elsewhere or
+    fixed.
 
     known_zero: what may stand under ``zero_optimization``.
     """
@@ -97,7 +100,9 @@ def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: s
         _ARGUMENTS.check_known(names, known, role, section)
 
 
-def deepspeed_config(config: DeepSpeedTrainerConfig, engine: Mapping[str, Any], *, pin_memory: bool) -> dict[str, Any]:
+def deepspeed_config(
+    config: DeepSpeedTrainerConfig, engine: Mapping[str, Any], *, pin_memory: bool
+) -> dict[str, Any]:
     """The mapping that ``deepspeed.initialize`` takes."""
     zero: dict[str, Any] = {
         "stage": config.stage,
@@ -110,7 +115,8 @@ def deepspeed_config(config: DeepSpeedTrainerConfig, engine: Mapping[str, Any], 
     if config.offload_params:
         zero["offload_param"] = host
     return {
-        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed insists on a number, and does nothing with it here
+        # DeepSpeed insists on a number, and does nothing with it here
+        "train_micro_batch_size_per_gpu": 1,
         "managed_gradient_accumulation": False,  # an update is complete when step() is called
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

@@ -13,7 +13,9 @@ class DeepSpeedTrainerConfig(TrainerSettings):
     """Settings of ``roles.<trainer>.config``. Other settings of DeepSpeed go under ``engine:``."""
 
     stage: int = 2
-    """What the ranks share out: 1 the optimizer's moments and float32 weights, 2 gradients too, 3 the weights too."""
+    """What the ranks share out: 1 the optimizer's moments and float32 weights, 2 gradients too, 3
+    the weights too.
+    """
     offload_optimizer: bool = False
     """Keep moments and float32 weights in host memory, and make AdamW's step there."""
     offload_params: bool = False
@@ -21,10 +23,14 @@ class DeepSpeedTrainerConfig(TrainerSettings):
     bucket_elements: int = 2**25
     """Numbers reduced, gathered or exported in one piece; a larger tensor is a piece of its own."""
     checkpoint: Literal["whole", "universal"] = "whole"
-    """How state is saved: whole tensors in safetensors, which every trainer can load; or DeepSpeed's universal format,
-    which holds pickles and so is for storage that nobody else can write to. Both are loaded, whichever is set."""
+    """How state is saved: whole tensors in safetensors, which every trainer can load; or
+    DeepSpeed's universal format, which holds pickles and so is for storage that nobody else can
+    write to. Both are loaded, whichever is set.
+    """
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with packing: padded."""
+    """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with
+    packing: padded.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,7 +40,11 @@ class DeepSpeedTrainerConfig(TrainerSettings):
             "offload_params",
             f"only stage 3 shares the weights out, and stage is {self.stage}",
         )
-        require(self.bucket_elements > 0, "bucket_elements", f"must be positive, is {self.bucket_elements}")
+        require(
+            self.bucket_elements > 0,
+            "bucket_elements",
+            f"must be positive, is {self.bucket_elements}",
+        )
         require(
             self.attn_implementation != "flash_attention_2" or self.packing == "padded",
             "attn_implementation",

@@ -1,5 +1,6 @@
-"""What ``g-core conformance deepspeed`` runs: the contract of a trainer on tiny random models, with real DeepSpeed, and
-where gcore-torch is installed that of a trainer together with its generator."""
+"""What ``g-core conformance deepspeed`` runs: the contract of a trainer on tiny random models, with
+real DeepSpeed, and where gcore-torch is installed that of a trainer together with its generator.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import pytest
 
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract
 
-#: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+#: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
+#: that should be zero
 _TRAINER = {"learning_rate": 1e-3, "eps": 1e-2}
 
 

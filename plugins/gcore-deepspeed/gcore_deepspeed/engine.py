@@ -67,9 +67,13 @@ class DeepSpeedEngine:
         self.hidden_size = int(policy.model.config.get_text_config().hidden_size)
         embedded = policy.model.get_input_embeddings().weight.shape[0]
         trust = config.trust_remote_code
-        self._tokenizer = load_tokenizer(self._path, embedded, threads=config.threads, trust_remote_code=trust)
+        self._tokenizer = load_tokenizer(
+            self._path, embedded, threads=config.threads, trust_remote_code=trust
+        )
         self._tensors = named_tensors(policy.model)
-        self._specs = [spec_of(name, tensor, DTYPES[config.dtype]) for name, tensor in self._tensors.items()]
+        self._specs = [
+            spec_of(name, tensor, DTYPES[config.dtype]) for name, tensor in self._tensors.items()
+        ]
         groups = self._parameter_groups()
         self._share_out(policy)
         self._engine = self._initialize(policy, self._make_optimizer(groups))
@@ -83,7 +87,11 @@ class DeepSpeedEngine:
         from pydantic import ValidationError
 
         role, fields = self._context.role, DeepSpeedZeroConfig.model_fields.items()
-        known = [f.alias or name for name, f in fields if not (f.json_schema_extra or {}).get("deprecated")]
+        known = [
+            f.alias or name
+            for name, f in fields
+            if not (f.json_schema_extra or {}).get("deprecated")
+        ]
         check_engine(self._context.engine, known, role)
         pinned = self.device.type == "cuda"
         settings = deepspeed_config(self._config, self._context.engine, pin_memory=pinned)
@@ -96,10 +104,12 @@ class DeepSpeedEngine:
             raise ConfigError(f"DeepSpeed refuses this: {first['msg']}.", where=where) from error
         if self._config.stage == 1 and zero.overlap_comm:
             why = "With stage 1 gradients are reduced once, when the update is complete."
-            raise ConfigError("there is nothing to overlap with.", where=f"{where}.overlap_comm", why=why)
+            raise ConfigError(
+                "there is nothing to overlap with.", where=f"{where}.overlap_comm", why=why
+            )
         return settings
 
-    # -- models -------------------------------------------------------------------------------------------------------
+    # -- models ------------------------------------------------------------------------------------
 
     def _open(self, path: str) -> MixedPolicy:
         """A policy on this device; with stage 3 in host memory, from where it is shared out."""
@@ -111,7 +121,9 @@ class DeepSpeedEngine:
             trust_remote_code=config.trust_remote_code,
         )
         if config.gradient_checkpointing:
-            for module in model.modules():  # checkpointing needs training mode, in which dropout would change log-probs
+            for module in (
+                model.modules()
+            ):  # checkpointing needs training mode, in which dropout would change log-probs
                 if isinstance(module, torch.nn.Dropout):
                     module.p = 0.0
             model.gradient_checkpointing_enable()
@@ -122,14 +134,20 @@ class DeepSpeedEngine:
         check_layouts(
             policy.to(device),
             device,
-            # "flat" gives gradients in another order, and from stage 2 on all ranks must reduce them in the same one
-            may_flat=config.stage == 1 and exact and device.type == "cpu" and config.packing != "padded",
+            # "flat" gives gradients in another order, and from stage 2 on all ranks must reduce
+            # them in the same one
+            may_flat=config.stage == 1
+            and exact
+            and device.type == "cpu"
+            and config.packing != "padded",
             tolerance=1e-4 if exact else 5e-2,
         )
         return policy
 
     def _share_out(self, policy: MixedPolicy) -> None:
-        """Stage 3: each rank keeps its part of each parameter, which goes to the device one at a time."""
+        """Stage 3: each rank keeps its part of each parameter, which goes to the device one at a
+        time.
+        """
         if self._config.stage == 3:
             self._deepspeed.zero.Init(module=policy, config_dict_or_path=self._settings)
             policy.to(self.device)  # buffers
@@ -139,8 +157,11 @@ class DeepSpeedEngine:
             model=policy, optimizer=optimizer, config=self._settings, dist_init_required=False
         )
         if self._config.stage == 3 and policy.head_apart:
-            # its shape is read outside of it, and it runs once for each chunk of logits: gathered once, with the root
-            self._deepspeed.zero.register_external_parameter(policy, policy.model.get_output_embeddings().weight)
+            # its shape is read outside of it, and it runs once for each chunk of logits: gathered
+            # once, with the root
+            self._deepspeed.zero.register_external_parameter(
+                policy, policy.model.get_output_embeddings().weight
+            )
         return engine
 
     def _open_reference(self) -> Any:
@@ -164,12 +185,18 @@ class DeepSpeedEngine:
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         # torch's own: DeepSpeed would compile its fused one
         config = self._config
-        return torch.optim.AdamW(groups, lr=0.0, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
+        return torch.optim.AdamW(
+            groups, lr=0.0, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True
+        )
 
-    # -- a step -------------------------------------------------------------------------------------------------------
+    # -- a step ------------------------------------------------------------------------------------
 
-    def _forward(self, model: Any, batch: Batch | None, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies; for None those of a stand-in, because ranks that share must all go forward."""
+    def _forward(
+        self, model: Any, batch: Batch | None, entropy: Entropy
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies; for None those of a stand-in, because ranks that share must all
+        go forward.
+        """
         self._context.progress()
         return model(stand_in(self.device) if batch is None else batch, entropy)
 
@@ -186,7 +213,9 @@ class DeepSpeedEngine:
         for batch in batches:
             logp, entropies = self._forward(self._engine, batch, entropy)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
-            self._engine.backward(value * self.ranks.count)  # DeepSpeed averages over the ranks; the rule says sum
+            self._engine.backward(
+                value * self.ranks.count
+            )  # DeepSpeed averages over the ranks; the rule says sum
 
     def update(self, rate: float, clip: float) -> float:
         zero = self._engine.optimizer
@@ -200,7 +229,7 @@ class DeepSpeedEngine:
     def discard(self) -> None:
         discard_gradient(self._engine.optimizer, self._config.stage)
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def _gathered(self, tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
         if self._config.stage < 3:
@@ -208,7 +237,9 @@ class DeepSpeedEngine:
         return self._deepspeed.zero.GatheredParameters(tensors)
 
     def _whole(self) -> Iterator[tuple[TensorSpec, Tensor]]:
-        """All tensors in order, each whole until the next is asked for; with stage 3 a bucket of them at a time."""
+        """All tensors in order, each whole until the next is asked for; with stage 3 a bucket of
+        them at a time.
+        """
         pairs = list(zip(self._specs, self._tensors.values(), strict=True))
         for bucket in buckets(pairs, self._config.bucket_elements):
             with self._gathered([tensor for _, tensor in bucket]):
@@ -219,7 +250,12 @@ class DeepSpeedEngine:
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         for spec, tensor in self._whole():
-            yield spec, to_bytes(tensor, DTYPES[self._config.dtype]) if self.ranks.rank == 0 else np.empty(0, np.uint8)
+            yield (
+                spec,
+                to_bytes(tensor, DTYPES[self._config.dtype])
+                if self.ranks.rank == 0
+                else np.empty(0, np.uint8),
+            )
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
         if self._config.checkpoint == "universal":
@@ -236,7 +272,9 @@ class DeepSpeedEngine:
         weights: dict[str, Tensor] = {}
         for spec, tensor in self._whole():
             if self.ranks.rank == 0:
-                weights[spec.name] = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None, copy=True)
+                weights[spec.name] = tensor.detach().to(
+                    "cpu", dtype if tensor.is_floating_point() else None, copy=True
+                )
         if self.ranks.rank == 0:
             save_model(self._engine.module.model, directory, weights, dtype)
             copy_tokenizer(self._path, directory, self._tokenizer)
@@ -251,7 +289,9 @@ class DeepSpeedEngine:
             forget_groups()
 
 
-def buckets(pairs: Sequence[tuple[TensorSpec, Tensor]], elements: int) -> Iterator[list[tuple[TensorSpec, Tensor]]]:
+def buckets(
+    pairs: Sequence[tuple[TensorSpec, Tensor]], elements: int
+) -> Iterator[list[tuple[TensorSpec, Tensor]]]:
     """Splits into neighbours of together at most ``elements`` numbers, or a single larger one."""
     bucket: list[tuple[TensorSpec, Tensor]] = []
     held = 0

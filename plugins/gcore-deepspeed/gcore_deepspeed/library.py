@@ -1,7 +1,8 @@
 """DeepSpeed, imported so that it compiles nothing and waits for nobody else's build.
 
-Its communication starts by building a C++ extension for CPUs, which takes minutes, and a build that was killed leaves
-a lock in the user's cache on which every later start hangs. gloo does the same work.
+Its communication starts by building a C++ extension for CPUs, which takes minutes, and a build that
+was killed leaves a lock in the user's cache on which every later start hangs. gloo does the same
+work.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from packaging.specifiers import SpecifierSet
 from gcore_core.errors import ConfigError
 from gcore_core.protocols import WorkerContext
 
-#: DeepSpeed's optimizers are reached into (discarding a gradient, setting moments), so other versions may differ.
+#: DeepSpeed's optimizers are reached into (discarding a gradient, setting moments), so other
+#: versions may differ.
 VERSIONS = SpecifierSet(">=0.19.8,<0.20")
 
 
@@ -37,16 +39,22 @@ def import_deepspeed(context: WorkerContext, device: torch.device) -> Any:
     found = get_accelerator().device_name()
     if found != device.type:
         raise ConfigError(
-            f"DeepSpeed was imported for {found} in this process and cannot change to {device.type}.",
+            (
+                f"DeepSpeed was imported for {found} in this process and cannot change to "
+                f"{device.type}."
+            ),
             where=f"roles.{context.role}.config.device",
         )
-    deepspeed.ops.__compatible_ops__ = {}  # no extension can be built, and the compiler is not asked which could
+    # no extension can be built, and the compiler is not asked which could
+    deepspeed.ops.__compatible_ops__ = {}
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return deepspeed
 
 
 def forget_groups() -> None:
-    """After the process group is gone: DeepSpeed keeps groups, and a later engine in this process would use them."""
+    """After the process group is gone: DeepSpeed keeps groups, and a later engine in this process
+    would use them.
+    """
     from deepspeed.utils import groups
 
     groups._release_process_group_references()

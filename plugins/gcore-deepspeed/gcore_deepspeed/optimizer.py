@@ -1,4 +1,6 @@
-"""DeepSpeed's ZeRO optimizers, where there is no function for what is needed: their moments, and their gradients."""
+"""DeepSpeed's ZeRO optimizers, where there is no function for what is needed: their moments, and
+their gradients.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ def discard_gradient(zero: Any, stage: int) -> None:
 
 
 class OptimizerState:
-    """Weights and AdamW's moments of a ZeRO optimizer, as whole float32 tensors by Hugging Face name.
+    """Weights and AdamW's moments of a ZeRO optimizer, as whole float32 tensors by Hugging Face
+    name.
 
-    Each rank holds one flat partition of every parameter group, and AdamW counts its steps once for each.
+    Each rank holds one flat partition of every parameter group, and AdamW counts its steps once for
+    each.
     """
 
     def __init__(self, zero: Any, stage: int, tensors: Mapping[str, Tensor]) -> None:
@@ -42,7 +46,9 @@ class OptimizerState:
     @property
     def steps(self) -> int:
         """Steps that AdamW has made."""
-        return max((int(state.get("step", 0)) for state in self._zero.optimizer.state.values()), default=0)
+        return max(
+            (int(state.get("step", 0)) for state in self._zero.optimizer.state.values()), default=0
+        )
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """("part/name", whole tensor), one at a time; a collective."""
@@ -56,17 +62,23 @@ class OptimizerState:
                 yield f"weight/{name}", tensor
                 continue
             yield f"weight/{name}", safe_get_full_fp32_param(tensor)
-            yield from ((f"{part}/{name}", safe_get_full_optimizer_state(tensor, part)) for part in moments)
+            yield from (
+                (f"{part}/{name}", safe_get_full_optimizer_state(tensor, part)) for part in moments
+            )
 
     @torch.no_grad()
     def set(self, part: str, name: str, whole: Tensor) -> None:
-        """Puts a tensor, which every rank has whole, into its place; a collective. ``prepare`` comes first."""
+        """Puts a tensor, which every rank has whole, into its place; a collective. ``prepare``
+        comes first.
+        """
         import deepspeed
 
         tensor = self.tensors[name]
         whole = whole.to(tensor.device, tensor.dtype)
         if part == "weight":
-            with deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=self.stage == 3):
+            with deepspeed.zero.GatheredParameters(
+                [tensor], modifier_rank=0, enabled=self.stage == 3
+            ):
                 tensor.copy_(whole)
         if tensor.requires_grad:
             self._set_master(tensor, whole, "" if part == "weight" else part)
@@ -74,10 +86,16 @@ class OptimizerState:
     def _set_master(self, tensor: Tensor, whole: Tensor, moment: str) -> None:
         """The optimizer's own float32 weights, or a moment."""
         if self.stage < 3:
-            tensor.set_full_hp_param(whole, moment or None)  # what deepspeed.utils.safe_set_full_... calls
+            tensor.set_full_hp_param(
+                whole, moment or None
+            )  # what deepspeed.utils.safe_set_full_... calls
             return
-        size = tensor.ds_tensor.numel()  # the last rank's part may be padded, for which safe_set_full_... fails
-        padded = torch.nn.functional.pad(whole.flatten(), (0, size * dist.get_world_size() - whole.numel()))
+        size = (
+            tensor.ds_tensor.numel()
+        )  # the last rank's part may be padded, for which safe_set_full_... fails
+        padded = torch.nn.functional.pad(
+            whole.flatten(), (0, size * dist.get_world_size() - whole.numel())
+        )
         mine = padded.narrow(0, size * dist.get_rank(), size)
         self._zero.set_local_hp_param(mine, tensor, moment or None)
 
@@ -91,12 +109,17 @@ class OptimizerState:
         self._link()
 
     def _link(self) -> None:
-        """Has stage 1 and 2 look up the moments of every parameter. By themselves they do after the first step of the
-        first parameter group, when the others have none yet."""
+        """Has stage 1 and 2 look up the moments of every parameter. By themselves they do after the
+        first step of the first parameter group, when the others have none yet.
+        """
         if self.stage < 3:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
 
     def _partitions(self) -> list[Tensor]:
         zero = self._zero
-        return list(zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups)
+        return list(
+            zero.fp32_partitioned_groups_flat
+            if self.stage == 3
+            else zero.single_partition_of_fp32_groups
+        )

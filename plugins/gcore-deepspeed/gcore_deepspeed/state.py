@@ -1,4 +1,6 @@
-"""How a trainer's state is saved: as whole tensors that any trainer can load, or in DeepSpeed's universal format."""
+"""How a trainer's state is saved: as whole tensors that any trainer can load, or in DeepSpeed's
+universal format.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from gcore_language.ranks import Ranks
-from gcore_language.state_files import load_numbers, load_parts, read_numbers, save_state, take_steps, write_numbers
+from gcore_language.state_files import (
+    load_numbers,
+    load_parts,
+    read_numbers,
+    save_state,
+    take_steps,
+    write_numbers,
+)
 
 from gcore_core.errors import DataError
 from gcore_deepspeed.optimizer import OptimizerState
@@ -18,13 +27,20 @@ from gcore_deepspeed.optimizer import OptimizerState
 _OWN, _UNIVERSAL = "deepspeed", "universal"
 
 
-def save_whole(optimizer: OptimizerState, directory: Path, numbers: dict[str, Any], ranks: Ranks) -> None:
+def save_whole(
+    optimizer: OptimizerState, directory: Path, numbers: dict[str, Any], ranks: Ranks
+) -> None:
     """In the form of ``gcore_language.state_files``, a tensor at a time."""
     steps = optimizer.steps
     trained = [name for name, tensor in optimizer.tensors.items() if tensor.requires_grad]
     counted = dict.fromkeys(trained, float(steps)) if steps else {}
     try:
-        save_state(directory, optimizer.parts(), {**numbers, "optimizer_steps": counted}, writes=ranks.rank == 0)
+        save_state(
+            directory,
+            optimizer.parts(),
+            {**numbers, "optimizer_steps": counted},
+            writes=ranks.rank == 0,
+        )
     finally:
         ranks.wait()
 
@@ -82,15 +98,22 @@ def _load_universal(engine: Any, optimizer: OptimizerState, directory: Path) -> 
     stage = int(numbers.pop("stage", optimizer.stage))
     if (stage == 3) != (optimizer.stage == 3):
         raise DataError(
-            f"this universal state was saved with stage {stage}, and DeepSpeed cannot load it with {optimizer.stage}.",
+            (
+                f"this universal state was saved with stage {stage}, and DeepSpeed cannot load it "
+                f"with {optimizer.stage}."
+            ),
             where=str(directory),
             why="Universal states go from stage 1 to 2 and back, and from 3 to 3.",
-            todo=f"Go on for a step with stage {stage} and config.checkpoint: whole, then with this one.",
+            todo=(
+                f"Go on for a step with stage {stage} and config.checkpoint: whole, then with "
+                "this one."
+            ),
         )
     groups = engine.optimizer.param_groups
     kept = [{name: value for name, value in group.items() if name != "params"} for group in groups]
     engine.load_checkpoint(str(directory), tag=_UNIVERSAL)
-    # what DeepSpeed restores is for one parameter group: the others got its settings, and count steps in its tensor
+    # what DeepSpeed restores is for one parameter group: the others got its settings, and count
+    # steps in its tensor
     for group, settings in zip(groups, kept, strict=True):
         group.update(settings)
     for state in engine.optimizer.optimizer.state.values():

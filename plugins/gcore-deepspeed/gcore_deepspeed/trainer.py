@@ -1,4 +1,6 @@
-"""The provider ``deepspeed`` of kind trainer: AdamW with ZeRO on a Hugging Face causal language model."""
+"""The provider ``deepspeed`` of kind trainer: AdamW with ZeRO on a Hugging Face causal language
+model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tiny random models, records, and the same update in plain torch and transformers to compare with."""
+"""Tiny random models, records, and the same update in plain torch and transformers to compare
+with.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,17 @@ from gcore_language.tiny import CONFIGS, VOCABULARY, save_model
 
 from gcore_core.protocols import TrainRecord, WorkerContext
 
-#: eps as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
-SETTINGS = {"learning_rate": 2e-3, "eps": 1e-2, "weight_decay": 0.1, "clip_grad_norm": 0.3, "betas": [0.9, 0.99]}
-#: stage 3 shares matrices out, and vectors stay whole on every rank; by default all of models this small would
+#: eps as large as gradients are: else Adam makes whole steps of the rounding of gradients that
+#: should be zero
+SETTINGS = {
+    "learning_rate": 2e-3,
+    "eps": 1e-2,
+    "weight_decay": 0.1,
+    "clip_grad_norm": 0.3,
+    "betas": [0.9, 0.99],
+}
+#: stage 3 shares matrices out, and vectors stay whole on every rank; by default all of models this
+#: small would
 SHARED_OUT = {"zero_optimization": {"stage3_param_persistence_threshold": 200}}
 
 
@@ -55,12 +65,19 @@ class Root(Reinforce):
 
 
 def make_context(model: Path, objective: Any, **changes: Any) -> WorkerContext:
-    facts = {"role": "policy", "steps": 10, "model": {"path": str(model)}, "parts": {"objective": objective}}
+    facts = {
+        "role": "policy",
+        "steps": 10,
+        "model": {"path": str(model)},
+        "parts": {"objective": objective},
+    }
     return WorkerContext(**(facts | changes))
 
 
 def make_records(groups: int = 4, samples: int = 4, *, seed: int = 0) -> list[TrainRecord]:
-    """Random records with prompts and completions of different lengths; the last action of each is masked."""
+    """Random records with prompts and completions of different lengths; the last action of each is
+    masked.
+    """
     draw = np.random.default_rng(seed)
     records = []
     for group in range(groups):
@@ -83,7 +100,9 @@ def make_advantages(records: Sequence[TrainRecord], seed: int = 1) -> np.ndarray
 
 
 class Plain:
-    """A Hugging Face model in float32 with torch's AdamW: each record by itself, without padding."""
+    """A Hugging Face model in float32 with torch's AdamW: each record by itself, without
+    padding.
+    """
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         from transformers import AutoModelForCausalLM
@@ -91,23 +110,39 @@ class Plain:
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         self.clip = settings["clip_grad_norm"]
         groups = [
-            {"params": [p for p in self.model.parameters() if p.dim() > 1], "weight_decay": settings["weight_decay"]},
+            {
+                "params": [p for p in self.model.parameters() if p.dim() > 1],
+                "weight_decay": settings["weight_decay"],
+            },
             {"params": [p for p in self.model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
         ]
         betas = tuple(settings["betas"])
-        self.optimizer = torch.optim.AdamW(groups, lr=settings["learning_rate"], betas=betas, eps=settings["eps"])
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=settings["learning_rate"], betas=betas, eps=settings["eps"]
+        )
 
     def logp(self, record: TrainRecord) -> torch.Tensor:
         columns = record.columns
-        prompt, actions = (torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids"))
+        prompt, actions = (
+            torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids")
+        )
         logits = self.model(torch.cat([prompt, actions])[None]).logits[0, len(prompt) - 1 : -1]
-        return (logits / float(columns["temperature"])).log_softmax(-1).gather(1, actions[:, None])[:, 0]
+        return (
+            (logits / float(columns["temperature"]))
+            .log_softmax(-1)
+            .gather(1, actions[:, None])[:, 0]
+        )
 
-    def backward(self, records: Sequence[TrainRecord], advantages: np.ndarray, objective: Any) -> tuple[float, float]:
+    def backward(
+        self, records: Sequence[TrainRecord], advantages: np.ndarray, objective: Any
+    ) -> tuple[float, float]:
         """The normalised loss and the norm of its gradient, which it leaves in the parameters."""
         logp = [self.logp(record) for record in records]
         lengths = torch.tensor([len(part) for part in logp])
-        gathered = {n: torch.cat([torch.from_numpy(r.columns[n]) for r in records]) for n in ("logp", "action_mask")}
+        gathered = {
+            n: torch.cat([torch.from_numpy(r.columns[n]) for r in records])
+            for n in ("logp", "action_mask")
+        }
         columns = {
             "record": torch.arange(len(records)).repeat_interleave(lengths),
             "mask": gathered["action_mask"].bool(),
@@ -121,7 +156,9 @@ class Plain:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
         return loss.item() / float(weight), float(norm)
 
-    def update(self, records: Sequence[TrainRecord], advantages: np.ndarray, objective: Any) -> tuple[float, float]:
+    def update(
+        self, records: Sequence[TrainRecord], advantages: np.ndarray, objective: Any
+    ) -> tuple[float, float]:
         told = self.backward(records, advantages, objective)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
@@ -134,7 +171,9 @@ class Plain:
         return {name: p.grad.numpy().copy() for name, p in self.model.named_parameters()}
 
     def near(self, records: Sequence[TrainRecord], seed: int = 2) -> list[TrainRecord]:
-        """The records with rollout log-probs not far from this model's: some ratios are clipped, others not."""
+        """The records with rollout log-probs not far from this model's: some ratios are clipped,
+        others not.
+        """
         draw = np.random.default_rng(seed)
         found = []
         with torch.no_grad():
@@ -145,14 +184,20 @@ class Plain:
         return found
 
 
-def train(trainer: Any, records: Sequence[TrainRecord], advantages: np.ndarray, step: int = 0) -> dict[str, float]:
+def train(
+    trainer: Any, records: Sequence[TrainRecord], advantages: np.ndarray, step: int = 0
+) -> dict[str, float]:
     """One update."""
     trainer.prepare(records, frozenset())
     return trainer.train(step, advantages, 1, 1)
 
 
 def weights_of(trainer: Any) -> dict[str, np.ndarray]:
-    return {spec.name: a.copy().view(np.float32).reshape(spec.shape) for spec, a in trainer.export_weights() if a.size}
+    return {
+        spec.name: a.copy().view(np.float32).reshape(spec.shape)
+        for spec, a in trainer.export_weights()
+        if a.size
+    }
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
@@ -164,7 +209,9 @@ def logprobs_of(trainer: Any, count: int) -> list[np.ndarray]:
     """float32[A] of each of the ``count`` records last prepared, under the current weights."""
     prepared = trainer._prepared
     found: list[Any] = [None] * count
-    for batch, logp in zip(prepared.all(), trainer._engine.logprobs(prepared.all(), "policy"), strict=True):
+    for batch, logp in zip(
+        prepared.all(), trainer._engine.logprobs(prepared.all(), "policy"), strict=True
+    ):
         if batch is None:
             continue
         for place, index in enumerate(batch.index):

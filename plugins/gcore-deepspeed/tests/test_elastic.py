@@ -1,4 +1,6 @@
-"""What one stage and number of ranks saves, any other goes on from, and so does the torch trainer; and back."""
+"""What one stage and number of ranks saves, any other goes on from, and so does the torch trainer;
+and back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SOURCES = {"torch": TORCH, **TARGETS, **UNIVERSAL}
 
 def goes(source: str, target: str) -> bool:
     """DeepSpeed's universal states are of stage 3, or not."""
-    return source not in UNIVERSAL or (UNIVERSAL[source].settings["stage"] == 3) == target.startswith("zero3")
+    return source not in UNIVERSAL or (
+        UNIVERSAL[source].settings["stage"] == 3
+    ) == target.startswith("zero3")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,9 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(works: Path, model_dirs: dict[str, Path]) -> dict[str, str]:
-    return elastic.run_sources({"torch": TORCH, **TARGETS}, model_dirs["qwen2"], works, "room of whole ones")
+    return elastic.run_sources(
+        {"torch": TORCH, **TARGETS}, model_dirs["qwen2"], works, "room of whole ones"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,9 @@ def universal(works: Path, model_dirs: dict[str, Path]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def in_torch(works: Path, whole: dict[str, str], model_dirs: dict[str, Path]) -> Path:
-    job = Job(layout=TORCH, model=str(model_dirs["qwen2"]), work=str(works / "in torch"), states=whole)
+    job = Job(
+        layout=TORCH, model=str(model_dirs["qwen2"]), work=str(works / "in torch"), states=whole
+    )
     elastic.run_jobs([job], works / "torch")
     return Path(job.work)
 
@@ -69,7 +77,11 @@ def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)])
-def test_any_layout_goes_on_from_a_state(source: str, target: str, works: Path, in_all: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)]
+)
+def test_any_layout_goes_on_from_a_state(
+    source: str, target: str, works: Path, in_all: dict[str, Path]
+) -> None:
     expected, resumed = elastic.outcome(works / source), elastic.outcome(in_all[target], source)
     elastic.assert_goes_on(resumed, expected, exact=source.removesuffix(", universal") == target)

@@ -17,18 +17,24 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def open_trainer(model_dirs: dict[str, Path], tools: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def open_trainer(
+    model_dirs: dict[str, Path], tools: Any, tmp_path: Path
+) -> Iterator[Callable[..., Any]]:
     """Makes a trainer, and closes it after the test."""
     from gcore_deepspeed.config import DeepSpeedTrainerConfig
     from gcore_deepspeed.trainer import DeepSpeedTrainer
 
     made = []
 
-    def make(family: str = "llama", objective: Any = None, engine: Any = None, **config: Any) -> Any:
+    def make(
+        family: str = "llama", objective: Any = None, engine: Any = None, **config: Any
+    ) -> Any:
         settings = DeepSpeedTrainerConfig(**{**tools.SETTINGS, **config})
         passed = (tools.SHARED_OUT if settings.stage == 3 else {}) if engine is None else engine
         objective = tools.Reinforce() if objective is None else objective
-        context = tools.make_context(model_dirs[family], objective, engine=passed, directory=str(tmp_path))
+        context = tools.make_context(
+            model_dirs[family], objective, engine=passed, directory=str(tmp_path)
+        )
         made.append(DeepSpeedTrainer(settings, context))
         return made[-1]
 
@@ -37,12 +43,18 @@ def open_trainer(model_dirs: dict[str, Path], tools: Any, tmp_path: Path) -> Ite
         trainer.close()
 
 
-def gradients(trainer: Any, tools: Any, records: Any, advantages: np.ndarray) -> tuple[dict[str, float], Any]:
-    """Metrics and the gradient of a first update, which is its first moment divided by 1 - beta1."""
+def gradients(
+    trainer: Any, tools: Any, records: Any, advantages: np.ndarray
+) -> tuple[dict[str, float], Any]:
+    """Metrics and the gradient of a first update, which is its first moment divided by 1 -
+    beta1.
+    """
     metrics = tools.train(trainer, records, advantages)
     parts = trainer._engine._optimizer.parts()
     scale = 1 - tools.SETTINGS["betas"][0]
-    return metrics, {k.removeprefix("exp_avg/"): t.numpy() / scale for k, t in parts if k.startswith("exp_avg/")}
+    return metrics, {
+        k.removeprefix("exp_avg/"): t.numpy() / scale for k, t in parts if k.startswith("exp_avg/")
+    }
 
 
 def test_it_is_the_real_library() -> None:
@@ -73,11 +85,19 @@ def test_objectives_have_the_value_and_gradient_of_plain_torch(
     records = plain.near(tools.make_records())
     advantages = tools.make_advantages(records)
     loss, norm = plain.backward(records, advantages, objective)
-    how = {"packing": "auto" if packing == "split" else packing, "budget_tokens": 1 if packing == "split" else 16384}
+    how = {
+        "packing": "auto" if packing == "split" else packing,
+        "budget_tokens": 1 if packing == "split" else 16384,
+    }
     metrics, found = gradients(
-        open_trainer("qwen2", objective, stage=stage, clip_grad_norm=0.0, **how), tools, records, advantages
+        open_trainer("qwen2", objective, stage=stage, clip_grad_norm=0.0, **how),
+        tools,
+        records,
+        advantages,
     )
-    assert (metrics["loss"], metrics["grad_norm"]) == pytest.approx((loss, norm), abs=1e-5, rel=1e-5)
+    assert (metrics["loss"], metrics["grad_norm"]) == pytest.approx(
+        (loss, norm), abs=1e-5, rel=1e-5
+    )
     assert 0.05 < metrics["clip_share"] < 0.95
     expected = plain.gradients()
     assert max(float(np.abs(g).max()) for g in expected.values()) > 0.01
@@ -99,7 +119,9 @@ def test_checkpointed_layers_and_chunks_of_the_vocabulary_change_nothing(
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_bfloat16_learns_like_float32_on_weights_in_float32(stage: int, open_trainer: Any, tools: Any) -> None:
+def test_bfloat16_learns_like_float32_on_weights_in_float32(
+    stage: int, open_trainer: Any, tools: Any
+) -> None:
     records = tools.make_records()
     advantages = tools.make_advantages(records)
     _, exact = gradients(open_trainer(stage=stage), tools, records, advantages)
@@ -124,7 +146,9 @@ def test_the_reference_stays_what_the_policy_was(
     trainer.train(0, tools.make_advantages(records), 1, 1)
     second = trainer.prepare(records, frozenset({"kl_k1"}))
     initial = tools.Plain(model_dirs["qwen2"], tools.SETTINGS)
-    for record, logp, found in zip(records, tools.logprobs_of(trainer, len(records)), second, strict=True):
+    for record, logp, found in zip(
+        records, tools.logprobs_of(trainer, len(records)), second, strict=True
+    ):
         gap = (logp - initial.logp(record).detach().numpy()) * record.columns["action_mask"]
         assert found["kl_k1"] == pytest.approx(float(gap.sum()), abs=1e-5)
     assert max(abs(row["kl_k1"]) for row in second) > 1e-2
@@ -152,19 +176,29 @@ def test_a_state_from_before_the_first_update_forgets_later_moments(
     assert tools.largest_difference(tools.weights_of(trainer), after) == 0
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("stage", "zero", "message"),
     [
-        (2, {"sub_group_size": -1}, r"zero_optimization\.sub_group_size: DeepSpeed refuses this: Input should be"),
-        (1, {"overlap_comm": True}, r"zero_optimization\.overlap_comm: there is nothing to overlap with"),
+        (
+            2,
+            {"sub_group_size": -1},
+            r"zero_optimization\.sub_group_size: DeepSpeed refuses this: Input should be",
+        ),
+        (
+            1,
+            {"overlap_comm": True},
+            r"zero_optimization\.overlap_comm: there is nothing to overlap with",
+        ),
         (2, {"overlap_com": True}, r"did you mean 'overlap_comm'"),
         (3, {"stage3_param_persistance": 1}, r"did you mean 'stage3_param_persistence_threshold'"),
     ],
 )
-def test_what_deepspeed_refuses_is_named(stage: int, zero: Any, message: str, open_trainer: Any) -> None:
+def test_what_deepspeed_refuses_is_named(
+    stage: int, zero: Any, message: str, open_trainer: Any
+) -> None:
     with pytest.raises(ConfigError, match=message):
         open_trainer(stage=stage, engine={"zero_optimization": zero})
 
@@ -190,8 +224,13 @@ def test_a_state_of_another_model_or_form_is_refused(open_trainer: Any, tmp_path
     with pytest.raises(DataError, match="trainer state is of another model"):
         open_trainer("llama").load(tmp_path)
     open_trainer("qwen2", stage=3, checkpoint="universal").save(tmp_path / "shared out")
-    with pytest.raises(DataError, match="universal state was saved with stage 3, and DeepSpeed cannot load it with 2"):
+    with pytest.raises(
+        DataError,
+        match="universal state was saved with stage 3, and DeepSpeed cannot load it with 2",
+    ):
         open_trainer("qwen2", stage=2).load(tmp_path / "shared out")
     write_numbers(tmp_path, {}, "distributed")
-    with pytest.raises(DataError, match="in the format distributed, which this trainer cannot load"):
+    with pytest.raises(
+        DataError, match="in the format distributed, which this trainer cannot load"
+    ):
         open_trainer("qwen2").load(tmp_path)

@@ -11,16 +11,28 @@ from gcore_deepspeed.config import DeepSpeedTrainerConfig
 
 from gcore_core.errors import ConfigError
 
-ZERO = ["stage", "overlap_comm", "reduce_bucket_size", "stage3_max_live_parameters", "zero_quantized_weights"]
+ZERO = [
+    "stage",
+    "overlap_comm",
+    "reduce_bucket_size",
+    "stage3_max_live_parameters",
+    "zero_quantized_weights",
+]
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ({"stage": 4}, "stage: must be 1, 2 or 3, is 4"),
-        ({"stage": 2, "offload_params": True}, "offload_params: only stage 3 shares the weights out, and stage is 2"),
+        (
+            {"stage": 2, "offload_params": True},
+            "offload_params: only stage 3 shares the weights out, and stage is 2",
+        ),
         ({"bucket_elements": 0}, "bucket_elements: must be positive, is 0"),
-        ({"attn_implementation": "flash_attention_2"}, "attn_implementation: flash_attention_2 takes no mask"),
+        (
+            {"attn_implementation": "flash_attention_2"},
+            "attn_implementation: flash_attention_2 takes no mask",
+        ),
         ({"budget_tokens": 0}, "budget_tokens: must be positive"),
     ],
 )
@@ -32,20 +44,40 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ({"gradient_predivide": 2}, r"engine\.gradient_predivide: DeepSpeed takes no setting .*predivide_factor"),
-        ({"gradient_clipping": 1.0}, r"(?s)engine\.gradient_clipping: this is not set here.*config\.clip_grad_norm"),
-        ({"bf16": {"enabled": True}}, r"(?s)this is not set here.*Set roles\.policy\.config\.dtype"),
+        (
+            {"gradient_predivide": 2},
+            r"engine\.gradient_predivide: DeepSpeed takes no setting .*predivide_factor",
+        ),
+        (
+            {"gradient_clipping": 1.0},
+            r"(?s)engine\.gradient_clipping: this is not set here.*config\.clip_grad_norm",
+        ),
+        (
+            {"bf16": {"enabled": True}},
+            r"(?s)this is not set here.*Set roles\.policy\.config\.dtype",
+        ),
         ({"optimizer": {"type": "AdamW"}}, r"(?s)this is not set here.*config\.learning_rate"),
         ({"fp16": {"enabled": True}}, r"(?s)this cannot be chosen.*loss scale"),
         ({"train_batch_size": 8}, r"(?s)this cannot be chosen.*budget_tokens"),
         ({"tensor_parallel": {}}, r"(?s)this cannot be chosen.*share data alone"),
         ({"zero_optimization": 3}, r"engine\.zero_optimization: must be a mapping"),
-        ({"zero_optimization": {"overlap_com": True}}, r"\.overlap_com: .*did you mean 'overlap_comm'"),
-        ({"zero_optimization": {"stage": 3}}, r"(?s)this is not set here.*Set roles\.policy\.config\.stage"),
-        ({"zero_optimization": {"zero_quantized_weights": True}}, r"(?s)this cannot be chosen.*compiles"),
+        (
+            {"zero_optimization": {"overlap_com": True}},
+            r"\.overlap_com: .*did you mean 'overlap_comm'",
+        ),
+        (
+            {"zero_optimization": {"stage": 3}},
+            r"(?s)this is not set here.*Set roles\.policy\.config\.stage",
+        ),
+        (
+            {"zero_optimization": {"zero_quantized_weights": True}},
+            r"(?s)this cannot be chosen.*compiles",
+        ),
     ],
 )
-def test_a_setting_of_deepspeed_that_cannot_be_passed_is_refused(engine: dict[str, Any], message: str) -> None:
+def test_a_setting_of_deepspeed_that_cannot_be_passed_is_refused(
+    engine: dict[str, Any], message: str
+) -> None:
     good = {"wall_clock_breakdown": True, "zero_optimization": {"stage3_max_live_parameters": 10}}
     check_engine(good, ZERO, "policy")
     with pytest.raises(ConfigError, match=message):
@@ -55,7 +87,9 @@ def test_a_setting_of_deepspeed_that_cannot_be_passed_is_refused(engine: dict[st
 def test_settings_and_engine_make_one_configuration() -> None:
     settings = {"stage": 3, "offload_params": True, "bucket_elements": 7, "dtype": "bfloat16"}
     config = msgspec.convert(settings, DeepSpeedTrainerConfig)
-    made = deepspeed_config(config, {"dump_state": True, "zero_optimization": {"overlap_comm": False}}, pin_memory=True)
+    made = deepspeed_config(
+        config, {"dump_state": True, "zero_optimization": {"overlap_comm": False}}, pin_memory=True
+    )
     assert made["dump_state"] is True
     assert made["zero_optimization"] == {
         "stage": 3,

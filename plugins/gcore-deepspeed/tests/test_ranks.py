@@ -1,4 +1,6 @@
-"""Two processes over gloo against plain torch, against one process, and against the torch trainer."""
+"""Two processes over gloo against plain torch, against one process, and against the torch
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _COMPILERS = ("c++", "g++", "gcc", "cc", "clang", "clang++", "nvcc", "ninja", "h
 
 
 def run_ranks(cases: list[dict[str, Any]], ranks: int, room: Path) -> None:
-    """Runs the cases in ``ranks`` processes, in which every compiler is one that leaves a note and fails."""
+    """Runs the cases in ``ranks`` processes, in which every compiler is one that leaves a note and
+    fails.
+    """
     room.mkdir()
     stubs = room / "compilers"
     stubs.mkdir()
@@ -41,26 +45,39 @@ def run_ranks(cases: list[dict[str, Any]], ranks: int, room: Path) -> None:
         (stubs / name).chmod(0o755)
     spec = room / "cases.json"
     spec.write_text(json.dumps(cases))
-    programs = [[str(TESTS / "two_ranks.py"), str(rank), str(ranks), str(spec)] for rank in range(ranks)]
+    programs = [
+        [str(TESTS / "two_ranks.py"), str(rank), str(ranks), str(spec)] for rank in range(ranks)
+    ]
     path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
     run_together(programs, LIMIT_S, PATH=path, COMPILERS=str(stubs))
 
 
 @pytest.fixture(scope="module")
-def case_of(model_dirs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+def case_of(
+    model_dirs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., dict[str, Any]]:
     def make(do: str, name: str, **more: Any) -> dict[str, Any]:
         family, config = RUNS[name]
         work = tmp_path_factory.mktemp(f"{do}-{name}")
-        return {"do": do, "model": str(model_dirs[family]), "config": config, "work": str(work)} | more
+        return {
+            "do": do,
+            "model": str(model_dirs[family]),
+            "config": config,
+            "work": str(work),
+        } | more
 
     return make
 
 
 @pytest.fixture(scope="module")
-def together(case_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+def together(
+    case_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Path]:
     """(what, run) -> where its two ranks left what they found."""
     cases = {("updates", name): case_of("updates", name) for name in RUNS}
-    cases |= {("spoiled", name): case_of("spoiled", name) for name in RUNS if "universal" not in name}
+    cases |= {
+        ("spoiled", name): case_of("spoiled", name) for name in RUNS if "universal" not in name
+    }
     everything = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
     cases["gathered", "zero3"] = case_of("gathered", "zero3", engine=everything)
     cases["gathered", "zero3"]["config"] = {"stage": 3, "bucket_elements": 9000}
@@ -81,7 +98,9 @@ def plain(model_dirs: dict[str, Path], tools: Any) -> Callable[[str], dict[str, 
             found["logprobs"] = [model.logp(record).detach().numpy() for record in records]
             for name, seed in (("first", 0), ("second", 1)):
                 batch = tools.make_records(seed=seed)
-                told = model.update(batch, tools.make_advantages(batch, seed=seed), tools.Reinforce())
+                told = model.update(
+                    batch, tools.make_advantages(batch, seed=seed), tools.Reinforce()
+                )
                 found[name], found[f"{name}-told"] = model.weights(), told
             made[family] = found
         return made[family]
@@ -110,7 +129,9 @@ def test_updates_are_those_of_plain_torch(name: str, together: Any, plain: Any, 
     work, expected = together["updates", name], plain(RUNS[name][0])
     metrics = left(work, "updates")["metrics"]
     for told, when in zip(metrics, ("first", "second"), strict=True):
-        assert (told["loss"], told["grad_norm"]) == pytest.approx(expected[f"{when}-told"], abs=1e-5, rel=1e-5)
+        assert (told["loss"], told["grad_norm"]) == pytest.approx(
+            expected[f"{when}-told"], abs=1e-5, rel=1e-5
+        )
         assert tools.largest_difference(left(work, f"{when}.npz"), expected[when]) < 1e-5
     assert metrics[0]["grad_norm"] > tools.SETTINGS["clip_grad_norm"]
     assert tools.largest_difference(expected["first"], expected["start"]) > 1e-3
@@ -128,7 +149,10 @@ def test_a_directory_of_a_pretrained_model_holds_the_weights(together: Any) -> N
 
     for (what, _), work in together.items():
         if what == "updates":
-            stored, expected = load_file(work / "pretrained" / "model.safetensors"), left(work, "second.npz")
+            stored, expected = (
+                load_file(work / "pretrained" / "model.safetensors"),
+                left(work, "second.npz"),
+            )
             assert stored.keys() == expected.keys()
             assert all(stored[name].tobytes() == expected[name].tobytes() for name in stored)
             assert (work / "pretrained" / "tokenizer.json").is_file()
@@ -137,14 +161,18 @@ def test_a_directory_of_a_pretrained_model_holds_the_weights(together: Any) -> N
 def test_no_more_than_a_bucket_is_whole_at_once(together: Any, tools: Any) -> None:
     found = left(together["gathered", "zero3"], "gathered")
     assert found["before"] == 0
-    assert all(total <= max(9000, most) for total, most in zip(found["sums"], found["most"], strict=True))
+    assert all(
+        total <= max(9000, most) for total, most in zip(found["sums"], found["most"], strict=True)
+    )
     exported = left(together["gathered", "zero3"], "exported.npz")
     assert tools.largest_difference(exported, left(together["gathered", "zero3"], "whole.npz")) == 0
     assert sum(array.size for array in exported.values()) > 5 * max(found["sums"])
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "universal" not in name])
-def test_numbers_that_are_not_finite_change_nothing(name: str, together: Any, plain: Any, tools: Any) -> None:
+def test_numbers_that_are_not_finite_change_nothing(
+    name: str, together: Any, plain: Any, tools: Any
+) -> None:
     """Nor does an update in which nothing is trained; none of them has a part in the next one."""
     work, expected = together["spoiled", name], plain(RUNS[name][0])
     gradient, masked, loss, after = left(work, "spoiled")["told"]
@@ -164,7 +192,8 @@ def open_torch(model_dirs: dict[str, Path], tools: Any) -> Callable[[str], Any]:
 
     def make(family: str) -> Any:
         return TorchTrainer(
-            TorchTrainerConfig(**tools.SETTINGS), tools.make_context(model_dirs[family], tools.Reinforce())
+            TorchTrainerConfig(**tools.SETTINGS),
+            tools.make_context(model_dirs[family], tools.Reinforce()),
         )
 
     return make
@@ -192,16 +221,30 @@ def test_a_state_of_the_torch_trainer_goes_on_here(
     records = tools.make_records(seed=0)
     tools.train(trainer, records, tools.make_advantages(records, seed=0))
     trainer.save(tmp_path / "state")
-    cases = [case_of("resume", name, state=str(tmp_path / "state")) for name in ("zero1", "zero3", "zero2-offload")]
+    cases = [
+        case_of("resume", name, state=str(tmp_path / "state"))
+        for name in ("zero1", "zero3", "zero2-offload")
+    ]
     run_ranks(cases, 2, tmp_path / "room")
     for case in cases:
-        assert tools.largest_difference(left(Path(case["work"]), "resumed.npz"), plain("qwen2")["second"]) < 1e-5
+        assert (
+            tools.largest_difference(
+                left(Path(case["work"]), "resumed.npz"), plain("qwen2")["second"]
+            )
+            < 1e-5
+        )
 
 
-def test_a_state_of_two_ranks_goes_on_in_one(together: Any, case_of: Any, tools: Any, tmp_path: Path) -> None:
+def test_a_state_of_two_ranks_goes_on_in_one(
+    together: Any, case_of: Any, tools: Any, tmp_path: Path
+) -> None:
     names = ["zero1", "zero3", "zero2-universal", "zero3-universal"]
-    cases = [case_of("resume", name, state=str(together["updates", name] / "state")) for name in names]
+    cases = [
+        case_of("resume", name, state=str(together["updates", name] / "state")) for name in names
+    ]
     run_ranks(cases, 1, tmp_path / "room")
     for name, case in zip(names, cases, strict=True):
         resumed = left(Path(case["work"]), "resumed.npz")
-        assert tools.largest_difference(resumed, left(together["updates", name], "second.npz")) < 1e-5, name
+        assert (
+            tools.largest_difference(resumed, left(together["updates", name], "second.npz")) < 1e-5
+        ), name

@@ -1,4 +1,6 @@
-"""A whole run: two ranks share the policy by ZeRO-3, and agree with the generator after every push."""
+"""A whole run: two ranks share the policy by ZeRO-3, and agree with the generator after every
+push.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,14 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_run_that_torch_began_goes_on(tmp_path: Path) -> None:
-    """Two ranks of DeepSpeed take over from one of torch, with its moments, in a run of real processes."""
+    """Two ranks of DeepSpeed take over from one of torch, with its moments, in a run of real
+    processes.
+    """
     from gcore_language.elastic import assert_run_goes_on
 
-    overrides = ["roles.policy.use=deepspeed", "roles.policy.slots=2", "roles.policy.config.stage=3"]
+    overrides = [
+        "roles.policy.use=deepspeed",
+        "roles.policy.slots=2",
+        "roles.policy.config.stage=3",
+    ]
     assert_run_goes_on(QUICKSTART, tmp_path, overrides, timeout_s=300)

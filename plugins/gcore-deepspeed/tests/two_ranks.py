@@ -1,4 +1,6 @@
-"""Run by test_ranks.py, one process per rank: the cases named on the command line, and their numbers as files."""
+"""Run by test_ranks.py, one process per rank: the cases named on the command line, and their
+numbers as files.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,14 @@ class Case:
             directory=str(self.work),
         )
         settings = {"dump_dir": str(self.work), "budget_tokens": 64}
-        return DeepSpeedTrainer(DeepSpeedTrainerConfig(**{**settings, **SETTINGS, **given["config"]}), context)
+        return DeepSpeedTrainer(
+            DeepSpeedTrainerConfig(**{**settings, **SETTINGS, **given["config"]}), context
+        )
 
     def mine(self, seed: int) -> tuple[list[Any], np.ndarray]:
-        """Uneven: the last rank has a quarter of the records, and so fewer micro-batches than the first."""
+        """Uneven: the last rank has a quarter of the records, and so fewer micro-batches than the
+        first.
+        """
         records = make_records(seed=seed)
         advantages = make_advantages(records, seed=seed)
         places = np.flatnonzero((np.arange(len(records)) % 4 == 0) == (self.rank == self.ranks - 1))
@@ -110,7 +116,9 @@ def resume(case: Case) -> None:
 
 
 def spoiled(case: Case) -> None:
-    """A gradient that is not finite, an update that trains nothing, a loss that is not finite; then a good update."""
+    """A gradient that is not finite, an update that trains nothing, a loss that is not finite; then
+    a good update.
+    """
     trainer = case.open()
     records, advantages = case.mine(0)
     told: list[Any] = []
@@ -125,7 +133,10 @@ def spoiled(case: Case) -> None:
 
     attempt("gradient", Root(), records, advantages)
     masked = [np.zeros_like(record.columns["action_mask"]) for record in records]
-    idle = [replace(r, columns={**r.columns, "action_mask": m}) for r, m in zip(records, masked, strict=True)]
+    idle = [
+        replace(r, columns={**r.columns, "action_mask": m})
+        for r, m in zip(records, masked, strict=True)
+    ]
     attempt("masked", Reinforce(), idle, advantages)
     infinite = np.where((np.arange(len(records)) == 0) & (case.rank == 0), np.nan, advantages)
     attempt("loss", Reinforce(), records, infinite)
@@ -135,7 +146,9 @@ def spoiled(case: Case) -> None:
 
 
 def gathered(case: Case) -> None:
-    """Exports in buckets: most numbers that were whole at once, and what was whole beyond the bucket at hand."""
+    """Exports in buckets: most numbers that were whole at once, and what was whole beyond the
+    bucket at hand.
+    """
     from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
     trainer = case.open()
@@ -147,11 +160,18 @@ def gathered(case: Case) -> None:
 
     before = sum(whole())
     held = [whole() for _ in trainer.export_weights()]
-    case.leave("gathered", before=before, most=[max(parts) for parts in held], sums=[sum(parts) for parts in held])
+    case.leave(
+        "gathered",
+        before=before,
+        most=[max(parts) for parts in held],
+        sums=[sum(parts) for parts in held],
+    )
     case.leave_weights("exported", trainer)
     with trainer._engine._deepspeed.zero.GatheredParameters(parameters):
         if case.rank == 0:
-            named = {name: p.detach().numpy().copy() for name, p in trainer._engine._tensors.items()}
+            named = {
+                name: p.detach().numpy().copy() for name, p in trainer._engine._tensors.items()
+            }
             np.savez(case.work / "whole.npz", **named)
     trainer.close()
 

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
-from gcore_core.providers import GeneratorProvider, ObjectiveProvider, RewardProvider, TrainerProvider
+from gcore_core.providers import (
+    GeneratorProvider,
+    ObjectiveProvider,
+    RewardProvider,
+    TrainerProvider,
+)
 from gcore_core.records import RunFacts, StepReport
 from gcore_diffusion import config
 
@@ -16,7 +21,10 @@ _NEEDS = ("torch>=2.7", "safetensors>=0.5")
 @hookimpl
 def gcore_generators() -> Iterable[GeneratorProvider]:
     yield GeneratorProvider(
-        summary="denoises images: the tiny model, or a diffusers pipeline with its own scheduler in place of the given",
+        summary=(
+            "denoises images: the tiny model, or a diffusers pipeline with its own scheduler "
+            "in place of the given"
+        ),
         factory="gcore_diffusion.generator:DiffusionGenerator",
         config=config.DiffusionGeneratorConfig,
         capabilities=frozenset({"determinism", "weights.push", "weights.fingerprint"}),
@@ -27,7 +35,9 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 @hookimpl
 def gcore_trainers() -> Iterable[TrainerProvider]:
     yield TrainerProvider(
-        summary="AdamW on a denoiser, whole or by LoRA, through the log-probs of its stochastic steps",
+        summary=(
+            "AdamW on a denoiser, whole or by LoRA, through the log-probs of its stochastic steps"
+        ),
         factory="gcore_diffusion.training:DiffusionTrainer",
         config=config.DiffusionTrainerConfig,
         capabilities=frozenset({"sharding"}),
@@ -39,7 +49,10 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 def gcore_objectives() -> Iterable[ObjectiveProvider]:
     yield ObjectiveProvider(
         name="nft",
-        summary="contrasts good and bad images in the forward process; needs no log-probs (DiffusionNFT)",
+        summary=(
+            "contrasts good and bad images in the forward process; needs no log-probs "
+            "(DiffusionNFT)"
+        ),
         factory="gcore_diffusion.forward:Nft",
         config=config.NftConfig,
         needs=_NEEDS,

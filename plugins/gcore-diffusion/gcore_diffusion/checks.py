@@ -16,7 +16,10 @@ def problems(plan: Mapping[str, Any]) -> Iterator[str]:
     mine = {name: role for name, role in roles.items() if role.get("use") in _OWN}
     forward = plan.get("objective", {}).get("use") == "diffusion/nft"
     if forward and "policy" not in mine:
-        yield "objective.use: diffusion/nft teaches denoisers, and roles.policy uses none; choose another."
+        yield (
+            "objective.use: diffusion/nft teaches denoisers, and roles.policy uses none; "
+            "choose another."
+        )
     for name, role in mine.items():
         followed = role.get("follows")
         if followed in mine:
@@ -24,12 +27,18 @@ def problems(plan: Mapping[str, Any]) -> Iterator[str]:
             scale = role["config"].get("scale")
             if not forward and scale == 0:
                 yield (
-                    f"roles.{name}.config.scale: without noise there are no actions, which {plan['objective']['use']} "
+                    f"roles.{name}.config.scale: without noise there are no actions, which "
+                    f"{plan['objective']['use']} "
                     "needs; set scale above 0, or use diffusion/nft."
                 )
 
 
-def _differences(name: str, config: Mapping[str, Any], followed: str, other: Mapping[str, Any]) -> Iterator[str]:
+def _differences(
+    name: str, config: Mapping[str, Any], followed: str, other: Mapping[str, Any]
+) -> Iterator[str]:
     for key in _SHARED:
         if config.get(key) != other.get(key):
-            yield f"roles.{name}.config.{key}: is {config.get(key)!r}, but {other.get(key)!r} in roles.{followed}."
+            yield (
+                f"roles.{name}.config.{key}: is {config.get(key)!r}, but {other.get(key)!r} in "
+                f"roles.{followed}."
+            )

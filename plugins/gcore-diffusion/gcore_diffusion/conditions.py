@@ -1,4 +1,6 @@
-"""What a model is told of a prompt, as one array: stored once for all records of the prompt, whoever shares it."""
+"""What a model is told of a prompt, as one array: stored once for all records of the prompt,
+whoever shares it.
+"""
 
 from __future__ import annotations
 
@@ -23,4 +25,6 @@ def from_array(array: np.ndarray) -> Mapping[str, np.ndarray]:
 def stacked(conditions: Sequence[Mapping[str, np.ndarray]], device: torch.device) -> Condition:
     """Conditions of one model side by side: [B, ...] each."""
     names = list(conditions[0]) if conditions else []
-    return {name: torch.from_numpy(np.stack([c[name] for c in conditions])).to(device) for name in names}
+    return {
+        name: torch.from_numpy(np.stack([c[name] for c in conditions])).to(device) for name in names
+    }

@@ -1,7 +1,7 @@
 """What ``g-core conformance diffusion`` runs: the kit's contracts on a tiny random model.
 
-``known_gaps`` are tests that read columns of tokens, which a denoising record does not have; what they ask of tokens is
-held for transitions by this plugin's own tests.
+``known_gaps`` are tests that read columns of tokens, which a denoising record does not have; what
+they ask of tokens is held for transitions by this plugin's own tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import pytest
 
 from gcore_core.protocols import SampleRequest, ScoredRecord, TrainRecord, WorkerContext
 from gcore_core.records import FINISHED, Prompt
-from gcore_core.testing import GeneratorContract, ScorerContract, TrainerContract, TrainerWithGeneratorContract
+from gcore_core.testing import (
+    GeneratorContract,
+    ScorerContract,
+    TrainerContract,
+    TrainerWithGeneratorContract,
+)
 from gcore_core.testing.contracts.base import make
 from gcore_core.testing.contracts.generator import requests_of
 
@@ -43,12 +48,16 @@ class TestGenerator(_OnTiny, GeneratorContract):
         "test_columns_have_their_names_and_dtypes": _TOKENS,
         "test_every_action_has_its_logprob": _TOKENS,
         "test_a_record_says_how_it_ended": _TOKENS,
-        "test_greedy_samples_do_not_depend_on_the_seed": "an image's noise to start from is its seed's",
+        "test_greedy_samples_do_not_depend_on_the_seed": (
+            "an image's noise to start from is its seed's"
+        ),
         "test_samples_of_a_prompt_differ": _TOKENS,
         "test_two_batches_in_flight_do_not_mix": _TOKENS,
         "test_the_same_seed_gives_the_same_tokens": _TOKENS,
         "test_the_seed_decides_and_not_the_place": _TOKENS,
-        "test_samples_that_run_through_a_push_say_so": "a sample ends in the step in which it begins",
+        "test_samples_that_run_through_a_push_say_so": (
+            "a sample ends in the step in which it begins"
+        ),
     }
 
 
@@ -64,7 +73,9 @@ class TestTrainer(_OnTiny, TrainerContract):
 
     @pytest.fixture
     def records(self, context: WorkerContext) -> list[TrainRecord]:
-        generator = make(self.description("generator"), {"steps": 4}, replace(context, role="rollout"))
+        generator = make(
+            self.description("generator"), {"steps": 4}, replace(context, role="rollout")
+        )
         return _sampled(generator, requests_of(_PROMPTS, 3))
 
 
@@ -79,7 +90,10 @@ class _Image(ScorerContract):
     @pytest.fixture
     def records(self) -> list[ScoredRecord]:
         draw = np.random.default_rng(0)
-        return [_scored(row, draw.integers(0, 1 + 30 * row, (8, 8, 1)).astype(np.uint8)) for row in range(8)]
+        return [
+            _scored(row, draw.integers(0, 1 + 30 * row, (8, 8, 1)).astype(np.uint8))
+            for row in range(8)
+        ]
 
     @pytest.fixture
     def unscorable(self) -> ScoredRecord | None:
@@ -131,7 +145,13 @@ def _sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]
     while len(ended) < len(requests):
         ended += generator.step()
     found = [
-        TrainRecord(ordinal=r.request.ordinal, sample=r.request.sample, minibatch=0, columns=r.columns, media=r.media)
+        TrainRecord(
+            ordinal=r.request.ordinal,
+            sample=r.request.sample,
+            minibatch=0,
+            columns=r.columns,
+            media=r.media,
+        )
         for r in ended
     ]
     return sorted(found, key=lambda record: (record.ordinal, record.sample))
@@ -142,4 +162,6 @@ def _scored(row: int, image: np.ndarray | None) -> ScoredRecord:
     for medium in media.values():
         medium.flags.writeable = False
     prompt = Prompt(row=row, text="a digit", fields={"label": row % 10})
-    return ScoredRecord(ordinal=row, sample=0, prompt=prompt, text="", status=FINISHED, columns={}, media=media)
+    return ScoredRecord(
+        ordinal=row, sample=0, prompt=prompt, text="", status=FINISHED, columns={}, media=media
+    )

@@ -32,7 +32,8 @@ Model = Literal["policy", "reference"]
 
 
 class DiffusionEngine:
-    """One rank's denoiser, its reference and its optimizer. Several ranks each hold the model and add gradients up.
+    """One rank's denoiser, its reference and its optimizer. Several ranks each hold the model and
+    add gradients up.
 
     ``kernel`` is set once the first records have told how they were sampled.
     """
@@ -61,15 +62,22 @@ class DiffusionEngine:
     def _make_optimizer(self) -> torch.optim.Optimizer:
         config = self._config
         groups = [
-            {"params": [p for p in self._parameters if p.dim() > 1], "weight_decay": config.weight_decay},
+            {
+                "params": [p for p in self._parameters if p.dim() > 1],
+                "weight_decay": config.weight_decay,
+            },
             {"params": [p for p in self._parameters if p.dim() <= 1], "weight_decay": 0.0},
         ]
         betas = (config.betas[0], config.betas[1])
         return torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=0.0, betas=betas, eps=config.eps, fused=True
+            [group for group in groups if group["params"]],
+            lr=0.0,
+            betas=betas,
+            eps=config.eps,
+            fused=True,
         )
 
-    # -- forward ------------------------------------------------------------------------------------------------------
+    # -- forward -----------------------------------------------------------------------------------
 
     def _output(self, rows: Rows, part: slice, model: Model) -> Tensor:
         self._context.progress()
@@ -87,7 +95,9 @@ class DiffusionEngine:
         return self.kernel.moments(output, rows.x[part], rows.levels.part(part))
 
     def _logp(self, rows: Rows, part: slice, output: Tensor) -> Tensor:
-        """Log-probs of the transitions; of the forward process minus the squared error, mean over dimensions."""
+        """Log-probs of the transitions; of the forward process minus the squared error, mean over
+        dimensions.
+        """
         if rows.levels is None:
             return -squared(output - rows.following[part])
         return log_prob(rows.following[part], *self._moments(rows, part, output))
@@ -98,7 +108,9 @@ class DiffusionEngine:
 
     @torch.no_grad()
     def logprobs(self, batches: Sequence[Any], model: Model) -> Sequence[Tensor | None]:
-        """See ``TrainingEngine.logprobs``. Of the forward process the policy's outputs are kept as the old one's."""
+        """See ``TrainingEngine.logprobs``. Of the forward process the policy's outputs are kept as
+        the old one's.
+        """
         found: list[Tensor | None] = []
         for rows in batches:
             if rows is None:
@@ -123,11 +135,15 @@ class DiffusionEngine:
             parts = []
             for part in self._parts(rows):
                 output = self._output(rows, part, "reference")
-                parts.append(output if rows.levels is None else self._moments(rows, part, output)[0])
+                parts.append(
+                    output if rows.levels is None else self._moments(rows, part, output)[0]
+                )
             rows.reference = torch.cat(parts)
 
     def _read(self, rows: Rows, part: slice) -> dict[str, Tensor]:
-        """What the objective reads of some rows, with gradient: logp, kl to the reference, error and cross term."""
+        """What the objective reads of some rows, with gradient: logp, kl to the reference, error
+        and cross term.
+        """
         output = self._output(rows, part, "policy")
         found = {"logp": self._logp(rows, part, output)}
         if rows.levels is None:
@@ -143,10 +159,12 @@ class DiffusionEngine:
             found["kl"] = divergence(mean, rows.reference[part], std)
         return found
 
-    # -- backward -----------------------------------------------------------------------------------------------------
+    # -- backward ----------------------------------------------------------------------------------
 
     def accumulate(self, batches: Sequence[Any], loss: LossOf, entropy: Entropy) -> None:
-        """See ``TrainingEngine.accumulate``. What an objective reads beside log-probs is put into the columns."""
+        """See ``TrainingEngine.accumulate``. What an objective reads beside log-probs is put into
+        the columns.
+        """
         for rows in batches:
             if rows is None:
                 continue
@@ -161,8 +179,9 @@ class DiffusionEngine:
                 self._in_parts(rows, parts, loss)
 
     def _in_parts(self, rows: Rows, parts: Sequence[slice], loss: LossOf) -> None:
-        """The loss of all rows needs all their log-probs: first forward without a graph, then part by part with the
-        gradient that the loss has there."""
+        """The loss of all rows needs all their log-probs: first forward without a graph, then part
+        by part with the gradient that the loss has there.
+        """
         with torch.no_grad():
             told = [self._read(rows, part) for part in parts]
         leaves = {name: torch.cat([one[name] for one in told]).requires_grad_() for name in told[0]}
@@ -170,7 +189,9 @@ class DiffusionEngine:
         for part in parts:
             again = self._read(rows, part)
             used = [name for name in again if leaves[name].grad is not None]
-            torch.autograd.backward([again[name] for name in used], [leaves[name].grad[part] for name in used])
+            torch.autograd.backward(
+                [again[name] for name in used], [leaves[name].grad[part] for name in used]
+            )
 
     def _loss(self, rows: Rows, told: dict[str, Tensor], loss: LossOf) -> Tensor:
         """The loss with what was told among the columns, for as long as it is computed."""
@@ -179,7 +200,9 @@ class DiffusionEngine:
         if "error" in told and rows.old is not None:
             rows.columns["old_error"] = squared(rows.old - rows.following)
         found: Tensor = loss(rows, told["logp"], self.entropies(rows))
-        held |= {name: rows.columns[name] for name in ("old_logp",) if name in rows.columns}  # the program's, for later
+        held |= {
+            name: rows.columns[name] for name in ("old_logp",) if name in rows.columns
+        }  # the program's, for later
         rows.columns = held
         return found
 
@@ -188,13 +211,17 @@ class DiffusionEngine:
         """Of the transitions; they depend on no weight."""
         if rows.levels is None:
             return torch.zeros_like(rows.times)
-        return entropy(self.kernel.moments(torch.zeros_like(rows.x), rows.x, rows.levels)[1], rows.x)
+        return entropy(
+            self.kernel.moments(torch.zeros_like(rows.x), rows.x, rows.levels)[1], rows.x
+        )
 
     def update(self, rate: float, clip: float) -> float:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self.ranks.count > 1:
             for parameter in self._parameters:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = (
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                )
                 dist.all_reduce(parameter.grad)
             gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
@@ -215,21 +242,37 @@ class DiffusionEngine:
         """One step of the reference that is a moving average."""
         decay = self._config.reference_decay
         if self._reference is not None and decay < 1:
-            for mean, now in zip(self._reference.parameters(), self.denoiser.module.parameters(), strict=True):
+            for mean, now in zip(
+                self._reference.parameters(), self.denoiser.module.parameters(), strict=True
+            ):
                 mean.lerp_(now, 1 - decay)
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
         return [spec_of(name, tensor, DTYPES["float32"]) for name, tensor in self._tensors.items()]
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
-            yield spec, to_bytes(tensor, DTYPES["float32"]) if self.ranks.rank == 0 else np.empty(0, np.uint8)
+            yield (
+                spec,
+                to_bytes(tensor, DTYPES["float32"])
+                if self.ranks.rank == 0
+                else np.empty(0, np.uint8),
+            )
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
-        steps = {name: float(s["step"]) for name, t in self._tensors.items() if (s := self._optimizer.state.get(t))}
-        save_state(directory, self._saved(), {**numbers, "optimizer_steps": steps}, writes=self.ranks.rank == 0)
+        steps = {
+            name: float(s["step"])
+            for name, t in self._tensors.items()
+            if (s := self._optimizer.state.get(t))
+        }
+        save_state(
+            directory,
+            self._saved(),
+            {**numbers, "optimizer_steps": steps},
+            writes=self.ranks.rank == 0,
+        )
         self.ranks.wait()
 
     def _saved(self) -> Iterator[tuple[str, Tensor]]:

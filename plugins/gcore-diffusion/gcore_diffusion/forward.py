@@ -1,4 +1,6 @@
-"""Objectives of the forward process: they need clean latents and rewards, and no log-prob of any step."""
+"""Objectives of the forward process: they need clean latents and rewards, and no log-prob of any
+step.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,18 @@ from torch import Tensor
 
 from gcore_diffusion.config import NftConfig
 
-#: An objective that requires it gets rows of the forward process (see ``rows``) in place of transitions, with columns
-#: error, old_error and cross, float32[R]: mean over dimensions of |v - u|^2, |v_old - u|^2 and (v_old - u)(v - u), u
-#: being the flow from clean to noise.
+#: An objective that requires it gets rows of the forward process (see ``rows``) in place of
+#: transitions, with columns error, old_error and cross, float32[R]: mean over dimensions of |v -
+#: u|^2, |v_old - u|^2 and (v_old - u)(v - u), u being the flow from clean to noise.
 FORWARD = "diffusion:forward"
 
 
 class Nft:
-    """r |v+ - u|^2 + (1 - r) |v- - u|^2 over beta, with v+- = (1 -+ beta) v_old +- beta v and r in 0..1 by advantage.
+    """r |v+ - u|^2 + (1 - r) |v- - u|^2 over beta, with v+- = (1 -+ beta) v_old +- beta v and r in
+    0..1 by advantage.
 
-    Source: Zheng et al., "DiffusionNFT: Online Diffusion Reinforcement with Forward Process", arXiv:2509.16117, Eq. 5.
-    Expanded, so that three numbers a row are enough.
+    Source: Zheng et al., "DiffusionNFT: Online Diffusion Reinforcement with Forward Process",
+    arXiv:2509.16117, Eq. 5. Expanded, so that three numbers a row are enough.
     """
 
     requires = frozenset({"old_logp", FORWARD})
@@ -44,4 +47,8 @@ class Nft:
     def _error(columns: Mapping[str, Tensor], share: float) -> Tensor:
         """|(1 - share) (v_old - u) + share (v - u)|^2."""
         rest = 1 - share
-        return rest**2 * columns["old_error"] + 2 * share * rest * columns["cross"] + share**2 * columns["error"]
+        return (
+            rest**2 * columns["old_error"]
+            + 2 * share * rest * columns["cross"]
+            + share**2 * columns["error"]
+        )

@@ -1,6 +1,8 @@
-"""Pictures of a run: a grid of the evaluated images at each evaluation, and one sheet of before and after.
+"""Pictures of a run: a grid of the evaluated images at each evaluation, and one sheet of before and
+after.
 
-They are made from what the core writes of evaluated records: the same prompts and seeds at every evaluation.
+They are made from what the core writes of evaluated records: the same prompts and seeds at every
+    evaluation.
 """
 
 from __future__ import annotations
@@ -35,12 +37,17 @@ def after_step(run: RunFacts, report: StepReport) -> None:
 def contact_sheet(run: RunFacts) -> None:
     """Writes ``contact_sheet.png``: the first evaluation's images above the last one's."""
     directory = Path(run.directory)
-    steps = sorted(int(path.stem.removeprefix("step_")) for path in (directory / SAMPLES).glob("step_*.png"))
+    steps = sorted(
+        int(path.stem.removeprefix("step_")) for path in (directory / SAMPLES).glob("step_*.png")
+    )
     if not steps:
         return
     from PIL import Image
 
-    parts = [_titled(f"step {step}", grid(_shown(directory, step))) for step in dict.fromkeys((steps[0], steps[-1]))]
+    parts = [
+        _titled(f"step {step}", grid(_shown(directory, step)))
+        for step in dict.fromkeys((steps[0], steps[-1]))
+    ]
     sheet = Image.new("RGB", (max(p.width for p in parts), sum(p.height for p in parts)), "white")
     top = 0
     for part in parts:
@@ -63,7 +70,10 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Image:
         left, top = place % columns * (width + 4), place // columns * height
         sheet.paste(picture, (left, top))
         first = next(iter(row["rewards"].items()), None)
-        lines = [str(row["prompt"])[: width // 6], "" if first is None else f"{first[0][:9]} {first[1]:.2f}"]
+        lines = [
+            str(row["prompt"])[: width // 6],
+            "" if first is None else f"{first[0][:9]} {first[1]:.2f}",
+        ]
         for line, text in enumerate(lines):
             draw.text((left, top + picture.height + line * _TEXT), text, fill="black")
     return sheet
@@ -79,7 +89,9 @@ def _picture(image: np.ndarray) -> Image:
         picture.thumbnail((2 * _CELL, 2 * _CELL))
         return picture
     factor = -(-_CELL // picture.width)
-    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    return picture.resize(
+        (picture.width * factor, picture.height * factor), Image.Resampling.NEAREST
+    )
 
 
 def _titled(title: str, picture: Image) -> Image:
@@ -92,7 +104,9 @@ def _titled(title: str, picture: Image) -> Image:
 
 
 def _shown(directory: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of an evaluation that have an image, deterministic samples alone where there are any."""
+    """The rows of an evaluation that have an image, deterministic samples alone where there are
+    any.
+    """
     found = []
     for row in read_samples(directory, step):
         file = row.get("arrays", {}).get("image")

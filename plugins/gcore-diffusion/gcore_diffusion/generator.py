@@ -1,4 +1,5 @@
-"""The provider ``diffusion`` of kind generator: denoises batches and keeps what a trainer needs of each way.
+"""The provider ``diffusion`` of kind generator: denoises batches and keeps what a trainer needs of
+each way.
 
 Columns of a record (A stochastic steps of T, latents of shape D):
 
@@ -12,9 +13,10 @@ Columns of a record (A stochastic steps of T, latents of shape D):
     latents      float32[A + 1, *D]  before each of these steps and after the last; absent when A is 0
     clean        float32[*D]
 
-Media: ``image`` uint8[H, W, C], and ``condition``, what the model is told of the prompt, stored once for all its
-records. A greedy record is drawn by the deterministic sampler from its seed's noise, so it has no actions.
-"""
+Media: ``image`` uint8[H, W, C], and ``condition``, what the model is told of the prompt, stored
+once for all its records. A greedy record is drawn by the deterministic sampler from its seed's
+noise, so it has no actions.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -42,18 +44,24 @@ _KEPT_PROMPTS = 4096
 
 
 class DiffusionGenerator:
-    """See ``gcore_core.protocols.Generator``; ``step`` denoises one batch from noise to pictures."""
+    """See ``gcore_core.protocols.Generator``; ``step`` denoises one batch from noise to
+    pictures.
+    """
 
     def __init__(self, config: DiffusionGeneratorConfig, context: WorkerContext) -> None:
         refuse_engine(context)
         self._config, self._context = config, context
         self._device = choose_device(config.device, context, config.threads)
         self._denoiser = open_denoiser(config, context, self._device, sampling=True)
-        self._kernel = Kernel(noise=config.noise, scale=config.scale, prediction=self._denoiser.prediction)
+        self._kernel = Kernel(
+            noise=config.noise, scale=config.scale, prediction=self._denoiser.prediction
+        )
         check_noise(self._kernel, context)
         self._dims = self._denoiser.dims(config)
         self._tensors = pushed_tensors(self._denoiser.module, config)
-        self._inbox = WeightInbox(context.role, {n: tuple(t.shape) for n, t in self._tensors.items()})
+        self._inbox = WeightInbox(
+            context.role, {n: tuple(t.shape) for n, t in self._tensors.items()}
+        )
         self._queue: list[SampleRequest] = []
         self._told: dict[str, dict[str, np.ndarray]] = {}
 
@@ -80,7 +88,9 @@ class DiffusionGenerator:
         return [*failed.values(), *(self._denoise(good, greedy) if good else [])]
 
     def _encode(self, requests: Sequence[SampleRequest]) -> dict[int, Finished]:
-        """Remembers what the model is told of each prompt; returns the requests whose prompt it cannot read."""
+        """Remembers what the model is told of each prompt; returns the requests whose prompt it
+        cannot read.
+        """
         failed = {}
         if len(self._told) > _KEPT_PROMPTS:
             self._told.clear()
@@ -101,7 +111,9 @@ class DiffusionGenerator:
         first = noise.draw(self._dims)
         if config.same_noise and not greedy:
             shared = [request.ordinal for request in requests]
-            first = SeededNoise([self._context.seed + ordinal for ordinal in shared], self._device).draw(self._dims)
+            first = SeededNoise(
+                [self._context.seed + ordinal for ordinal in shared], self._device
+            ).draw(self._dims)
         way = Way(self._kernel, config.steps, window, first, noise)
         condition = stacked([self._told[_key(request)] for request in requests], self._device)
         with autocast(config, self._device):
@@ -133,22 +145,37 @@ class DiffusionGenerator:
         ]
 
     def _finished(
-        self, request: SampleRequest, status: str, columns: Columns, *, reason: str = "", media: Columns | None = None
+        self,
+        request: SampleRequest,
+        status: str,
+        columns: Columns,
+        *,
+        reason: str = "",
+        media: Columns | None = None,
     ) -> Finished:
         versions = (self.version, self.version)
         return Finished(
-            request=request, status=status, versions=versions, columns=columns, reason=reason, media=media or {}
+            request=request,
+            status=status,
+            versions=versions,
+            columns=columns,
+            reason=reason,
+            media=media or {},
         )
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """Refuses: a sample ends in the step in which it begins, so there is nothing partial to give."""
-        raise ContractError("a batch is denoised in one step, so no sample can be ended early", where="abort")
+        """Refuses: a sample ends in the step in which it begins, so there is nothing partial to
+        give.
+        """
+        raise ContractError(
+            "a batch is denoised in one step, so no sample can be ended early", where="abort"
+        )
 
     def close(self) -> None:
         self._queue.clear()
         self._denoiser.close()
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
         """See ``ReceivesWeights.begin_weights``; dtypes may differ, they are converted."""
@@ -164,7 +191,10 @@ class DiffusionGenerator:
 
     def fingerprint(self) -> dict[str, int]:
         """See ``Fingerprints.fingerprint``."""
-        return {name: xxhash.xxh3_64_intdigest(to_bytes(self._tensors[name]).data) for name in sorted(self._tensors)}
+        return {
+            name: xxhash.xxh3_64_intdigest(to_bytes(self._tensors[name]).data)
+            for name in sorted(self._tensors)
+        }
 
     def weight_specs(self) -> list[TensorSpec]:
         """Every tensor of a push, as this generator holds it."""

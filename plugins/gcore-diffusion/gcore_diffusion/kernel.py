@@ -1,12 +1,14 @@
-"""The density of one denoising transition, x -> next: the one place where it exists, for sampler and trainer alike.
+"""The density of one denoising transition, x -> next: the one place where it exists, for sampler
+and trainer alike.
 
-Shapes: R rows, each one transition of one sample; x, next, output float32[R, *D] with D the dimensions of one latent;
-levels float32[R]. A level is the noise level sigma of a flow (1 is pure noise, 0 clean, x = (1 - sigma) clean + sigma
-noise) or, for models that predict noise or v, the signal's share alpha_bar (0 is pure noise, 1 clean, x =
-sqrt(alpha_bar) clean + sqrt(1 - alpha_bar) noise).
+Shapes: R rows, each one transition of one sample; x, next, output float32[R, *D] with D the
+dimensions of one latent; levels float32[R]. A level is the noise level sigma of a flow (1 is pure
+noise, 0 clean, x = (1 - sigma) clean + sigma noise) or, for models that predict noise or v, the
+signal's share alpha_bar (0 is pure noise, 1 clean, x = sqrt(alpha_bar) clean + sqrt(1 - alpha_bar)
+noise).
 
-Log-probs and KL are means over dimensions, in nats a dimension, as all published objectives clip them; times the number
-of dimensions they are those of the whole latent.
+Log-probs and KL are means over dimensions, in nats a dimension, as all published objectives clip
+them; times the number of dimensions they are those of the whole latent.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from gcore_diffusion.config import Noise, Prediction
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Where rows stand: level before and after the transition, and the schedule's second level, float32[R] each."""
+    """Where rows stand: level before and after the transition, and the schedule's second level,
+    float32[R] each.
+    """
 
     here: Tensor
     after: Tensor
@@ -38,7 +42,9 @@ class Levels:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Which noise, how much of it (``scale``; 0 is the deterministic sampler), and what the model predicts."""
+    """Which noise, how much of it (``scale``; 0 is the deterministic sampler), and what the model
+    predicts.
+    """
 
     noise: Noise
     scale: float
@@ -67,27 +73,42 @@ def log_prob(following: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 def entropy(std: Tensor, like: Tensor) -> Tensor:
     """float32[R]: of N(., std^2), mean over dimensions. It depends on no weight."""
-    return (torch.log(std) + 0.5 * math.log(2 * math.pi * math.e)).expand_as(like).flatten(1).mean(1)
+    return (
+        (torch.log(std) + 0.5 * math.log(2 * math.pi * math.e)).expand_as(like).flatten(1).mean(1)
+    )
 
 
 def divergence(mean: Tensor, other: Tensor, std: Tensor) -> Tensor:
-    """float32[R]: KL(N(mean, std^2) || N(other, std^2)), mean over dimensions; exact, and symmetric."""
+    """float32[R]: KL(N(mean, std^2) || N(other, std^2)), mean over dimensions; exact, and
+    symmetric.
+    """
     return ((mean - other) ** 2 / (2 * std**2)).flatten(1).mean(1)
 
 
-def _sde(v: Tensor, x: Tensor, here: Tensor, after: Tensor, second: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Flow-GRPO (arXiv:2505.05470, Eq. 9): the SDE whose marginals are the flow's, sigma_t = a sqrt(t / (1 - t)).
+def _sde(
+    v: Tensor, x: Tensor, here: Tensor, after: Tensor, second: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Flow-GRPO (arXiv:2505.05470, Eq. 9): the SDE whose marginals are the flow's, sigma_t = a
+    sqrt(t / (1 - t)).
 
-    At t = 1 the coefficient is infinite; the schedule's second level stands for 1 there, as in the authors' code.
+    At t = 1 the coefficient is infinite; the schedule's second level stands for 1 there, as in the
+    authors' code.
     """
     step = after - here
     spread = torch.sqrt(here / (1 - torch.where(here == 1, second, here))) * scale
-    mean = x * (1 + spread**2 / (2 * here) * step) + v * (1 + spread**2 * (1 - here) / (2 * here)) * step
+    mean = (
+        x * (1 + spread**2 / (2 * here) * step)
+        + v * (1 + spread**2 * (1 - here) / (2 * here)) * step
+    )
     return mean, spread * torch.sqrt(-step)
 
 
-def _dance(v: Tensor, x: Tensor, here: Tensor, after: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """DanceGRPO (arXiv:2505.07818, Eq. 8): constant noise ``scale``, the drift corrected by the score."""
+def _dance(
+    v: Tensor, x: Tensor, here: Tensor, after: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """DanceGRPO (arXiv:2505.07818, Eq. 8): constant noise ``scale``, the drift corrected by the
+    score.
+    """
     step = after - here
     clean = x - here * v
     score = -(x - clean * (1 - here)) / here**2
@@ -95,21 +116,26 @@ def _dance(v: Tensor, x: Tensor, here: Tensor, after: Tensor, scale: float) -> t
 
 
 def _cps(v: Tensor, x: Tensor, here: Tensor, after: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Coefficients-preserving sampling (arXiv:2509.05952): the noise that is added is taken out of the predicted noise,
-    so that the level after the step is exactly the schedule's."""
+    """Coefficients-preserving sampling (arXiv:2509.05952): the noise that is added is taken out of
+    the predicted noise, so that the level after the step is exactly the schedule's.
+    """
     std = after * math.sin(scale * math.pi / 2)
     clean, noise = x - here * v, x + v * (1 - here)
     return clean * (1 - after) + noise * torch.sqrt(torch.clamp(after**2 - std**2, min=0)), std
 
 
-def _ddim(clean: Tensor, noise: Tensor, here: Tensor, after: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+def _ddim(
+    clean: Tensor, noise: Tensor, here: Tensor, after: Tensor, eta: float
+) -> tuple[Tensor, Tensor]:
     """DDIM (arXiv:2010.02502, Eqs. 12 and 16); eta 1 is ancestral sampling."""
     std = eta * torch.sqrt((1 - after) / (1 - here) * (1 - here / after))
     direction = torch.sqrt(torch.clamp(1 - after - std**2, min=0))
     return torch.sqrt(after) * clean + direction * noise, std
 
 
-def _parts(prediction: Prediction, output: Tensor, x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+def _parts(
+    prediction: Prediction, output: Tensor, x: Tensor, share: Tensor
+) -> tuple[Tensor, Tensor]:
     """(clean, noise) that the model's output stands for."""
     signal, spread = torch.sqrt(share), torch.sqrt(1 - share)
     if prediction == "v":

@@ -1,6 +1,7 @@
 """The seam between a denoising model and everything else here, and how a model directory is opened.
 
-Per model only this differs: how prompts are encoded, how the model is called, and how a latent becomes a picture.
+Per model only this differs: how prompts are encoded, how the model is called, and how a latent
+    becomes a picture.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ class Denoiser(Protocol):
     def encode(self, prompts: Sequence[Prompt]) -> list[dict[str, np.ndarray]]:
         """What the model is told of each prompt. Raises DataError for one that it cannot read."""
 
-    def sample(self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig) -> tuple[Tensor, np.ndarray]:
-        """Clean latents float32[B, *D] and images uint8[B, H, W, C] of B conditions; every transition goes through
-        ``way.step``."""
+    def sample(
+        self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig
+    ) -> tuple[Tensor, np.ndarray]:
+        """Clean latents float32[B, *D] and images uint8[B, H, W, C] of B conditions; every
+        transition goes through ``way.step``.
+        """
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
-        """What the model says at ``x`` float32[R, *D], times float32[R], conditions [R, ...]: the very call that
-        ``sample`` makes."""
+        """What the model says at ``x`` float32[R, *D], times float32[R], conditions [R, ...]: the
+        very call that ``sample`` makes.
+        """
 
     def time_of(self, sigma: Tensor) -> Tensor:
         """What a flow model is told of noise level sigma, float32[R] each."""
@@ -56,7 +61,8 @@ class Denoiser(Protocol):
 def open_denoiser(
     settings: DenoiserSettings, context: WorkerContext, device: torch.device, *, sampling: bool
 ) -> Denoiser:
-    """The model of the role's ``model.path``: the tiny one, or a pipeline that there is an adapter for.
+    """The model of the role's ``model.path``: the tiny one, or a pipeline that there is an adapter
+    for.
 
     sampling: the whole pipeline is needed, not the denoiser alone. Raises ConfigError or DataError.
     """
@@ -64,7 +70,9 @@ def open_denoiser(
     if not context.model.get("path"):
         raise ConfigError("no model directory is given.", where=f"roles.{context.role}.model.path")
     if not directory.is_dir():
-        raise DataError("model directory does not exist.", where=str(directory), todo="Correct model.path.")
+        raise DataError(
+            "model directory does not exist.", where=str(directory), todo="Correct model.path."
+        )
     if (directory / "model_index.json").is_file():
         from gcore_diffusion.pipelines import open_pipeline
 
@@ -75,25 +83,34 @@ def open_denoiser(
         raise DataError(
             "the directory holds no model that this plugin knows.",
             where=str(directory),
-            why=f"It has neither a model_index.json nor a config.json whose model_type is {MODEL_TYPE}.",
+            why=(
+                "It has neither a model_index.json nor a config.json whose model_type is "
+                f"{MODEL_TYPE}."
+            ),
             todo="Give the directory of a diffusers pipeline, or make the tiny model.",
         )
     return TinyDenoiser(directory, device, lora=settings.lora.rank > 0)
 
 
 def autocast(settings: DenoiserSettings, device: torch.device) -> AbstractContextManager[Any]:
-    """Both sides compute with float32 weights under autocast, so that a low precision rounds the same on both."""
+    """Both sides compute with float32 weights under autocast, so that a low precision rounds the
+    same on both.
+    """
     return torch.autocast(device.type, DTYPES[settings.dtype], enabled=settings.dtype != "float32")
 
 
 def pushed_tensors(module: nn.Module, settings: DenoiserSettings) -> dict[str, Tensor]:
     """What a trainer trains and pushes: the adapters, or everything."""
     named = named_tensors(module)
-    return {name: t for name, t in named.items() if t.requires_grad} if settings.lora.rank else named
+    return (
+        {name: t for name, t in named.items() if t.requires_grad} if settings.lora.rank else named
+    )
 
 
 def _model_type(directory: Path) -> str:
     try:
-        return str(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("model_type"))
+        return str(
+            json.loads((directory / "config.json").read_text(encoding="utf-8")).get("model_type")
+        )
     except (OSError, ValueError, AttributeError):
         return ""

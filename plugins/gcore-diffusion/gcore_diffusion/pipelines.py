@@ -1,8 +1,11 @@
-"""diffusers' pipelines as denoisers: their ``__call__`` as it is, with a scheduler of ours in place of theirs.
+"""diffusers' pipelines as denoisers: their ``__call__`` as it is, with a scheduler of ours in place
+of theirs.
 
-The scheduler hands every transition to a ``Way``, so sampler and trainer share one kernel. Per pipeline only this is
-written here: what its prompt encoder returns, and the call of its transformer, which a trainer repeats without the
-pipeline. Tested on the CPU in float32 with tiny random models; bfloat16 and CUDA are written, not run.
+The scheduler hands every transition to a ``Way``, so sampler and trainer share one kernel. Per
+pipeline only this is
+written here: what its prompt encoder returns, and the call of its transformer, which a trainer
+repeats without the pipeline. Tested on the CPU in float32 with tiny random models; bfloat16 and
+CUDA are written, not run.
 """
 
 from __future__ import annotations
@@ -40,35 +43,45 @@ class WayScheduler(FlowMatchEulerDiscreteScheduler):
     way: Way
     clean: Tensor
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
+    def step(
+        self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor]:
         """See the base class; always a tuple."""
         if self.step_index is None:
             self._init_step_index(timestep)
         place = self.step_index
         if place == 0:
-            self.way.begin(Schedule(levels=self.sigmas.float().cpu(), times=self.timesteps.float().cpu()))
+            self.way.begin(
+                Schedule(levels=self.sigmas.float().cpu(), times=self.timesteps.float().cpu())
+            )
         self.clean = self.way.step(place, model_output, sample)
         self._step_index += 1
         return (self.clean,)
 
 
 class PipelineDenoiser(ABC):
-    """See ``gcore_diffusion.models.Denoiser``. A sampler has the ``pipeline``, a trainer its transformer alone."""
+    """See ``gcore_diffusion.models.Denoiser``. A sampler has the ``pipeline``, a trainer its
+    transformer alone.
+    """
 
     pipeline_class: ClassVar[str]
     prediction: Prediction = "flow"
 
-    def __init__(self, directory: Path, settings: DenoiserSettings, device: torch.device, *, sampling: bool) -> None:
+    def __init__(
+        self, directory: Path, settings: DenoiserSettings, device: torch.device, *, sampling: bool
+    ) -> None:
         self._directory, self._settings, self.device = directory, settings, device
         self.pipeline: Any = _load_pipeline(directory, device) if sampling else None
-        self.module: nn.Module = self.pipeline.transformer if sampling else _load_transformer(directory, device)
+        self.module: nn.Module = (
+            self.pipeline.transformer if sampling else _load_transformer(directory, device)
+        )
         self.module.eval()
         if settings.lora.rank:
             add_adapter(self.module, settings.lora)
         if isinstance(settings, DiffusionTrainerConfig) and settings.gradient_checkpointing:
             self.module.enable_gradient_checkpointing()
 
-    # -- sampling -----------------------------------------------------------------------------------------------------
+    # -- sampling ----------------------------------------------------------------------------------
 
     def size(self, settings: DiffusionGeneratorConfig) -> tuple[int, int]:
         """Height and width of an image, in pixels."""
@@ -84,12 +97,17 @@ class PipelineDenoiser(ABC):
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> list[dict[str, np.ndarray]]:
         texts = read_prompts(prompts)
-        found = [{name: t[0].float().cpu().numpy() for name, t in self.told(text).items()} for text in texts]
+        found = [
+            {name: t[0].float().cpu().numpy() for name, t in self.told(text).items()}
+            for text in texts
+        ]
         return [{**condition, **self.extra()} for condition in found]
 
     @abstractmethod
     def told(self, text: str) -> dict[str, Tensor]:
-        """What the prompt encoder says of one prompt, [1, ...] each; names are those of the pipeline's arguments."""
+        """What the prompt encoder says of one prompt, [1, ...] each; names are those of the
+        pipeline's arguments.
+        """
 
     def extra(self) -> dict[str, np.ndarray]:
         """What the transformer must be told besides."""
@@ -99,7 +117,9 @@ class PipelineDenoiser(ABC):
         return {"guidance_scale": settings.guidance}
 
     @torch.no_grad()
-    def sample(self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig) -> tuple[Tensor, np.ndarray]:
+    def sample(
+        self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig
+    ) -> tuple[Tensor, np.ndarray]:
         height, width = self.size(settings)
         self.pipeline.scheduler.way = way
         told = {name: tensor for name, tensor in condition.items() if name != "grid"}
@@ -115,7 +135,7 @@ class PipelineDenoiser(ABC):
         pictures = (np.clip(np.nan_to_num(images), 0, 1) * 255).round().astype(np.uint8)
         return self.pipeline.scheduler.clean, pictures
 
-    # -- the transformer ----------------------------------------------------------------------------------------------
+    # -- the transformer ---------------------------------------------------------------------------
 
     @abstractmethod
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor: ...
@@ -155,10 +175,19 @@ class StableDiffusion3(PipelineDenoiser):
         guided = self._settings.guidance > 1
         length = self._settings.max_sequence_length
         embeds, none, pooled, none_pooled = self.pipeline.encode_prompt(
-            text, text, text, do_classifier_free_guidance=guided, max_sequence_length=length, device=self.device
+            text,
+            text,
+            text,
+            do_classifier_free_guidance=guided,
+            max_sequence_length=length,
+            device=self.device,
         )
         told = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
-        return told | ({"negative_prompt_embeds": none, "negative_pooled_prompt_embeds": none_pooled} if guided else {})
+        return told | (
+            {"negative_prompt_embeds": none, "negative_pooled_prompt_embeds": none_pooled}
+            if guided
+            else {}
+        )
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
         embeds, pooled = condition["prompt_embeds"], condition["pooled_prompt_embeds"]
@@ -167,7 +196,11 @@ class StableDiffusion3(PipelineDenoiser):
             embeds = torch.cat([condition["negative_prompt_embeds"], embeds])
             pooled = torch.cat([condition["negative_pooled_prompt_embeds"], pooled])
         said = self.module(
-            hidden_states=x, timestep=times, encoder_hidden_states=embeds, pooled_projections=pooled, return_dict=False
+            hidden_states=x,
+            timestep=times,
+            encoder_hidden_states=embeds,
+            pooled_projections=pooled,
+            return_dict=False,
         )[0]
         return guided_halves(said, guidance)
 
@@ -188,13 +221,23 @@ class Flux(PipelineDenoiser):
         return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
 
     def extra(self) -> dict[str, np.ndarray]:
-        return {"grid": np.array(packed_grid(self.size(_sampling(self._settings)), self.pipeline.vae_scale_factor))}
+        return {
+            "grid": np.array(
+                packed_grid(self.size(_sampling(self._settings)), self.pipeline.vae_scale_factor)
+            )
+        }
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
         embeds = condition["prompt_embeds"]
         height, width = condition["grid"][0].tolist()
-        places = diffusers.FluxPipeline._prepare_latent_image_ids(len(x), height, width, x.device, torch.float32)
-        told = torch.full((len(x),), guidance, device=x.device) if self.module.config.guidance_embeds else None
+        places = diffusers.FluxPipeline._prepare_latent_image_ids(
+            len(x), height, width, x.device, torch.float32
+        )
+        told = (
+            torch.full((len(x),), guidance, device=x.device)
+            if self.module.config.guidance_embeds
+            else None
+        )
         said: Tensor = self.module(
             hidden_states=x,
             timestep=times / _TIMES,
@@ -231,14 +274,26 @@ class Sana(PipelineDenoiser):
             device=self.device,
         )
         told = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-        return told | ({"negative_prompt_embeds": none, "negative_prompt_attention_mask": none_mask} if guided else {})
+        return told | (
+            {"negative_prompt_embeds": none, "negative_prompt_attention_mask": none_mask}
+            if guided
+            else {}
+        )
 
     def guidance_arguments(self, settings: DiffusionGeneratorConfig) -> dict[str, Any]:
         # an empty negative prompt is told by its embeddings alone
-        return {"guidance_scale": settings.guidance, "negative_prompt": None, "use_resolution_binning": False}
+        return {
+            "guidance_scale": settings.guidance,
+            "negative_prompt": None,
+            "use_resolution_binning": False,
+        }
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
-        embeds, mask, channels = condition["prompt_embeds"], condition["prompt_attention_mask"], x.shape[1]
+        embeds, mask, channels = (
+            condition["prompt_embeds"],
+            condition["prompt_attention_mask"],
+            x.shape[1],
+        )
         if guidance > 1:
             x, times = torch.cat([x, x]), torch.cat([times, times])
             embeds = torch.cat([condition["negative_prompt_embeds"], embeds])
@@ -255,7 +310,9 @@ class Sana(PipelineDenoiser):
 
 
 class QwenImage(PipelineDenoiser):
-    """Packed latents; prompts padded to one length; guidance in two passes, rescaled to the conditional norm."""
+    """Packed latents; prompts padded to one length; guidance in two passes, rescaled to the
+    conditional norm.
+    """
 
     pipeline_class = "QwenImagePipeline"
 
@@ -271,21 +328,33 @@ class QwenImage(PipelineDenoiser):
         return told
 
     def _padded(self, text: str) -> tuple[Tensor, Tensor]:
-        """Embeddings and mask, as long as the longest prompt may be, so that prompts can share a batch."""
+        """Embeddings and mask, as long as the longest prompt may be, so that prompts can share a
+        batch.
+        """
         length = self._settings.max_sequence_length
-        embeds, mask = self.pipeline.encode_prompt(text, max_sequence_length=length, device=self.device)
+        embeds, mask = self.pipeline.encode_prompt(
+            text, max_sequence_length=length, device=self.device
+        )
         count = embeds.shape[1]
         mask = torch.ones(1, count, device=embeds.device) if mask is None else mask
         missing = length - count
         return nn.functional.pad(embeds, (0, 0, 0, missing)), nn.functional.pad(mask, (0, missing))
 
     def extra(self) -> dict[str, np.ndarray]:
-        return {"grid": np.array(packed_grid(self.size(_sampling(self._settings)), self.pipeline.vae_scale_factor))}
+        return {
+            "grid": np.array(
+                packed_grid(self.size(_sampling(self._settings)), self.pipeline.vae_scale_factor)
+            )
+        }
 
     def guidance_arguments(self, settings: DiffusionGeneratorConfig) -> dict[str, Any]:
         own = settings.guidance if self.module.config.guidance_embeds else None
         length = settings.max_sequence_length
-        return {"true_cfg_scale": settings.guidance, "guidance_scale": own, "max_sequence_length": length}
+        return {
+            "true_cfg_scale": settings.guidance,
+            "guidance_scale": own,
+            "max_sequence_length": length,
+        }
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
         said = self._said(x, times, condition, "", guidance)
@@ -293,12 +362,20 @@ class QwenImage(PipelineDenoiser):
             return said
         without = self._said(x, times, condition, "negative_", guidance)
         both = without + guidance * (said - without)
-        return both * (torch.norm(said, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True))
+        return both * (
+            torch.norm(said, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True)
+        )
 
-    def _said(self, x: Tensor, times: Tensor, condition: Condition, prefix: str, guidance: float) -> Tensor:
+    def _said(
+        self, x: Tensor, times: Tensor, condition: Condition, prefix: str, guidance: float
+    ) -> Tensor:
         mask = condition[f"{prefix}prompt_embeds_mask"]
         height, width = condition["grid"][0].tolist()
-        told = torch.full((len(x),), guidance, device=x.device) if self.module.config.guidance_embeds else None
+        told = (
+            torch.full((len(x),), guidance, device=x.device)
+            if self.module.config.guidance_embeds
+            else None
+        )
         said: Tensor = self.module(
             hidden_states=x,
             timestep=times / _TIMES,
@@ -320,14 +397,19 @@ _KNOWN: Mapping[str, type[PipelineDenoiser]] = {
 def open_pipeline(
     directory: Path, settings: DenoiserSettings, device: torch.device, *, sampling: bool
 ) -> PipelineDenoiser:
-    """The adapter of the pipeline in a directory. Raises ConfigError when there is none, DataError for a bad one."""
+    """The adapter of the pipeline in a directory. Raises ConfigError when there is none, DataError
+    for a bad one.
+    """
     name = _index(directory).get("_class_name")
     if name not in _KNOWN:
         raise ConfigError(
             f"there is no adapter for {name}.",
             where=f"model.path: {directory}",
             why=f"The adapters are for {', '.join(_KNOWN)}.",
-            todo="An adapter says how prompts are encoded and the transformer is called: gcore_diffusion/pipelines.py.",
+            todo=(
+                "An adapter says how prompts are encoded and the transformer is called: "
+                "gcore_diffusion/pipelines.py."
+            ),
         )
     return _KNOWN[name](directory, settings, device, sampling=sampling)
 
@@ -348,7 +430,9 @@ def add_adapter(module: Any, settings: LoraSettings) -> None:
         try:
             module.add_adapter(config)
         except ValueError as error:
-            raise ConfigError("the adapters fit no module.", where="lora.targets", why=str(error)) from error
+            raise ConfigError(
+                "the adapters fit no module.", where="lora.targets", why=str(error)
+            ) from error
 
 
 def guided_halves(said: Tensor, guidance: float) -> Tensor:
@@ -372,7 +456,9 @@ def _sampling(settings: DenoiserSettings) -> DiffusionGeneratorConfig:
 
 def _index(directory: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((directory / "model_index.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(
+            (directory / "model_index.json").read_text(encoding="utf-8")
+        )
     except (OSError, ValueError) as error:
         raise _unreadable(directory, error) from error
     return found
@@ -396,7 +482,10 @@ def _load_transformer(directory: Path, device: torch.device) -> nn.Module:
     try:
         kind = getattr(diffusers, _index(directory)["transformer"][1])
         loaded: nn.Module = kind.from_pretrained(
-            str(directory / "transformer"), dtype=torch.float32, use_safetensors=True, local_files_only=True
+            str(directory / "transformer"),
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise _unreadable(directory, error) from error
@@ -405,4 +494,6 @@ def _load_transformer(directory: Path, device: torch.device) -> nn.Module:
 
 def _unreadable(directory: Path, error: BaseException) -> DataError:
     lines = str(error).strip().splitlines()
-    return DataError("the pipeline cannot be read.", where=str(directory), why=lines[0] if lines else repr(error))
+    return DataError(
+        "the pipeline cannot be read.", where=str(directory), why=lines[0] if lines else repr(error)
+    )

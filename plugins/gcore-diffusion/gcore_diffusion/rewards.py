@@ -53,7 +53,9 @@ class Brightness(ImageReward):
 
 
 class Compressibility(ImageReward):
-    """1 - bytes of the image after zlib over bytes before, at 16 levels a channel: 1 is one colour, 0 is noise."""
+    """1 - bytes of the image after zlib over bytes before, at 16 levels a channel: 1 is one colour,
+    0 is noise.
+    """
 
     def __init__(self, config: None, context: WorkerContext) -> None:
         pass
@@ -82,7 +84,9 @@ class Classifier:
             return given
         if not config.name:
             raise ConfigError(
-                "no such directory", where=f"rewards: classifier path {config.path}", todo="or give path and name"
+                "no such directory",
+                where=f"rewards: classifier path {config.path}",
+                todo="or give path and name",
             )
         from gcore_core.run.making import make_model
 
@@ -92,7 +96,9 @@ class Classifier:
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """See ``Scorer.score``."""
-        scores: list[Score] = [Score(value=None, status=REWARD_FAILED, reason="not scored")] * len(records)
+        scores: list[Score] = [Score(value=None, status=REWARD_FAILED, reason="not scored")] * len(
+            records
+        )
         good: list[int] = []
         for place, record in enumerate(records):
             try:
@@ -109,7 +115,9 @@ class Classifier:
     def _label(self, record: ScoredRecord) -> int:
         label: Any = record.prompt.fields.get(self._config.label)
         if not str(label).isdecimal():
-            raise ValueError(f"the row's field {self._config.label!r} is {label!r}, which is no class")
+            raise ValueError(
+                f"the row's field {self._config.label!r} is {label!r}, which is no class"
+            )
         return int(label)
 
     def _values(self, records: Sequence[ScoredRecord]) -> list[float]:

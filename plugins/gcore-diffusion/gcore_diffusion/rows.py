@@ -1,4 +1,6 @@
-"""Records to batches of rows: a row is one transition of a record, or one noise level drawn for its clean latent."""
+"""Records to batches of rows: a row is one transition of a record, or one noise level drawn for its
+clean latent.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,14 @@ from gcore_diffusion.way import Condition
 
 @dataclass(kw_only=True)
 class Rows:
-    """The rows of some records, record after record; what ``gcore_language.training`` calls a batch.
+    """The rows of some records, record after record; what ``gcore_language.training`` calls a
+    batch.
 
-    index int64[records]: their places among the prepared ones. x float32[R, *D]; following float32[R, *D]: the latent
-    that was drawn, or for a forward-process objective what the model is to predict. times float32[R]. place int64[R]:
-    which of the ``condition``s. columns: what the objective gets, [R] each. ``levels`` is None, and ``old`` holds the
-    old policy's outputs once they are known, for a forward-process objective.
+    index int64[records]: their places among the prepared ones. x float32[R, *D]; following
+    float32[R, *D]: the latent that was drawn, or for a forward-process objective what the model is
+    to predict. times float32[R]. place int64[R]: which of the ``condition``s. columns: what the
+    objective gets, [R] each. ``levels`` is None, and ``old`` holds the old policy's outputs once
+    they are known, for a forward-process objective.
     """
 
     index: np.ndarray
@@ -45,9 +49,15 @@ class Rows:
         return {name: tensor[self.place[part]] for name, tensor in self.condition.items()}
 
 
-def transitions(chosen: Sequence[tuple[int, TrainRecord]], device: torch.device, guidance: float) -> Rows:
-    """The recorded transitions of the records, given with their places. Raises ContractError, DataError."""
-    index, columns, place, condition = _begin(chosen, [len(r.columns["logp"]) for _, r in chosen], device)
+def transitions(
+    chosen: Sequence[tuple[int, TrainRecord]], device: torch.device, guidance: float
+) -> Rows:
+    """The recorded transitions of the records, given with their places. Raises ContractError,
+    DataError.
+    """
+    index, columns, place, condition = _begin(
+        chosen, [len(r.columns["logp"]) for _, r in chosen], device
+    )
     parts: dict[str, list[np.ndarray]] = {
         name: [] for name in ("x", "following", "here", "after", "second", "times", "logp", "mask")
     }
@@ -63,7 +73,9 @@ def transitions(chosen: Sequence[tuple[int, TrainRecord]], device: torch.device,
         parts["times"].append(own["times"][steps])
         parts["logp"].append(own["logp"])
         parts["mask"].append(own["action_mask"].astype(np.bool_))
-    joined = {name: torch.from_numpy(np.concatenate(arrays)).to(device) for name, arrays in parts.items()}
+    joined = {
+        name: torch.from_numpy(np.concatenate(arrays)).to(device) for name, arrays in parts.items()
+    }
     columns |= {"mask": joined["mask"], "rollout_logp": joined["logp"]}
     return Rows(
         index=index,
@@ -78,9 +90,14 @@ def transitions(chosen: Sequence[tuple[int, TrainRecord]], device: torch.device,
 
 
 def forward_process(
-    chosen: Sequence[tuple[int, TrainRecord]], device: torch.device, draws: int, random: np.random.Generator
+    chosen: Sequence[tuple[int, TrainRecord]],
+    device: torch.device,
+    draws: int,
+    random: np.random.Generator,
 ) -> Rows:
-    """``draws`` noise levels of each record's clean latent: x = (1 - t) clean + t noise; its flow is noise - clean."""
+    """``draws`` noise levels of each record's clean latent: x = (1 - t) clean + t noise; its flow
+    is noise - clean.
+    """
     index, columns, place, condition = _begin(chosen, [draws] * len(chosen), device)
     clean = torch.from_numpy(np.stack([_clean(record.columns) for _, record in chosen])).to(device)
     clean = clean.repeat_interleave(draws, 0)
@@ -88,7 +105,10 @@ def forward_process(
     noise = torch.from_numpy(random.standard_normal(tuple(clean.shape), np.float32)).to(device)
     wide = sigma.view(-1, *[1] * (clean.dim() - 1))
     zeros = torch.zeros(len(clean), device=device)
-    columns |= {"mask": torch.ones(len(clean), dtype=torch.bool, device=device), "rollout_logp": zeros}
+    columns |= {
+        "mask": torch.ones(len(clean), dtype=torch.bool, device=device),
+        "rollout_logp": zeros,
+    }
     return Rows(
         index=index,
         columns=columns,
@@ -104,13 +124,17 @@ def forward_process(
 def _begin(
     chosen: Sequence[tuple[int, TrainRecord]], counts: Sequence[int], device: torch.device
 ) -> tuple[np.ndarray, dict[str, Tensor], Tensor, Condition]:
-    """(index, columns with ``record``, place, condition). Records that share a condition's memory share its rows."""
+    """(index, columns with ``record``, place, condition). Records that share a condition's memory
+    share its rows.
+    """
     seen: dict[tuple[int, int], int] = {}
     told: list[Mapping[str, np.ndarray]] = []
     places = []
     for _, record in chosen:
         if "condition" not in record.media:
-            raise ContractError("a record comes without its condition", where=f"ordinal {record.ordinal}")
+            raise ContractError(
+                "a record comes without its condition", where=f"ordinal {record.ordinal}"
+            )
         array = record.media["condition"]
         key = array.__array_interface__["data"][0], array.nbytes
         if key not in seen:
@@ -120,7 +144,12 @@ def _begin(
     repeats = torch.tensor(counts)
     record_of = torch.arange(len(chosen)).repeat_interleave(repeats).to(device)
     place = torch.tensor(places).repeat_interleave(repeats).to(device)
-    return np.array([i for i, _ in chosen], np.int64), {"record": record_of}, place, stacked(told, device)
+    return (
+        np.array([i for i, _ in chosen], np.int64),
+        {"record": record_of},
+        place,
+        stacked(told, device),
+    )
 
 
 def _latents(columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -136,7 +165,10 @@ def _latents(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _clean(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     if "clean" not in columns:
-        raise DataError("a record has no clean latent, which a forward-process objective needs.", where="column clean")
+        raise DataError(
+            "a record has no clean latent, which a forward-process objective needs.",
+            where="column clean",
+        )
     return columns["clean"]
 
 
@@ -152,6 +184,8 @@ def check_guidance(columns: Mapping[str, np.ndarray], guidance: float) -> None:
         )
 
 
-def chunks(items: Sequence[tuple[int, TrainRecord]], size: int) -> Iterator[Sequence[tuple[int, TrainRecord]]]:
+def chunks(
+    items: Sequence[tuple[int, TrainRecord]], size: int
+) -> Iterator[Sequence[tuple[int, TrainRecord]]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]

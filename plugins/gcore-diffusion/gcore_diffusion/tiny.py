@@ -1,7 +1,9 @@
-"""The tiny models: a class-conditional denoiser of small pictures, and a classifier to judge them by.
+"""The tiny models: a class-conditional denoiser of small pictures, and a classifier to judge them
+by.
 
-A denoiser's directory holds ``config.json`` (``TinyConfig`` and ``"model_type": "gcore-tiny-denoiser"``) and
-``model.safetensors``; a classifier's file is a safetensors of its own. The recipe of the digits makes both.
+A denoiser's directory holds ``config.json`` (``TinyConfig`` and ``"model_type":
+"gcore-tiny-denoiser"``) and ``model.safetensors``; a classifier's file is a safetensors of its own.
+The recipe of the digits makes both.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ MODEL_TYPE = "gcore-tiny-denoiser"
 
 @dataclass(frozen=True, kw_only=True)
 class TinyConfig:
-    """side: of the square grey pictures, in pixels. prediction: "flow" (noise - clean), "epsilon" or "v"."""
+    """side: of the square grey pictures, in pixels. prediction: "flow" (noise - clean), "epsilon"
+    or "v".
+    """
 
     classes: int = 10
     side: int = 8
@@ -55,7 +59,9 @@ class _Block(nn.Module):
 
 
 class TinyNet(nn.Module):
-    """A residual network with adaptive norms (as in DiT, arXiv:2212.09748) on flat pictures; the last class is none."""
+    """A residual network with adaptive norms (as in DiT, arXiv:2212.09748) on flat pictures; the
+    last class is none.
+    """
 
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
@@ -72,7 +78,9 @@ class TinyNet(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, x: Tensor, time: Tensor, label: Tensor) -> Tensor:
-        """x float32[R, pixels], time float32[R] in 0..1 (1 is noise), label int64[R] -> float32[R, pixels]."""
+        """x float32[R, pixels], time float32[R] in 0..1 (1 is noise), label int64[R] -> float32[R,
+        pixels].
+        """
         frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
         angles = time[:, None] * frequencies
         embedded = self.time_out(F.silu(self.time_in(torch.cat([angles.sin(), angles.cos()], -1))))
@@ -95,7 +103,9 @@ def save_tiny(net: TinyNet, directory: Path) -> None:
 
 
 class TinyDenoiser:
-    """See ``gcore_diffusion.models.Denoiser``. A prompt's class is its field ``label``, or its text."""
+    """See ``gcore_diffusion.models.Denoiser``. A prompt's class is its field ``label``, or its
+    text.
+    """
 
     def __init__(self, directory: Path, device: torch.device, *, lora: bool) -> None:
         told = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -105,9 +115,13 @@ class TinyDenoiser:
             self.module = TinyNet(self.config)
             self.module.load_state_dict(load_file(directory / "model.safetensors"))
         except (msgspec.ValidationError, OSError, RuntimeError, SafetensorError) as error:
-            raise DataError("the tiny model cannot be read.", where=str(directory), why=str(error)) from error
+            raise DataError(
+                "the tiny model cannot be read.", where=str(directory), why=str(error)
+            ) from error
         if lora:
-            raise DataError("the tiny model takes no adapters.", where=str(directory), todo="Leave lora out.")
+            raise DataError(
+                "the tiny model takes no adapters.", where=str(directory), todo="Leave lora out."
+            )
         self.module.to(device).eval()
         self.device = device
         self.prediction = self.config.prediction
@@ -136,7 +150,9 @@ class TinyDenoiser:
         return Schedule(levels=levels, times=times[:-1])
 
     @torch.no_grad()
-    def sample(self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig) -> tuple[Tensor, np.ndarray]:
+    def sample(
+        self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig
+    ) -> tuple[Tensor, np.ndarray]:
         x = way.begin(self.schedule(settings, way.steps))
         for step in range(way.steps):
             time = way.schedule.times[step].expand(len(x)).to(self.device)
@@ -191,7 +207,9 @@ def load_classifier(file: Path) -> TinyClassifier:
         net = TinyClassifier(width, classes, side)
         net.load_state_dict(tensors)
     except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DataError("the classifier cannot be read.", where=str(file), why=str(error)) from error
+        raise DataError(
+            "the classifier cannot be read.", where=str(file), why=str(error)
+        ) from error
     return net.eval()
 
 

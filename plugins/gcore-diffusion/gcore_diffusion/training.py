@@ -6,7 +6,7 @@ Log-probs are means over dimensions (see ``kernel``). Besides what every trainer
     path_kl           of a whole record: its sum over dimensions and recorded steps, in nats
     diversity         how far apart the images of one prompt are (see ``watch``); coverage, where real images are known
     replay_gap        largest difference of log-probs at the start, before any update (first step of a process only)
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -49,8 +49,12 @@ class DiffusionTrainer(LanguageTrainer):
         self._seen: dict[str, tuple[float, float]] = {}
         super().__init__(config, context, self._denoising)  # type: ignore[arg-type]
 
-    def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
-        """See ``Trainer.prepare``. The first time, raises WeightMismatch unless the sampler's log-probs are ours."""
+    def prepare(
+        self, records: Sequence[TrainRecord], scalars: frozenset[str]
+    ) -> list[dict[str, float]]:
+        """See ``Trainer.prepare``. The first time, raises WeightMismatch unless the sampler's
+        log-probs are ours.
+        """
         if records and not self._is_forward:
             self._regularised.dimensions = int(records[0].columns["latents"][0].size)
             self._denoising.kernel = self._kernel(records)
@@ -78,7 +82,9 @@ class DiffusionTrainer(LanguageTrainer):
     def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Any]]:
         """See ``LanguageTrainer.pack``: ``Rows`` of at most ``batch_records`` records."""
         config, device = self._diffusion, self._denoising.device
-        random = np.random.Generator(np.random.Philox(key=[self._context.seed % 2**64, self.version]))
+        random = np.random.Generator(
+            np.random.Philox(key=[self._context.seed % 2**64, self.version])
+        )
 
         def rows(chosen: Sequence[Placed]) -> Rows:
             if self._is_forward:
@@ -86,12 +92,19 @@ class DiffusionTrainer(LanguageTrainer):
             return transitions(chosen, device, config.guidance)
 
         # a record without actions teaches nothing
-        parts = [[one for one in part if self._is_forward or len(one[1].columns["logp"])] for part in minibatches]
+        parts = [
+            [one for one in part if self._is_forward or len(one[1].columns["logp"])]
+            for part in minibatches
+        ]
         return [[rows(chosen) for chosen in chunks(part, config.batch_records)] for part in parts]
 
     def _replay(self, records: Sequence[TrainRecord]) -> float:
-        """Largest difference between the sampler's log-probs and ours, over a few records, on any rank."""
-        chosen = [(i, r) for i, r in enumerate(records) if len(r.columns["logp"])][:_REPLAYED_RECORDS]
+        """Largest difference between the sampler's log-probs and ours, over a few records, on any
+        rank.
+        """
+        chosen = [(i, r) for i, r in enumerate(records) if len(r.columns["logp"])][
+            :_REPLAYED_RECORDS
+        ]
         gap = 0.0
         if chosen:
             rows = transitions(chosen, self._denoising.device, self._diffusion.guidance)
@@ -102,10 +115,19 @@ class DiffusionTrainer(LanguageTrainer):
         band = self._diffusion.logprob_band()
         if not gap <= band:
             raise WeightMismatch(
-                f"replayed log-probs are off by {gap:.3g} nats a dimension before any update, the band is {band:g}.",
+                (
+                    f"replayed log-probs are off by {gap:.3g} nats a dimension before any update, "
+                    f"the band is {band:g}."
+                ),
                 where=f"roles.{self._context.role}",
-                why="Sampler and trainer do not compute the same transition, so the ratio of the two would not be 1.",
-                todo="Make both from one model directory, with one dtype, guidance and prompt length.",
+                why=(
+                    "Sampler and trainer do not compute the same transition, so the ratio of the "
+                    "two would not be 1."
+                ),
+                todo=(
+                    "Make both from one model directory, with one dtype, guidance and prompt "
+                    "length."
+                ),
                 gap=gap,
             )
         return gap
@@ -127,21 +149,31 @@ class DiffusionTrainer(LanguageTrainer):
             add("diversity", diversity(images))
             if self._real is not None:
                 label = from_array(group[0].media["condition"]).get("label")
-                add("coverage", coverage(images, self._real.of(None if label is None else int(label))))
+                add(
+                    "coverage",
+                    coverage(images, self._real.of(None if label is None else int(label))),
+                )
         return found
 
-    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+    def train(
+        self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+    ) -> dict[str, float]:
         """See ``Trainer.train``; the module says which metrics it adds."""
         metrics = super().train(step, advantages, minibatches, epochs)
         self._denoising.move_reference()
-        seen = {name: total / weight for name, (total, weight) in self._denoising.ranks.add_up(self._seen).items()}
+        seen = {
+            name: total / weight
+            for name, (total, weight) in self._denoising.ranks.add_up(self._seen).items()
+        }
         if self._replay_gap is not None:
             seen["replay_gap"] = self._replay_gap
         return metrics | seen
 
 
 class Regularised:
-    """An objective, whichever it is, plus coefficient x KL to the reference: the mean over the trained actions."""
+    """An objective, whichever it is, plus coefficient x KL to the reference: the mean over the
+    trained actions.
+    """
 
     dimensions = 0  # of a latent; 0 where there are no transitions, whose KL would be in nats
 
@@ -166,14 +198,24 @@ class Regularised:
         return loss, weight, metrics
 
 
-def _check_objective(objective: Objective, config: DiffusionTrainerConfig, context: WorkerContext) -> None:
-    """Raises ConfigError, before anything is loaded, when the objective requires what this trainer has not."""
+def _check_objective(
+    objective: Objective, config: DiffusionTrainerConfig, context: WorkerContext
+) -> None:
+    """Raises ConfigError, before anything is loaded, when the objective requires what this trainer
+    has not.
+    """
     where = f"roles.{context.role}.config"
     if unknown := sorted(frozenset(objective.requires) - _SUPPLIED):
         raise ConfigError(
             f"the objective requires {', '.join(unknown)}, which a denoising policy does not have.",
             where=f"roles.{context.role}.use",
-            why=f"This trainer computes {', '.join(sorted(_SUPPLIED))}; the entropy of its noise depends on no weight.",
+            why=(
+                f"This trainer computes {', '.join(sorted(_SUPPLIED))}; the entropy of its noise "
+                "depends on no weight."
+            ),
         )
     if "ref_logp" in objective.requires and not config.reference:
-        raise ConfigError("the objective requires ref_logp, and there is no reference.", where=f"{where}.reference")
+        raise ConfigError(
+            "the objective requires ref_logp, and there is no reference.",
+            where=f"{where}.reference",
+        )

@@ -1,6 +1,8 @@
-"""What is watched beside the reward: how much images of one prompt differ, how many real ones they cover, KL.
+"""What is watched beside the reward: how much images of one prompt differ, how many real ones they
+cover, KL.
 
-A reward that rises while these fall is being exploited, and says nothing about it itself. Light: numpy alone.
+A reward that rises while these fall is being exploited, and says nothing about it itself. Light:
+numpy alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from gcore_core.records import RunFacts, StepReport
 from gcore_core.run.directory import METRICS
 
 ALARMS = "alarms.jsonl"
-#: A real image is covered when a generated one is nearer than its fifth nearest real one (Naeem et al. 2020).
+#: A real image is covered when a generated one is nearer than its fifth nearest real one (Naeem et
+#: al. 2020).
 NEIGHBOURS = 5
 _SIDE = 16  # images are compared at most this large
 _TAIL_BYTES = 1 << 16
@@ -29,8 +32,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """diversity, coverage: the share of their beginning below which they count as collapsed. kl_to_reference: of a
-    transition, in nats a dimension."""
+    """diversity, coverage: the share of their beginning below which they count as collapsed.
+    kl_to_reference: of a transition, in nats a dimension.
+    """
 
     diversity: float = 0.6
     coverage: float = 0.7
@@ -38,18 +42,29 @@ class Limits:
 
 
 def flat(images: np.ndarray) -> np.ndarray:
-    """uint8[S, H, W, C] -> float32[S, *] in 0..1, averaged over squares so that no side is longer than 16."""
+    """uint8[S, H, W, C] -> float32[S, *] in 0..1, averaged over squares so that no side is longer
+    than 16.
+    """
     _, height, width, _ = images.shape
     square = max(1, -(-max(height, width) // _SIDE))
-    cut = images[:, : height - height % square or None, : width - width % square or None].astype(np.float32) / 255
+    cut = (
+        images[:, : height - height % square or None, : width - width % square or None].astype(
+            np.float32
+        )
+        / 255
+    )
     count, height, width, channels = cut.shape
-    small = cut.reshape(count, height // square, square, width // square, square, channels).mean((2, 4))
+    small = cut.reshape(count, height // square, square, width // square, square, channels).mean(
+        (2, 4)
+    )
     return small.reshape(count, -1)
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """float32[N, M]: root mean squared difference of pixels."""
-    squares = (one**2).mean(1)[:, None] + (other**2).mean(1)[None] - 2 * (one @ other.T) / one.shape[1]
+    squares = (
+        (one**2).mean(1)[:, None] + (other**2).mean(1)[None] - 2 * (one @ other.T) / one.shape[1]
+    )
     return np.sqrt(np.maximum(squares, 0))
 
 
@@ -63,7 +78,9 @@ def diversity(images: np.ndarray) -> float | None:
 
 
 def coverage(images: np.ndarray, real: np.ndarray | None) -> float | None:
-    """Share of the real images uint8[N, H, W, C] that some generated one is close to; None when there are none."""
+    """Share of the real images uint8[N, H, W, C] that some generated one is close to; None when
+    there are none.
+    """
     if real is None or len(real) <= NEIGHBOURS:
         return None
     points = flat(real)
@@ -95,12 +112,16 @@ class RealImages:
 
 
 def alarm_in(steps: Sequence[Mapping[str, float]], limits: Limits | None = None) -> str:
-    """What is wrong at the last of the steps' metrics: the reward has risen since the first step while diversity or
-    coverage fell under its limit, or KL rose above its own; empty when nothing is."""
+    """What is wrong at the last of the steps' metrics: the reward has risen since the first step
+    while diversity or coverage fell under its limit, or KL rose above its own; empty when nothing
+    is.
+    """
     limits = limits or Limits()
 
     def before_and_now(name: str) -> tuple[float, float] | None:
-        values = [step[name] for step in steps if step.get(name) is not None]  # a NaN is written as null
+        values = [
+            step[name] for step in steps if step.get(name) is not None
+        ]  # a NaN is written as null
         return (values[0], float(np.mean(values[-_RECENT:]))) if len(values) > _RECENT else None
 
     reward = before_and_now("reward")
@@ -118,7 +139,9 @@ def alarm_in(steps: Sequence[Mapping[str, float]], limits: Limits | None = None)
 
 
 def after_step(run: RunFacts, report: StepReport) -> None:
-    """Adds a line to ``alarms.jsonl`` and to the log when something is wrong that was not at the step before."""
+    """Adds a line to ``alarms.jsonl`` and to the log when something is wrong that was not at the
+    step before.
+    """
     if "diversity" not in report.metrics:
         return
     steps = _first_and_last(Path(run.directory, METRICS))
@@ -131,7 +154,9 @@ def after_step(run: RunFacts, report: StepReport) -> None:
 
 
 def _first_and_last(file: Path) -> list[dict[str, Any]]:
-    """Metrics of the first step and of the last ones: a long run's file is not read through at every step."""
+    """Metrics of the first step and of the last ones: a long run's file is not read through at
+    every step.
+    """
     with file.open("rb") as opened:
         first = next((row for row in map(json.loads, opened) if row["step"]), None)
         if (tail := file.stat().st_size - _TAIL_BYTES) > opened.tell():

@@ -1,4 +1,6 @@
-"""How a batch of samples goes from noise to pictures: schedule, window of stochastic steps, noise by seed."""
+"""How a batch of samples goes from noise to pictures: schedule, window of stochastic steps, noise
+by seed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Condition = dict[str, Tensor]  # what a model is told of prompts: [B, ...] each
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """levels float32[T + 1] (see ``kernel``), times float32[T]: what the model is told of the level."""
+    """levels float32[T + 1] (see ``kernel``), times float32[T]: what the model is told of the
+    level.
+    """
 
     levels: Tensor
     times: Tensor
@@ -28,11 +32,15 @@ class Schedule:
 
 class NoiseSource(Protocol):
     def draw(self, shape: tuple[int, ...]) -> Tensor:
-        """float32[B, *shape]: standard normal, and no sample's depends on which others are in the batch."""
+        """float32[B, *shape]: standard normal, and no sample's depends on which others are in the
+        batch.
+        """
 
 
 class SeededNoise:
-    """Standard normal numbers of each sample from its own seed, in the order they are drawn (Philox)."""
+    """Standard normal numbers of each sample from its own seed, in the order they are drawn
+    (Philox).
+    """
 
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self._streams = [np.random.Generator(np.random.Philox(key=seed % 2**64)) for seed in seeds]
@@ -44,14 +52,17 @@ class SeededNoise:
 
 
 class Way:
-    """One batch's way, which begins at ``first``. ``stochastic``: the steps that draw noise and are kept as actions.
+    """One batch's way, which begins at ``first``. ``stochastic``: the steps that draw noise and are
+    kept as actions.
 
     Kept in float32: ``latents`` before each of those steps and after the last, ``logp`` of each.
     """
 
     schedule: Schedule
 
-    def __init__(self, kernel: Kernel, steps: int, stochastic: range, first: Tensor, noise: NoiseSource) -> None:
+    def __init__(
+        self, kernel: Kernel, steps: int, stochastic: range, first: Tensor, noise: NoiseSource
+    ) -> None:
         self._kernel, self.steps, self.stochastic = kernel, steps, stochastic
         self.first, self._noise = first, noise
         self._sure = Kernel(noise=kernel.noise, scale=0.0, prediction=kernel.prediction)
@@ -66,7 +77,9 @@ class Way:
     def step(self, step: int, output: Tensor, x: Tensor) -> Tensor:
         """One transition with the model's output at ``x``; float32."""
         x = x.float()
-        levels = Levels(here=self._level(step, x), after=self._level(step + 1, x), second=self._level(1, x))
+        levels = Levels(
+            here=self._level(step, x), after=self._level(step + 1, x), second=self._level(1, x)
+        )
         if step not in self.stochastic:
             return self._sure.moments(output, x, levels)[0]
         mean, std = self._kernel.moments(output, x, levels)
@@ -82,7 +95,9 @@ class Way:
 
 
 def window_of(settings: DiffusionGeneratorConfig, version: int, seed: int) -> range:
-    """The stochastic steps under weights ``version``: the same for every sample, so that a batch is one batch."""
+    """The stochastic steps under weights ``version``: the same for every sample, so that a batch is
+    one batch.
+    """
     if settings.scale == 0:
         return range(0)
     last = settings.last_stochastic
@@ -92,7 +107,9 @@ def window_of(settings: DiffusionGeneratorConfig, version: int, seed: int) -> ra
     start = {
         "stay": 0,
         "slide": version % places,
-        "random": int(np.random.Generator(np.random.Philox(key=[seed % 2**64, version])).integers(places)),
+        "random": int(
+            np.random.Generator(np.random.Philox(key=[seed % 2**64, version])).integers(places)
+        ),
     }[settings.window_moves]
     return range(start, start + settings.window)
 
@@ -102,7 +119,9 @@ def read_prompts(prompts: Sequence[Prompt]) -> list[str]:
     found = []
     for prompt in prompts:
         if prompt.text is None:
-            raise DataError("a prompt is chat messages; an image model takes text.", where=f"row {prompt.row}")
+            raise DataError(
+                "a prompt is chat messages; an image model takes text.", where=f"row {prompt.row}"
+            )
         if not prompt.text.strip():
             raise DataError("the prompt is empty.", where=f"row {prompt.row} of the dataset")
         found.append(prompt.text)

@@ -21,7 +21,14 @@ from gcore_diffusion.tiny import TinyConfig, TinyNet, save_tiny
 from gcore_diffusion.training import DiffusionTrainer
 from gcore_diffusion.watch import RealImages, coverage
 
-from gcore_core.protocols import Finished, GroupScalars, SampleRequest, ScoredRecord, TrainRecord, WorkerContext
+from gcore_core.protocols import (
+    Finished,
+    GroupScalars,
+    SampleRequest,
+    ScoredRecord,
+    TrainRecord,
+    WorkerContext,
+)
 from gcore_core.records import Prompt
 from gcore_core.testing.contracts.weights import exported, push
 
@@ -88,7 +95,11 @@ def make_generator(directory: Path, **settings: Any) -> DiffusionGenerator:
 def make_trainer(directory: Path, objective: Any = None, **settings: Any) -> DiffusionTrainer:
     parts = {"objective": objective or Reinforce()}
     context = WorkerContext(
-        role="policy", model={"path": str(directory)}, parts=parts, steps=100, directory=str(directory)
+        role="policy",
+        model={"path": str(directory)},
+        parts=parts,
+        steps=100,
+        directory=str(directory),
     )
     return DiffusionTrainer(DiffusionTrainerConfig(**{"learning_rate": 1e-3, **settings}), context)
 
@@ -152,7 +163,9 @@ def only(record: TrainRecord, k: int) -> TrainRecord:
     return replace(record, columns={**own, **cut, "latents": own["latents"][k : k + 2]})
 
 
-def train(trainer: Any, records: Sequence[TrainRecord], *, step: int = 0, minibatches: int = 1) -> dict[str, float]:
+def train(
+    trainer: Any, records: Sequence[TrainRecord], *, step: int = 0, minibatches: int = 1
+) -> dict[str, float]:
     trainer.prepare(records, frozenset())
     advantages = np.where(np.arange(len(records)) % 2, 1.0, -1.0)
     return trainer.train(step, advantages, minibatches, 1)
@@ -161,10 +174,12 @@ def train(trainer: Any, records: Sequence[TrainRecord], *, step: int = 0, miniba
 def run_digits(
     directory: Path, reward: Any, sampler: dict[str, Any] | None = None, **settings: Any
 ) -> Iterator[tuple[dict[str, float], float]]:
-    """The recipe's step, again and again; (metrics, coverage of 500 images of the weights after the step).
+    """The recipe's step, again and again; (metrics, coverage of 500 images of the weights after the
+    step).
 
-    sampler: settings of the generator; the others are the trainer's. Beside the trainer's metrics, ``reward`` is that
-    of the records, ``greedy`` that of the 500 images, ``begins`` the first step that was trained.
+    sampler: settings of the generator; the others are the trainer's. Beside the trainer's metrics,
+    ``reward`` is that of the records, ``greedy`` that of the 500 images, ``begins`` the first step
+    that was trained.
     """
     generator = make_generator(directory, **(sampler or {}))
     objective = PpoClip(PpoClipConfig(clip_low=2e-3, clip_high=2e-3))
@@ -178,13 +193,19 @@ def run_digits(
             assert record.request.prompt.fields["label"] == record.request.ordinal % DIGITS
         values = np.array([score.value for score in reward.score(scored_of(drawn))])
         actions = len(drawn[0].columns["logp"])
-        groups = [GroupScalars(rewards=part, lengths=np.full(GROUP, actions)) for part in values.reshape(DIGITS, GROUP)]
+        groups = [
+            GroupScalars(rewards=part, lengths=np.full(GROUP, actions))
+            for part in values.reshape(DIGITS, GROUP)
+        ]
         trainer.prepare(records_of(drawn, minibatches=2), frozenset())
         metrics = trainer.train(step, np.concatenate(advantage.of(groups, np.zeros(0))), 2, 1)
         push(generator, exported(trainer), step + 1)
         images = sampled(generator, make_requests(DIGITS, 50, greedy=True))
         covered = [
-            coverage(np.stack([r.media["image"] for r in images if r.request.ordinal == digit]), real.of(digit))
+            coverage(
+                np.stack([r.media["image"] for r in images if r.request.ordinal == digit]),
+                real.of(digit),
+            )
             for digit in range(DIGITS)
         ]
         own = {

@@ -24,10 +24,22 @@ def test_the_recipe_is_a_valid_job() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["roles.rollout.config.guidance=3.0"], r"roles.rollout.config.guidance: is 3.0, but 1.0 in roles.policy"),
-        (["roles.policy.config.dtype=bfloat16"], r"roles.rollout.config.dtype: is 'float32', but 'bfloat16'"),
-        (["roles.policy.config.lora.rank=8"], r"roles.rollout.config.lora: is .*, but .* in roles.policy"),
-        (["roles.rollout.config.scale=0"], r"without noise there are no actions, which algorithms/ppo_clip needs"),
+        (
+            ["roles.rollout.config.guidance=3.0"],
+            r"roles.rollout.config.guidance: is 3.0, but 1.0 in roles.policy",
+        ),
+        (
+            ["roles.policy.config.dtype=bfloat16"],
+            r"roles.rollout.config.dtype: is 'float32', but 'bfloat16'",
+        ),
+        (
+            ["roles.policy.config.lora.rank=8"],
+            r"roles.rollout.config.lora: is .*, but .* in roles.policy",
+        ),
+        (
+            ["roles.rollout.config.scale=0"],
+            r"without noise there are no actions, which algorithms/ppo_clip needs",
+        ),
         (["roles.rollout.config.window=11"], r"window: must be in 0..9, is 11"),
         (["objective.config.entropy_coefficient=-0.1", "advantage.use=algorithms/gae"], r"critic"),
     ],
@@ -39,7 +51,9 @@ def test_what_does_not_fit_is_refused_with_its_path(overrides: list[str], told: 
 
 def test_the_forward_objective_takes_the_deterministic_sampler() -> None:
     plain: dict[str, Any] = {"use": "diffusion/nft", "config": None}
-    plan = config.load(RECIPE, ["roles.rollout.config.scale=0"] + ["objective.use=diffusion/nft"] + _cleared())
+    plan = config.load(
+        RECIPE, ["roles.rollout.config.scale=0"] + ["objective.use=diffusion/nft"] + _cleared()
+    )
     assert plan.config["objective"]["use"] == plain["use"]
 
 
@@ -49,9 +63,15 @@ def _cleared() -> list[str]:
 
 
 def test_the_forward_objective_is_for_denoisers() -> None:
-    plan = {"objective": {"use": "diffusion/nft"}, "roles": {"policy": {"use": "torch", "config": {}}}}
+    plan = {
+        "objective": {"use": "diffusion/nft"},
+        "roles": {"policy": {"use": "torch", "config": {}}},
+    }
     assert list(problems(plan)) == [
-        "objective.use: diffusion/nft teaches denoisers, and roles.policy uses none; choose another."
+        (
+            "objective.use: diffusion/nft teaches denoisers, and roles.policy uses none; choose "
+            "another."
+        )
     ]
 
 

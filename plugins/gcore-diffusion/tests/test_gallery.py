@@ -1,4 +1,6 @@
-"""Pictures of a run: grids at each evaluation, before and after at the end, from what the core has written."""
+"""Pictures of a run: grids at each evaluation, before and after at the end, from what the core has
+written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from gcore_core.run.directory import create, read_samples, write_samples
 
 def row(level: int, mode: str = "greedy", **changes: Any) -> dict[str, Any]:
     image = np.full((8, 8, 1), level, np.uint8)
-    told = {"prompt": f"digit {level}", "text": "", "rewards": {"digit": 0.5}, "mode": mode, "status": "finished"}
+    told = {
+        "prompt": f"digit {level}",
+        "text": "",
+        "rewards": {"digit": 0.5},
+        "mode": mode,
+        "status": "finished",
+    }
     return {**told, "arrays": {"image": image}, **changes}
 
 
@@ -32,16 +40,32 @@ def test_images_of_an_evaluation_become_files_and_a_grid(run: RunFacts) -> None:
     write_samples(directory, 20, rows)
     held = read_samples(directory, 20)
     assert held[2]["arrays"] == {"image": "step_000020/2-image.npy"}
-    np.testing.assert_array_equal(np.load(directory / "samples/step_000020/2-image.npy"), rows[2]["arrays"]["image"])
-    after_step(run, StepReport(step=20, version=20, metrics={}, samples=[Header(ordinal=-1, sample=0, row=0, seed=1)]))
+    np.testing.assert_array_equal(
+        np.load(directory / "samples/step_000020/2-image.npy"), rows[2]["arrays"]["image"]
+    )
+    after_step(
+        run,
+        StepReport(
+            step=20, version=20, metrics={}, samples=[Header(ordinal=-1, sample=0, row=0, seed=1)]
+        ),
+    )
     picture = Image.open(directory / "samples/step_000020.png")
     assert picture.width == 3 * 100, "the deterministic ones alone"
-    assert [picture.getpixel((place * 100 + 48, 48)) for place in range(3)] == [(0,) * 3, (100,) * 3, (200,) * 3]
+    assert [picture.getpixel((place * 100 + 48, 48)) for place in range(3)] == [
+        (0,) * 3,
+        (100,) * 3,
+        (200,) * 3,
+    ]
 
 
 def test_a_step_without_images_leaves_no_picture(run: RunFacts) -> None:
     write_samples(Path(run.directory), 20, [row(1, arrays={})])
-    after_step(run, StepReport(step=20, version=20, metrics={}, samples=[Header(ordinal=-1, sample=0, row=0, seed=1)]))
+    after_step(
+        run,
+        StepReport(
+            step=20, version=20, metrics={}, samples=[Header(ordinal=-1, sample=0, row=0, seed=1)]
+        ),
+    )
     after_step(run, StepReport(step=21, version=21, metrics={}))
     contact_sheet(run)
     assert list(Path(run.directory).rglob("*.png")) == []

@@ -20,7 +20,9 @@ def test_a_record_keeps_the_trained_positions_alone(kit: Any, tiny_dir: Path) ->
         columns = record.columns
         assert columns["logp"].dtype == columns["latents"].dtype == np.float32
         assert columns["latents"].shape == (4, 64)
-        assert columns["logp"].shape == columns["action_mask"].shape == columns["steps"].shape == (3,)
+        assert (
+            columns["logp"].shape == columns["action_mask"].shape == columns["steps"].shape == (3,)
+        )
         assert (np.diff(columns["steps"]) == 1).all()
         assert columns["levels"].shape == (11,) and columns["times"].shape == (10,)
         assert record.media["image"].shape == (8, 8, 1) and record.media["image"].dtype == np.uint8
@@ -36,7 +38,11 @@ def test_a_group_shares_one_condition(kit: Any, tiny_dir: Path) -> None:
     """The very same bytes, which the store keeps once."""
     records = kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(2, 4))
     held = {
-        r.request.ordinal: {x.media["condition"].tobytes() for x in records if x.request.ordinal == r.request.ordinal}
+        r.request.ordinal: {
+            x.media["condition"].tobytes()
+            for x in records
+            if x.request.ordinal == r.request.ordinal
+        }
         for r in records
     }
     assert [len(found) for found in held.values()] == [1, 1]
@@ -77,7 +83,10 @@ def test_same_noise_starts_a_group_at_one_point(kit: Any, tiny_dir: Path) -> Non
 
 
 def test_guidance_changes_the_samples(kit: Any, tiny_dir: Path) -> None:
-    plain, guided = (kit.sampled(kit.make_generator(tiny_dir, guidance=g), kit.make_requests(1, 2)) for g in (1.0, 3.0))
+    plain, guided = (
+        kit.sampled(kit.make_generator(tiny_dir, guidance=g), kit.make_requests(1, 2))
+        for g in (1.0, 3.0)
+    )
     assert plain[0].columns["clean"].tobytes() != guided[0].columns["clean"].tobytes()
 
 
@@ -85,11 +94,16 @@ def test_guidance_changes_the_samples(kit: Any, tiny_dir: Path) -> None:
     ("prompt", "reason"),
     [
         (Prompt(row=5, text=" ", fields={"label": 1}), "the prompt is empty."),
-        (Prompt(row=5, text="ten", fields={"label": 10}), "10 is no class of this model, which knows 0 to 9"),
+        (
+            Prompt(row=5, text="ten", fields={"label": 10}),
+            "10 is no class of this model, which knows 0 to 9",
+        ),
         (Prompt(row=5, messages=[{"role": "user", "content": "a"}]), "a prompt is chat messages"),
     ],
 )
-def test_a_prompt_that_cannot_be_read_fails_alone(kit: Any, tiny_dir: Path, prompt: Prompt, reason: str) -> None:
+def test_a_prompt_that_cannot_be_read_fails_alone(
+    kit: Any, tiny_dir: Path, prompt: Prompt, reason: str
+) -> None:
     good = kit.make_requests(1, 2)
     bad = SampleRequest(ordinal=99, sample=0, seed=1, prompt=prompt)
     records = kit.sampled(kit.make_generator(tiny_dir), [*good, bad])
@@ -97,7 +111,9 @@ def test_a_prompt_that_cannot_be_read_fails_alone(kit: Any, tiny_dir: Path, prom
     assert reason in records[-1].reason and not records[-1].columns
 
 
-def test_pushed_weights_are_used_and_fingerprinted(kit: Any, tiny_dir: Path, tmp_path: Path) -> None:
+def test_pushed_weights_are_used_and_fingerprinted(
+    kit: Any, tiny_dir: Path, tmp_path: Path
+) -> None:
     from gcore_core.testing.contracts.weights import digests, exported, perturbed
 
     generator = kit.make_generator(tiny_dir)
@@ -110,11 +126,15 @@ def test_pushed_weights_are_used_and_fingerprinted(kit: Any, tiny_dir: Path, tmp
     assert before[0].columns["clean"].tobytes() != after[0].columns["clean"].tobytes()
 
 
-def test_noise_that_does_not_go_with_the_model_is_refused(kit: Any, tiny_dir: Path, tmp_path: Path) -> None:
+def test_noise_that_does_not_go_with_the_model_is_refused(
+    kit: Any, tiny_dir: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="noise ddim does not go with a model that predicts flow"):
         kit.make_generator(tiny_dir, noise="ddim")
     epsilon = kit.random_tiny(tmp_path, prediction="epsilon")
-    with pytest.raises(ConfigError, match="noise sde does not go with a model that predicts epsilon"):
+    with pytest.raises(
+        ConfigError, match="noise sde does not go with a model that predicts epsilon"
+    ):
         kit.make_generator(epsilon)
 
 

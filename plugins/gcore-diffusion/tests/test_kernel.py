@@ -1,4 +1,6 @@
-"""The transition density: against closed forms, against torch's own normal distribution, at its edges."""
+"""The transition density: against closed forms, against torch's own normal distribution, at its
+edges.
+"""
 
 from __future__ import annotations
 
@@ -42,47 +44,69 @@ def test_log_prob_and_divergence_are_those_of_normal_distributions() -> None:
 def test_without_noise_a_step_is_the_flow_s_own(noise: str) -> None:
     """With the true velocity x(0.6) goes to x(0.4) exactly."""
     clean, eps, x = noisy(0.6)
-    mean, std = Kernel(noise=noise, scale=0.0, prediction="flow").moments(eps - clean, x, levels(0.6, 0.4))
+    mean, std = Kernel(noise=noise, scale=0.0, prediction="flow").moments(
+        eps - clean, x, levels(0.6, 0.4)
+    )
     torch.testing.assert_close(mean, 0.4 * eps + 0.6 * clean, atol=1e-5, rtol=1e-5)
     assert float(std.abs().max()) == 0
 
 
 def test_coefficients_preserving_noise_leaves_the_level_exact() -> None:
-    """What is added and what is taken away sum to the schedule's level: variance of (next - (1 - after) clean)."""
+    """What is added and what is taken away sum to the schedule's level: variance of (next - (1 -
+    after) clean).
+    """
     clean, eps, x = noisy(0.6)
-    mean, std = Kernel(noise="cps", scale=0.8, prediction="flow").moments(eps - clean, x, levels(0.6, 0.4))
+    mean, std = Kernel(noise="cps", scale=0.8, prediction="flow").moments(
+        eps - clean, x, levels(0.6, 0.4)
+    )
     kept = (mean - 0.6 * clean) / eps
-    torch.testing.assert_close(kept**2 + std**2, torch.full_like(kept, 0.4**2), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        kept**2 + std**2, torch.full_like(kept, 0.4**2), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_the_flow_sde_keeps_the_marginal_to_first_order() -> None:
-    """For data that are one point the marginal at sigma is N((1 - sigma) c, sigma^2), and a small step keeps it."""
+    """For data that are one point the marginal at sigma is N((1 - sigma) c, sigma^2), and a small
+    step keeps it.
+    """
     clean = torch.zeros(ROWS, DIMS)
     x = 0.6 * torch.randn(ROWS, DIMS, generator=torch.Generator().manual_seed(1))
     velocity = x / 0.6 - clean  # the posterior's mean noise, less the point
-    mean, std = Kernel(noise="sde", scale=0.7, prediction="flow").moments(velocity, x, levels(0.6, 0.59))
+    mean, std = Kernel(noise="sde", scale=0.7, prediction="flow").moments(
+        velocity, x, levels(0.6, 0.59)
+    )
     variance = (mean / x) ** 2 * 0.6**2 + std**2
     assert float((variance.sqrt() - 0.59).abs().max()) < 2e-3
 
 
 def test_at_pure_noise_the_schedule_s_second_level_stands_for_one() -> None:
     clean, eps, x = noisy(1.0)
-    mean, std = Kernel(noise="sde", scale=0.7, prediction="flow").moments(eps - clean, x, levels(1.0, 0.9))
+    mean, std = Kernel(noise="sde", scale=0.7, prediction="flow").moments(
+        eps - clean, x, levels(1.0, 0.9)
+    )
     assert torch.isfinite(mean).all()
     torch.testing.assert_close(std, torch.full_like(std, 0.7 * (1 / (1 - 0.9)) ** 0.5 * 0.1**0.5))
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
 def test_ddim_goes_to_the_next_level_of_what_it_predicts(prediction: str) -> None:
-    """eta 0 is exact for the true noise; eta 1 has the posterior's variance (ancestral sampling)."""
+    """eta 0 is exact for the true noise; eta 1 has the posterior's variance (ancestral
+    sampling).
+    """
     draw = torch.Generator().manual_seed(0)
     clean, eps = torch.randn(ROWS, DIMS, generator=draw), torch.randn(ROWS, DIMS, generator=draw)
     here, after = 0.3, 0.5
     x = here**0.5 * clean + (1 - here) ** 0.5 * eps
     said = eps if prediction == "epsilon" else here**0.5 * eps - (1 - here) ** 0.5 * clean
-    mean, _ = Kernel(noise="ddim", scale=0.0, prediction=prediction).moments(said, x, levels(here, after))
-    torch.testing.assert_close(mean, after**0.5 * clean + (1 - after) ** 0.5 * eps, atol=1e-5, rtol=1e-5)
-    _, std = Kernel(noise="ddim", scale=1.0, prediction=prediction).moments(said, x, levels(here, after))
+    mean, _ = Kernel(noise="ddim", scale=0.0, prediction=prediction).moments(
+        said, x, levels(here, after)
+    )
+    torch.testing.assert_close(
+        mean, after**0.5 * clean + (1 - after) ** 0.5 * eps, atol=1e-5, rtol=1e-5
+    )
+    _, std = Kernel(noise="ddim", scale=1.0, prediction=prediction).moments(
+        said, x, levels(here, after)
+    )
     beta = 1 - here / after
     torch.testing.assert_close(std**2, torch.full_like(std, (1 - after) / (1 - here) * beta))
 
@@ -91,7 +115,9 @@ def test_windows_lie_before_the_end_and_follow_the_version() -> None:
     config = DiffusionGeneratorConfig(steps=10, window=2, window_end=6)
     seen = {window_of(config, version, seed=3) for version in range(50)}
     assert seen == {range(k, k + 2) for k in range(5)}
-    assert [window_of(config, v, 3) for v in range(9)] == [window_of(config, v, 3) for v in range(9)]
+    assert [window_of(config, v, 3) for v in range(9)] == [
+        window_of(config, v, 3) for v in range(9)
+    ]
     sliding = DiffusionGeneratorConfig(steps=10, window=2, window_end=6, window_moves="slide")
     assert [window_of(sliding, v, 0).start for v in range(6)] == [0, 1, 2, 3, 4, 0]
     assert window_of(DiffusionGeneratorConfig(steps=10), 0, 0) == range(9)

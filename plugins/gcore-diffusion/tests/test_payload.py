@@ -44,7 +44,7 @@ class Pictures(fake.FakeGenerator):
 def gcore_generators():
     words = frozenset({"weights.push"})
     yield p.GeneratorProvider(summary="-", factory="pictures:Pictures", config=Config, capabilities=words)
-'''
+'''  # noqa: E501
 
 
 def run(directory: Path, side: int, *, prompts: int) -> dict[str, float]:
@@ -57,14 +57,19 @@ def run(directory: Path, side: int, *, prompts: int) -> dict[str, float]:
         "data": {"use": "fake"},
         "advantage": {"use": "fake", "config": {"group_size": 8}},
         "objective": {"use": "fake"},
-        "roles": {"policy": {"use": "fake"}, "rollout": {"use": "pictures", "config": {"side": side}}},
+        "roles": {
+            "policy": {"use": "fake"},
+            "rollout": {"use": "pictures", "config": {"side": side}},
+        },
         "rewards": {"bright": {"use": "diffusion/brightness", "timeout_s": 120}},
         "local": [fake.__file__, "pictures.py"],
     }
     (directory / "job.yaml").write_text(json.dumps(job))
     command = [sys.executable, "-m", "gcore_core", "run", "job.yaml"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     metrics: dict[str, float] = read_metrics(directory / "runs/images/001")[-1]["metrics"]
     return metrics
@@ -73,12 +78,16 @@ def run(directory: Path, side: int, *, prompts: int) -> dict[str, float]:
 def test_a_controller_sees_references_alone(tmp_path: Path) -> None:
     metrics = run(tmp_path / "images", 256, prompts=4)
     assert 0.3 < metrics["reward/bright"] < 0.7
-    assert metrics["controller/bytes_per_record"] < 2000, "both controllers, requests and headers and agreements"
+    assert metrics["controller/bytes_per_record"] < 2000, (
+        "both controllers, requests and headers and agreements"
+    )
 
 
 @pytest.mark.slow
 def test_512_large_images_cost_controllers_no_more_than_small_ones(tmp_path: Path) -> None:
-    """1024x1024x3 against 64x64x3: under 1 KB an image through a controller, the same memory within 5%."""
+    """1024x1024x3 against 64x64x3: under 1 KB an image through a controller, the same memory within
+    5%.
+    """
     small, large = (run(tmp_path / str(side), side, prompts=64) for side in (64, 1024))
     for metrics in (small, large):
         assert metrics["controller/bytes_per_record"] < 1000, "both controllers together"

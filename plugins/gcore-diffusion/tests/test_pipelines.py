@@ -1,4 +1,6 @@
-"""diffusers' own pipelines sample through the shared kernel, and a trainer without them says the same."""
+"""diffusers' own pipelines sample through the shared kernel, and a trainer without them says the
+same.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Name -> directory; each pipeline is made when it is first asked for."""
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location("tiny_pipelines", Path(__file__).with_name("tiny_pipelines.py"))
+    spec = importlib.util.spec_from_file_location(
+        "tiny_pipelines", Path(__file__).with_name("tiny_pipelines.py")
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -45,16 +49,23 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def gap(trainer: Any, records: list[Any]) -> float:
     """Largest difference of log-probs, as the trainer computes them now."""
     trainer._denoising.kernel = trainer._kernel(records)
-    rows = transitions(list(enumerate(records)), trainer._engine.device, trainer._diffusion.guidance)
+    rows = transitions(
+        list(enumerate(records)), trainer._engine.device, trainer._diffusion.guidance
+    )
     (logp,) = trainer._denoising.logprobs([rows], "policy")
     return float((logp - rows.columns["rollout_logp"]).abs().max())
 
 
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("name", list(GUIDANCE))
-def test_a_trainer_repeats_what_the_pipeline_sampled(kit: Any, folders: Any, name: str, guided: bool) -> None:
+def test_a_trainer_repeats_what_the_pipeline_sampled(
+    kit: Any, folders: Any, name: str, guided: bool
+) -> None:
     """0 in the same batches, at most 1e-6 in others."""
-    same = {"guidance": GUIDANCE[name] if guided else 1.0, "max_sequence_length": SIZE["max_sequence_length"]}
+    same = {
+        "guidance": GUIDANCE[name] if guided else 1.0,
+        "max_sequence_length": SIZE["max_sequence_length"],
+    }
     generator = kit.make_generator(folders(name), **{**SIZE, **same})
     requests = kit.make_requests(3, 2, text="a red circle, and a cat" if guided else "a")
     records = kit.records_of(kit.sampled(generator, requests))
@@ -70,8 +81,12 @@ def test_a_trainer_repeats_what_the_pipeline_sampled(kit: Any, folders: Any, nam
 
 
 @pytest.mark.parametrize("name", list(GUIDANCE))
-def test_adapters_are_trained_pushed_and_switched_off_for_the_reference(kit: Any, folders: Any, name: str) -> None:
-    """The push holds the adapters alone; KL is 0 before the first update and positive after it; they agree again."""
+def test_adapters_are_trained_pushed_and_switched_off_for_the_reference(
+    kit: Any, folders: Any, name: str
+) -> None:
+    """The push holds the adapters alone; KL is 0 before the first update and positive after it;
+    they agree again.
+    """
     same: dict[str, Any] = {"max_sequence_length": 16, "lora": LoraSettings(rank=4, alpha=8.0)}
     generator = kit.make_generator(folders(name), **{**SIZE, **same})
     trainer = kit.make_trainer(folders(name), **same, learning_rate=1e-2, kl_coefficient=0.1)
@@ -86,9 +101,13 @@ def test_adapters_are_trained_pushed_and_switched_off_for_the_reference(kit: Any
     assert told[1]["logprob_gap_max"] <= 1e-6
 
 
-def test_a_saved_pipeline_is_one_that_diffusers_loads(kit: Any, folders: Any, tmp_path: Path) -> None:
+def test_a_saved_pipeline_is_one_that_diffusers_loads(
+    kit: Any, folders: Any, tmp_path: Path
+) -> None:
     trainer = kit.make_trainer(folders("sana"), max_sequence_length=16, learning_rate=1e-2)
-    records = kit.records_of(kit.sampled(kit.make_generator(folders("sana"), **SIZE), kit.make_requests(2, 2)))
+    records = kit.records_of(
+        kit.sampled(kit.make_generator(folders("sana"), **SIZE), kit.make_requests(2, 2))
+    )
     kit.train(trainer, records)
     trainer.save_pretrained(tmp_path / "weights")
     trained = {spec.name: array.tobytes() for spec, array in exported(trainer)}
@@ -96,14 +115,21 @@ def test_a_saved_pipeline_is_one_that_diffusers_loads(kit: Any, folders: Any, tm
     assert {spec.name: array.tobytes() for spec, array in exported(again)} == trained
     import diffusers
 
-    assert type(diffusers.DiffusionPipeline.from_pretrained(str(tmp_path / "weights"))).__name__ == "SanaPipeline"
+    assert (
+        type(diffusers.DiffusionPipeline.from_pretrained(str(tmp_path / "weights"))).__name__
+        == "SanaPipeline"
+    )
 
 
-def test_a_pipeline_without_an_adapter_is_named_with_those_there_are(kit: Any, tmp_path: Path) -> None:
+def test_a_pipeline_without_an_adapter_is_named_with_those_there_are(
+    kit: Any, tmp_path: Path
+) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "KandinskyPipeline"}))
     with pytest.raises(ConfigError, match="no adapter for KandinskyPipeline") as caught:
         kit.make_generator(tmp_path)
-    assert "StableDiffusion3Pipeline, FluxPipeline, SanaPipeline, QwenImagePipeline" in str(caught.value)
+    assert "StableDiffusion3Pipeline, FluxPipeline, SanaPipeline, QwenImagePipeline" in str(
+        caught.value
+    )
 
 
 def test_a_half_written_pipeline_is_a_data_error(kit: Any, tmp_path: Path) -> None:

@@ -25,10 +25,17 @@ def test_two_ranks_train_as_one(kit: Any, tiny_dir: Path, tmp_path: Path) -> Non
     save_file(held, tmp_path / "records.safetensors")
     program = str(Path(__file__).with_name("two_ranks.py"))
     for ranks in (1, 2):
-        run_together([[program, str(rank), str(ranks), str(tiny_dir), str(tmp_path)] for rank in range(ranks)])
+        run_together(
+            [
+                [program, str(rank), str(ranks), str(tiny_dir), str(tmp_path)]
+                for rank in range(ranks)
+            ]
+        )
     one, two = (json.loads((tmp_path / f"metrics-{ranks}.json").read_text()) for ranks in (1, 2))
     for alone, together in zip(one, two, strict=True):
-        told = {name: value for name, value in alone.items() if name not in ("diversity", "replay_gap")}
+        told = {
+            name: value for name, value in alone.items() if name not in ("diversity", "replay_gap")
+        }
         assert told == pytest.approx({name: together[name] for name in told}, rel=1e-3, abs=1e-6)
     alone, together = (load_file(tmp_path / f"weights-{ranks}.safetensors") for ranks in (1, 2))
     for name, values in alone.items():

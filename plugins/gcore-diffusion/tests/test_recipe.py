@@ -20,7 +20,9 @@ RECIPE = Path(__file__).parents[3] / "recipes/digits.yaml"
 
 @pytest.fixture(scope="module")
 def digits() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("digits_recipe", RECIPE.with_suffix("") / "digits.py")
+    spec = importlib.util.spec_from_file_location(
+        "digits_recipe", RECIPE.with_suffix("") / "digits.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -50,7 +52,12 @@ def test_an_unknown_setting_of_the_maker_is_named(digits: ModuleType, tmp_path: 
 @pytest.mark.slow
 def test_a_short_run_learns_and_leaves_pictures(tmp_path: Path) -> None:
     """Real processes, two controllers; the model is taught for a third of the time."""
-    words = ["run.steps=12", "evaluation.every=6", "evaluation.prompts=100", f"run.dir={tmp_path / 'run'}"]
+    words = [
+        "run.steps=12",
+        "evaluation.every=6",
+        "evaluation.prompts=100",
+        f"run.dir={tmp_path / 'run'}",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "G_CORE_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -22,7 +22,9 @@ CONTEXT = WorkerContext(role="scorer")
 def record(image: np.ndarray | None, **fields: Any) -> ScoredRecord:
     media = {} if image is None else {"image": image}
     prompt = Prompt(row=0, text="a", fields=fields)
-    return ScoredRecord(ordinal=0, sample=0, prompt=prompt, text="", status="finished", columns={}, media=media)
+    return ScoredRecord(
+        ordinal=0, sample=0, prompt=prompt, text="", status="finished", columns={}, media=media
+    )
 
 
 def picture(level: int) -> np.ndarray:
@@ -30,13 +32,17 @@ def picture(level: int) -> np.ndarray:
 
 
 def test_brightness_is_the_mean_pixel() -> None:
-    scores = Brightness(None, CONTEXT).score([record(picture(0)), record(picture(255)), record(picture(51))])
+    scores = Brightness(None, CONTEXT).score(
+        [record(picture(0)), record(picture(255)), record(picture(51))]
+    )
     assert [score.value for score in scores] == [0, 1, pytest.approx(0.2)]
 
 
 def test_noise_compresses_worse_than_one_colour() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
-    plain, noisy = Compressibility(None, CONTEXT).score([record(np.zeros_like(noise)), record(noise)])
+    plain, noisy = Compressibility(None, CONTEXT).score(
+        [record(np.zeros_like(noise)), record(noise)]
+    )
     assert plain.value > 0.99 and noisy.value < 0.6
 
 
@@ -71,9 +77,13 @@ def test_a_reward_that_is_not_a_number_is_a_failure_that_says_so(tmp_path: Path)
     records = [record(picture(1)), record(picture(2))]
 
     def reasons(name: str, batch: bool = False) -> set[str]:
-        scorer = FunctionScorer(FunctionRewardConfig(path=str(file), name=name, batch=batch), CONTEXT)
+        scorer = FunctionScorer(
+            FunctionRewardConfig(path=str(file), name=name, batch=batch), CONTEXT
+        )
         scores = scorer.score(records)
-        assert {score.status for score in scores} == {"failed"} and {score.value for score in scores} == {None}
+        assert {score.status for score in scores} == {"failed"} and {
+            score.value for score in scores
+        } == {None}
         return {score.reason for score in scores}
 
     assert reasons("nan") == {"nan returned nan"}
@@ -86,7 +96,9 @@ def test_the_classifier_knows_held_out_digits(taught_dir: Path) -> None:
 
     real = RealImages.of_model(taught_dir)
     assert real is not None
-    records = [record(i, label=int(label)) for i, label in zip(real.images, real.labels, strict=True)]
+    records = [
+        record(i, label=int(label)) for i, label in zip(real.images, real.labels, strict=True)
+    ]
     for file in ("classifier.safetensors", "judge.safetensors"):
         config = ClassifierConfig(path=str(taught_dir), file=file, measure="correct")
         assert np.mean([score.value for score in Classifier(config, CONTEXT).score(records)]) > 0.9
@@ -94,7 +106,9 @@ def test_the_classifier_knows_held_out_digits(taught_dir: Path) -> None:
 
 def test_a_record_without_a_class_fails_alone(taught_dir: Path) -> None:
     scorer = Classifier(ClassifierConfig(path=str(taught_dir)), CONTEXT)
-    good, bad, none = scorer.score([record(picture(9), label=3), record(picture(9)), record(None, label=3)])
+    good, bad, none = scorer.score(
+        [record(picture(9), label=3), record(picture(9)), record(None, label=3)]
+    )
     assert good.status == "ok" and 0 <= good.value <= 1
     assert bad.reason == "the row's field 'label' is None, which is no class"
     assert none.reason == "the record has no image"

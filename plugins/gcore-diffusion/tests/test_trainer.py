@@ -1,4 +1,6 @@
-"""What the trainer promises on denoising transitions: replay, one update whatever the split, guards."""
+"""What the trainer promises on denoising transitions: replay, one update whatever the split,
+guards.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,22 @@ def replay_gap(trainer: Any, records: list[Any]) -> float:
 
 
 @pytest.mark.parametrize("settings", KERNELS, ids=lambda s: "-".join(map(str, s.values())))
-def test_replayed_logprobs_are_the_sampler_s(kit: Any, tiny_dir: Path, settings: dict[str, Any]) -> None:
+def test_replayed_logprobs_are_the_sampler_s(
+    kit: Any, tiny_dir: Path, settings: dict[str, Any]
+) -> None:
     """0 in the same batches, at most 1e-6 in others."""
-    records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir, **settings), kit.make_requests(4, 6)))
+    records = kit.records_of(
+        kit.sampled(kit.make_generator(tiny_dir, **settings), kit.make_requests(4, 6))
+    )
     guidance = settings.get("guidance", 1.0)
     whole = kit.make_trainer(tiny_dir, guidance=guidance)
     for k in range(len(records[0].columns["logp"])):
         assert replay_gap(whole, [kit.only(record, k) for record in records]) == 0.0
     for size in (1, 7, 4096):
-        assert replay_gap(kit.make_trainer(tiny_dir, guidance=guidance, budget_rows=size), records) <= 1e-6
+        assert (
+            replay_gap(kit.make_trainer(tiny_dir, guidance=guidance, budget_rows=size), records)
+            <= 1e-6
+        )
 
 
 def test_in_bfloat16_both_sides_round_alike(kit: Any, tiny_dir: Path) -> None:
@@ -73,7 +82,10 @@ def test_ddim_with_eta_replays_too(kit: Any, tmp_path: Path, prediction: str) ->
 
 def test_latents_of_less_than_float32_are_refused(kit: Any, tiny_dir: Path) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 2)))
-    low = [replace(r, columns={**r.columns, "latents": r.columns["latents"].astype(np.float16)}) for r in records]
+    low = [
+        replace(r, columns={**r.columns, "latents": r.columns["latents"].astype(np.float16)})
+        for r in records
+    ]
     with pytest.raises(ContractError, match="latents are float16, not float32"):
         kit.make_trainer(tiny_dir).prepare(low, frozenset())
 
@@ -85,7 +97,9 @@ def test_it_is_a_trainer(kit: Any, tiny_dir: Path) -> None:
 OBJECTIVES = {
     "ppo_clip": lambda: PpoClip(PpoClipConfig(clip_low=1e-2, clip_high=1e-2)),
     "ppo_clip-recompute-kl": lambda: PpoClip(
-        PpoClipConfig(old_logprobs="recompute", normalise="sequence", kl=LossKlConfig(coefficient=0.1))
+        PpoClipConfig(
+            old_logprobs="recompute", normalise="sequence", kl=LossKlConfig(coefficient=0.1)
+        )
     ),
     "gspo": lambda: Gspo(GspoConfig()),
     "cispo": lambda: Cispo(CispoConfig()),
@@ -93,14 +107,18 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_objectives_of_language_train_denoising_steps_as_they_are(kit: Any, tiny_dir: Path, name: str) -> None:
+def test_objectives_of_language_train_denoising_steps_as_they_are(
+    kit: Any, tiny_dir: Path, name: str
+) -> None:
     """Rewarded ways become likelier; on policy the ratio is 1."""
     generator = kit.make_generator(tiny_dir)
     records = kit.records_of(kit.sampled(generator, kit.make_requests(4, 4)), minibatches=2)
     trainer = kit.make_trainer(tiny_dir, OBJECTIVES[name](), kl_coefficient=0.1)
     metrics = kit.train(trainer, records, minibatches=2)
     assert metrics["replay_gap"] <= 1e-6 and metrics["logprob_gap_max"] <= 1e-6
-    assert np.isfinite([metrics[key] for key in ("loss", "grad_norm", "path_kl", "diversity", "entropy")]).all()
+    assert np.isfinite(
+        [metrics[key] for key in ("loss", "grad_norm", "path_kl", "diversity", "entropy")]
+    ).all()
     rows = transitions(list(enumerate(records)), torch.device("cpu"), 1.0)
     (after,) = trainer._denoising.logprobs([rows], "policy")
     gain = (after - rows.columns["rollout_logp"]).view(len(records), -1).mean(1).numpy()
@@ -109,12 +127,18 @@ def test_objectives_of_language_train_denoising_steps_as_they_are(kit: Any, tiny
 
 
 @pytest.mark.parametrize("objective", ["ppo_clip", "ppo_clip-recompute-kl", "gspo"])
-def test_an_update_does_not_depend_on_how_it_is_split(kit: Any, tiny_dir: Path, objective: str) -> None:
-    """In rows of a pass, and (but for objectives over whole batches of records) in micro-batches."""
+def test_an_update_does_not_depend_on_how_it_is_split(
+    kit: Any, tiny_dir: Path, objective: str
+) -> None:
+    """In rows of a pass, and (but for objectives over whole batches of records) in
+    micro-batches.
+    """
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(3, 4)))
     found = []
     for settings in ({}, {"budget_rows": 7}, {"batch_records": 5}):
-        trainer = kit.make_trainer(tiny_dir, OBJECTIVES[objective](), kl_coefficient=0.1, eps=1e-2, **settings)
+        trainer = kit.make_trainer(
+            tiny_dir, OBJECTIVES[objective](), kl_coefficient=0.1, eps=1e-2, **settings
+        )
         found.append((kit.train(trainer, records), exported(trainer)))
     for metrics, weights in found[1:]:
         assert metrics["loss"] == pytest.approx(found[0][0]["loss"], abs=1e-5)
@@ -139,7 +163,9 @@ def test_a_push_that_did_not_come_is_seen(kit: Any, tiny_dir: Path) -> None:
     assert metrics["logprob_gap_max"] > trainer._diffusion.logprob_band()
 
 
-def test_other_weights_stop_the_run_before_the_first_update(kit: Any, tiny_dir: Path, tmp_path: Path) -> None:
+def test_other_weights_stop_the_run_before_the_first_update(
+    kit: Any, tiny_dir: Path, tmp_path: Path
+) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()))
     other = kit.random_tiny(tmp_path)
     net = kit.make_trainer(other)
@@ -152,13 +178,18 @@ def test_other_weights_stop_the_run_before_the_first_update(kit: Any, tiny_dir: 
 
 
 def test_another_guidance_is_named_with_both_numbers(kit: Any, tiny_dir: Path) -> None:
-    records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir, guidance=3.0), kit.make_requests(1, 2)))
+    records = kit.records_of(
+        kit.sampled(kit.make_generator(tiny_dir, guidance=3.0), kit.make_requests(1, 2))
+    )
     with pytest.raises(ContractError, match="sampled with guidance 3, the trainer has 1"):
         kit.make_trainer(tiny_dir).prepare(records, frozenset())
 
 
 def test_kl_to_the_initial_weights_begins_at_zero_and_grows(kit: Any, tiny_dir: Path) -> None:
-    generator, trainer = kit.make_generator(tiny_dir), kit.make_trainer(tiny_dir, learning_rate=1e-2)
+    generator, trainer = (
+        kit.make_generator(tiny_dir),
+        kit.make_trainer(tiny_dir, learning_rate=1e-2),
+    )
     told = []
     for step in range(3):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))
@@ -180,7 +211,9 @@ def test_a_moving_reference_stays_nearer(kit: Any, tiny_dir: Path) -> None:
     assert 0 < told[1] < told[0]
 
 
-def test_a_saved_trainer_goes_on_as_if_never_stopped(kit: Any, tiny_dir: Path, tmp_path: Path) -> None:
+def test_a_saved_trainer_goes_on_as_if_never_stopped(
+    kit: Any, tiny_dir: Path, tmp_path: Path
+) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()))
     trainer = kit.make_trainer(tiny_dir, kl_coefficient=0.1, reference_decay=0.9)
     kit.train(trainer, records)
@@ -192,7 +225,9 @@ def test_a_saved_trainer_goes_on_as_if_never_stopped(kit: Any, tiny_dir: Path, t
     assert (kit.train(again, records, step=1)["loss"], digests(exported(again))) == expected
 
 
-def test_numbers_that_are_not_finite_stop_the_run_and_are_kept(kit: Any, tiny_dir: Path, tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_stop_the_run_and_are_kept(
+    kit: Any, tiny_dir: Path, tmp_path: Path
+) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 2)))
     trainer = kit.make_trainer(tiny_dir, dump_dir=str(tmp_path))
     before = digests(exported(trainer))
@@ -217,8 +252,12 @@ def test_preparation_scalars_are_sums_over_a_record(kit: Any, tiny_dir: Path) ->
 
 
 def test_the_forward_process_teaches_without_logprobs(kit: Any, tiny_dir: Path) -> None:
-    """Records of the deterministic sampler; images that are liked are denoised better, others worse."""
-    records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir, scale=0.0), kit.make_requests(4, 4)))
+    """Records of the deterministic sampler; images that are liked are denoised better, others
+    worse.
+    """
+    records = kit.records_of(
+        kit.sampled(kit.make_generator(tiny_dir, scale=0.0), kit.make_requests(4, 4))
+    )
     assert all(record.columns["logp"].size == 0 for record in records)
     trainer = kit.make_trainer(tiny_dir, Nft(NftConfig()), kl_coefficient=0.01, learning_rate=3e-3)
     before = digests(exported(trainer))
@@ -228,7 +267,9 @@ def test_the_forward_process_teaches_without_logprobs(kit: Any, tiny_dir: Path) 
 
 
 @pytest.mark.parametrize("kind", ["nft", "ppo_clip-recompute-kl"])
-def test_later_epochs_compare_with_the_weights_before_the_first(kit: Any, tiny_dir: Path, kind: str) -> None:
+def test_later_epochs_compare_with_the_weights_before_the_first(
+    kit: Any, tiny_dir: Path, kind: str
+) -> None:
     """In the second epoch the old policy is still the one that sampled."""
     forward = kind == "nft"
     generator = kit.make_generator(tiny_dir, scale=0.0 if forward else 0.7)
@@ -264,5 +305,7 @@ def test_what_an_objective_requires_in_vain_is_named_before_anything_is_loaded(
     kit: Any, tmp_path: Path, word: str
 ) -> None:
     objective = kit.Reinforce(frozenset({word}))
-    with pytest.raises(ConfigError, match=f"the objective requires {word}, which a denoising policy does not have"):
+    with pytest.raises(
+        ConfigError, match=f"the objective requires {word}, which a denoising policy does not have"
+    ):
         kit.make_trainer(tmp_path / "no-model-here", objective)

@@ -1,4 +1,6 @@
-"""Diversity, coverage, and the alarm: silent while a run learns, loud while a reward is exploited."""
+"""Diversity, coverage, and the alarm: silent while a run learns, loud while a reward is
+exploited.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +53,28 @@ def test_the_alarm_needs_a_reward_that_rises_while_images_become_alike() -> None
     told = alarm_in(steps(reward=rising, diversity=falling))
     assert told == "reward rose from 0.100 to 0.450 while diversity fell from 0.500 to 0.150"
     assert "coverage fell" in alarm_in(steps(reward=rising, diversity=flat_, coverage=falling))
-    away = steps(reward=rising, diversity=flat_, kl_to_reference=[0, 0.01, 0.02, 0.04, 0.05], path_kl=[0, 1, 2, 3, 40])
-    assert alarm_in(away) == "reward rose from 0.100 to 0.450 while the policy went 40 nats away from its reference"
+    away = steps(
+        reward=rising,
+        diversity=flat_,
+        kl_to_reference=[0, 0.01, 0.02, 0.04, 0.05],
+        path_kl=[0, 1, 2, 3, 40],
+    )
+    assert (
+        alarm_in(away)
+        == "reward rose from 0.100 to 0.450 while the policy went 40 nats away from its reference"
+    )
     assert alarm_in(steps(reward=rising[:2], diversity=[0.5, 0.1])) == "", "two steps say nothing"
 
 
-def test_an_alarm_is_written_once_for_each_stretch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_alarm_is_written_once_for_each_stretch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = RunFacts(name="r", directory=str(tmp_path), steps=9, config={})
     file = MetricsFile(tmp_path)
     for step, value in enumerate([0.5, 0.5, 0.5, 0.1, 0.1, 0.1]):
-        report = StepReport(step=step + 1, version=step + 1, metrics={"reward": step * 1.0, "diversity": value})
+        report = StepReport(
+            step=step + 1, version=step + 1, metrics={"reward": step * 1.0, "diversity": value}
+        )
         file.append(report)
         after_step(run, report)
     file.close()
@@ -70,7 +84,10 @@ def test_an_alarm_is_written_once_for_each_stretch(tmp_path: Path, caplog: pytes
 
 
 def test_of_a_long_run_the_first_and_the_last_steps_are_read(tmp_path: Path) -> None:
-    run, file = RunFacts(name="r", directory=str(tmp_path), steps=9, config={}), MetricsFile(tmp_path)
+    run, file = (
+        RunFacts(name="r", directory=str(tmp_path), steps=9, config={}),
+        MetricsFile(tmp_path),
+    )
     padding = {f"padding/{i}": 0.123456 for i in range(100)}
     for step in range(200):
         value = 0.5 if step < 199 else 0.1
@@ -81,13 +98,18 @@ def test_of_a_long_run_the_first_and_the_last_steps_are_read(tmp_path: Path) -> 
     assert not (tmp_path / ALARMS).exists(), "one step is not yet an alarm"
     file.append(StepReport(step=200, version=200, metrics={**metrics, "reward": 200.0}))
     after_step(run, StepReport(step=200, version=200, metrics=metrics))
-    assert "from 1.000 to 199.500 while diversity fell from 0.500 to 0.100" in (tmp_path / ALARMS).read_text()
+    assert (
+        "from 1.000 to 199.500 while diversity fell from 0.500 to 0.100"
+        in (tmp_path / ALARMS).read_text()
+    )
 
 
-# -- on the digits ----------------------------------------------------------------------------------------------------
+# -- on the digits ---------------------------------------------------------------------------------
 
 
-def test_the_alarm_fires_before_brightness_alone_has_cost_coverage(kit: Any, taught_dir: Path) -> None:
+def test_the_alarm_fires_before_brightness_alone_has_cost_coverage(
+    kit: Any, taught_dir: Path
+) -> None:
     """KL off: the pictures turn white, and the reward alone would call that a success."""
     reward, seen = Brightness(None, WorkerContext(role="scorer")), []
     for metrics, covered in kit.run_digits(taught_dir, reward):

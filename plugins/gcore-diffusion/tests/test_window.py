@@ -1,5 +1,6 @@
-"""Training on a window of stochastic steps that moves (MixGRPO, arXiv:2507.21802) learns, all other steps being
-deterministic."""
+"""Training on a window of stochastic steps that moves (MixGRPO, arXiv:2507.21802) learns, all other
+steps being deterministic.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def test_a_moving_window_of_two_steps_learns_the_digits(
 ) -> None:
     """The reward of 500 images by the deterministic sampler rises; measured: 0.10 and 0.11."""
     reward = Classifier(ClassifierConfig(path=str(taught_dir)), WorkerContext(role="scorer"))
-    run = kit.run_digits(taught_dir, reward, {"window": 2, "window_moves": moves}, kl_coefficient=0.1)
+    run = kit.run_digits(
+        taught_dir, reward, {"window": 2, "window_moves": moves}, kl_coefficient=0.1
+    )
     seen = [metrics for metrics, _ in islice(run, steps)]
     assert len({metrics["begins"] for metrics in seen}) > 4, "the window moves"
     assert max(metrics["logprob_gap_max"] for metrics in seen) <= 1e-6

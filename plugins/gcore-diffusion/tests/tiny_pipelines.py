@@ -1,4 +1,6 @@
-"""Four pipelines of diffusers with tiny random weights, made from configs alone, saved as a user would find them."""
+"""Four pipelines of diffusers with tiny random weights, made from configs alone, saved as a user
+would find them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ from transformers import (
     T5EncoderModel,
 )
 
-_CORPUS = ["a red circle on a white background", "a blue square", "two green triangles", "a photo of a cat"]
+_CORPUS = [
+    "a red circle on a white background",
+    "a blue square",
+    "two green triangles",
+    "a photo of a cat",
+]
 
 
 def save(name: str, directory: Path) -> None:
@@ -69,7 +76,15 @@ def _clip() -> CLIPTextConfig:
 
 
 def _t5() -> T5EncoderModel:
-    config = T5Config(vocab_size=1000, d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    config = T5Config(
+        vocab_size=1000,
+        d_model=32,
+        d_ff=64,
+        d_kv=8,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+    )
     return T5EncoderModel(config)
 
 
@@ -156,7 +171,9 @@ def _sana() -> Any:
         "block_out_channels": (8, 8),
         "layers_per_block": (1, 1),
     }
-    coders = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in blocks.items()}
+    coders = {
+        f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in blocks.items()
+    }
     vae = diffusers.AutoencoderDC(
         latent_channels=4,
         attention_head_dim=2,
@@ -221,12 +238,20 @@ def _qwen() -> Any:
         "rope_theta": 1e6,
         "vocab_size": 1000,
     }
-    vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    vision = {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+    }
     return diffusers.QwenImagePipeline(
         transformer=transformer,
         vae=vae,
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        text_encoder=Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision)),
+        text_encoder=Qwen2_5_VLForConditionalGeneration(
+            Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+        ),
         tokenizer=_tokenizer(1024),
     )
 

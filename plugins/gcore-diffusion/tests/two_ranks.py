@@ -1,4 +1,6 @@
-"""Run by test_ranks.py, a process a rank: ``rank ranks model work``. Two steps on records that are in ``work``."""
+"""Run by test_ranks.py, a process a rank: ``rank ranks model work``. Two steps on records that are
+in ``work``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def run(rank: int, ranks: int, model: Path, work: Path) -> None:
     for i in range(count):
         own = {key.split("/")[1]: array for key, array in held.items() if key.startswith(f"{i}/")}
         media = {name: own.pop(name) for name in ("condition", "image")}
-        records.append(TrainRecord(ordinal=i // 3, sample=i % 3, minibatch=i // 3 % 2, columns=own, media=media))
+        records.append(
+            TrainRecord(
+                ordinal=i // 3, sample=i % 3, minibatch=i // 3 % 2, columns=own, media=media
+            )
+        )
     context = WorkerContext(
         role="policy",
         rank=rank,
@@ -35,7 +41,9 @@ def run(rank: int, ranks: int, model: Path, work: Path) -> None:
         model={"path": str(model)},
         parts={"objective": PpoClip(PpoClipConfig())},
     )
-    trainer = DiffusionTrainer(DiffusionTrainerConfig(learning_rate=3e-3, eps=1e-3, kl_coefficient=0.1), context)
+    trainer = DiffusionTrainer(
+        DiffusionTrainerConfig(learning_rate=3e-3, eps=1e-3, kl_coefficient=0.1), context
+    )
     # uneven: the last rank has a quarter of the records of one minibatch, and none of the other
     last = np.array([i % 4 == 0 and record.minibatch == 0 for i, record in enumerate(records)])
     mine = np.flatnonzero(np.where(last, ranks - 1, 0) == rank)

@@ -19,14 +19,20 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
     )
     yield p.RewardProvider(
         name="rubric",
-        summary="a judge gives each completion a score by every criterion of a list; their weighted mean",
+        summary=(
+            "a judge gives each completion a score by every criterion of a list; their "
+            "weighted mean"
+        ),
         factory="gcore_genrm.judges:RubricJudge",
         config=RubricConfig,
         asks=True,
     )
     yield p.RewardProvider(
         name="pairwise",
-        summary="a judge compares the completions of a prompt in pairs; win rates or Bradley-Terry strengths",
+        summary=(
+            "a judge compares the completions of a prompt in pairs; win rates or "
+            "Bradley-Terry strengths"
+        ),
         factory="gcore_genrm.pairwise:PairwiseJudge",
         config=PairwiseConfig,
         level="group",

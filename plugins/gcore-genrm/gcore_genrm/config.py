@@ -19,7 +19,7 @@ Score: <a number from 0 (useless) to 10 (cannot be better)>
 {prompt}
 
 # Response
-{completion}"""
+{completion}"""  # noqa: E501
 _CRITERION = """Judge the response to the question by this criterion alone: {criterion}. {description}
 Think it through, then end with a line of this form:
 Score: <a number from 0 (not met at all) to 10 (fully met)>
@@ -28,7 +28,7 @@ Score: <a number from 0 (not met at all) to 10 (fully met)>
 {prompt}
 
 # Response
-{completion}"""
+{completion}"""  # noqa: E501
 _RUBRIC = """Judge the response to the question by each of these criteria, from 0 (not met at all) to 10 (fully met):
 {criteria}
 Think it through, then end with one JSON object that has these criteria as keys and your scores as values.
@@ -37,7 +37,7 @@ Think it through, then end with one JSON object that has these criteria as keys 
 {prompt}
 
 # Response
-{completion}"""
+{completion}"""  # noqa: E501
 _PAIRWISE = """Which of two responses answers the question better? Think it through, then end with a line of this form:
 Better: <A, B or tie>
 
@@ -48,7 +48,7 @@ Better: <A, B or tie>
 {first}
 
 # Response B
-{second}"""
+{second}"""  # noqa: E501
 
 
 def _require(holds: bool, where: str, what: str) -> None:
@@ -60,7 +60,9 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is not a regular expression: {error}.", where=where) from error
+        raise ConfigError(
+            f"{pattern!r} is not a regular expression: {error}.", where=where
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +77,32 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class ParserConfig:
-    """How the score is found in what the judge wrote. Where it occurs more than once, the last one counts."""
+    """How the score is found in what the judge wrote. Where it occurs more than once, the last one
+    counts.
+    """
 
     pattern: str = ""
     """Regular expression with a group named score, as in ``Score: (?P<score>\\d+)``."""
     key: str = ""
     """Instead: the key of a JSON object somewhere in the text."""
     choices: dict[str, float] = field(default_factory=dict)
-    """Word -> score, capitals or not; without pattern and key, one of these words is looked for. Quote yes and no."""
+    """Word -> score, capitals or not; without pattern and key, one of these words is looked for.
+    Quote yes and no.
+    """
 
     def __post_init__(self) -> None:
         _require(not (self.pattern and self.key), "parser", "takes a pattern or a key, not both.")
         groups = _compiled(self.pattern, "parser.pattern").groupindex
-        _require(not self.pattern or "score" in groups, "parser.pattern", "has no group (?P<score>...).")
+        _require(
+            not self.pattern or "score" in groups, "parser.pattern", "has no group (?P<score>...)."
+        )
         for word, score in self.choices.items():
             _require(bool(word.strip()), "parser.choices", "an empty word is no choice.")
-            _require(math.isfinite(score), "parser.choices", f"{word!r} stands for {score}, which is no score.")
+            _require(
+                math.isfinite(score),
+                "parser.choices",
+                f"{word!r} stands for {score}, which is no score.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +110,9 @@ class JudgeConfig:
     """What all judges have."""
 
     template: str = ""
-    """What the judge is asked, with places such as {prompt}, {completion}, {fields[answer]}. Empty: a general one."""
+    """What the judge is asked, with places such as {prompt}, {completion}, {fields[answer]}. Empty:
+    a general one.
+    """
     path: str = ""
     """Instead: a file that holds it; relative to the YAML's directory."""
     messages: list[Turn] = field(default_factory=list)
@@ -108,10 +122,13 @@ class JudgeConfig:
     form: Literal["chat", "text"] = "chat"
     """chat: the judge's own chat template is applied. text: it continues the template as it is."""
     images: list[str] = field(default_factory=list)
-    """Media of the record that the judge is shown, such as image, each at a place of its name: {image}. They must be
-    uint8[height, width, 1 or 3], and the role must take images."""
+    """Media of the record that the judge is shown, such as image, each at a place of its name:
+    {image}. They must be uint8[height, width, 1 or 3], and the role must take images.
+    """
     completion_pattern: str = ""
-    """Regular expression: its last match (its first group, where it has one) is judged, not the whole completion."""
+    """Regular expression: its last match (its first group, where it has one) is judged, not the
+    whole completion.
+    """
     parser: ParserConfig = field(default_factory=ParserConfig)
     """How the score is found in the answer. Empty: as the general templates ask for it."""
     votes: int = 1
@@ -131,18 +148,36 @@ class JudgeConfig:
 
     def __post_init__(self) -> None:
         given = [name for name in ("template", "path", "messages") if getattr(self, name)]
-        _require(len(given) < 2, given[-1] if given else "", f"{' and '.join(given)} are set; give one of them.")
+        _require(
+            len(given) < 2,
+            given[-1] if given else "",
+            f"{' and '.join(given)} are set; give one of them.",
+        )
         _require(not (self.system and self.messages), "system", "make it the first of messages.")
         plain = self.form == "chat" or not (self.system or self.messages)
         _require(plain, "form", "text has no turns, so it takes neither system nor messages.")
-        _require(not self.images or self.form == "chat", "form", "text has no places for images; use chat.")
-        _require(len({*self.images}) == len(self.images), "images", f"must differ: {', '.join(self.images)}.")
+        _require(
+            not self.images or self.form == "chat",
+            "form",
+            "text has no places for images; use chat.",
+        )
+        _require(
+            len({*self.images}) == len(self.images),
+            "images",
+            f"must differ: {', '.join(self.images)}.",
+        )
         for name in self.images:
             free = re.fullmatch(r"\w+", name) and name not in self.places() | {FIELDS}
             _require(bool(free), "images", f"{name!r} cannot be the name of a place.")
         _require(self.votes >= 1, "votes", f"must be at least 1, is {self.votes}.")
-        _require(not self.greedy or self.votes == 1, "votes", "are all alike when greedy; set votes: 1.")
-        _require(1 <= self.fewest <= self.votes, "min_parsed", f"must be in 1..{self.votes}, is {self.min_parsed}.")
+        _require(
+            not self.greedy or self.votes == 1, "votes", "are all alike when greedy; set votes: 1."
+        )
+        _require(
+            1 <= self.fewest <= self.votes,
+            "min_parsed",
+            f"must be in 1..{self.votes}, is {self.min_parsed}.",
+        )
         _require(self.retries >= 0, "retries", f"must not be negative, is {self.retries}.")
         _require(self.stop_after >= 0, "stop_after", f"must not be negative, is {self.stop_after}.")
         _compiled(self.completion_pattern, "completion_pattern")
@@ -175,13 +210,22 @@ class JudgeConfig:
 
     def _showing(self, template: str) -> str:
         """The template with every image before the completion."""
-        return template.replace("{completion}", "".join(f"{{{name}}}\n" for name in self.images) + "{completion}")
+        return template.replace(
+            "{completion}", "".join(f"{{{name}}}\n" for name in self.images) + "{completion}"
+        )
 
     def asked(self) -> Form:
-        """What the judge is asked. Raises ConfigError where a place is unknown or a needed one is missing."""
+        """What the judge is asked. Raises ConfigError where a place is unknown or a needed one is
+        missing.
+        """
         if self.messages:
             turns = [
-                (turn.role, Template(turn.content, self.places(), f"messages[{i}].content", self.pictures()))
+                (
+                    turn.role,
+                    Template(
+                        turn.content, self.places(), f"messages[{i}].content", self.pictures()
+                    ),
+                )
                 for i, turn in enumerate(self.messages)
             ]
             return Form(turns=turns).requiring(self.needed(), "messages")
@@ -205,19 +249,27 @@ class PointwiseConfig(JudgeConfig):
     """One score for each completion. Places: {prompt}, {completion}, {fields[<name>]}."""
 
     scale: list[float] | None = None
-    """The worst and the best score, which become 0 and 1. Empty: [0, 10], but with choices theirs as they are; []: the
-    scores are taken as they are."""
+    """The worst and the best score, which become 0 and 1. Empty: [0, 10], but with choices theirs
+    as they are; []: the scores are taken as they are.
+    """
     outside: Literal["fail", "clip"] = "fail"
-    """What becomes of a score that is not on the scale: it cannot be parsed, or it is the nearest end."""
+    """What becomes of a score that is not on the scale: it cannot be parsed, or it is the nearest
+    end.
+    """
     unfit_score: float | None = None
-    """Score, without asking, of a completion that was cut off or that completion_pattern is not in. Empty: the whole
-    completion is judged."""
+    """Score, without asking, of a completion that was cut off or that completion_pattern is not in.
+    Empty: the whole completion is judged.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         ends = self.ends
         _require(len(ends) in (0, 2), "scale", f"must be the worst and the best score, is {ends}.")
-        _require(len({*ends}) == len(ends) and all(map(math.isfinite, ends)), "scale", f"its ends are {ends}.")
+        _require(
+            len({*ends}) == len(ends) and all(map(math.isfinite, ends)),
+            "scale",
+            f"its ends are {ends}.",
+        )
         fit = self.unfit_score is None or math.isfinite(self.unfit_score)
         _require(fit, "unfit_score", f"must be finite, is {self.unfit_score}.")
 
@@ -243,8 +295,10 @@ class Criterion:
 
 @dataclass(frozen=True, kw_only=True)
 class RubricConfig(PointwiseConfig):
-    """Scores by criteria. Together, the template has {criteria}, and the answer is JSON with a key for each, or the
-    parser's pattern has a group ``name`` too; else the template has {criterion} and {description}."""
+    """Scores by criteria. Together, the template has {criteria}, and the answer is JSON with a key
+    for each, or the parser's pattern has a group ``name`` too; else the template has {criterion}
+    and {description}.
+    """
 
     criteria: list[Criterion]
     """What is judged: name, description, weight."""
@@ -261,15 +315,25 @@ class RubricConfig(PointwiseConfig):
     def __post_init__(self) -> None:
         names = [criterion.name.strip().casefold() for criterion in self.criteria]
         _require(bool(names), "criteria", "a rubric needs at least one.")
-        _require(all(names) and len({*names}) == len(names), "criteria", f"names must differ: {', '.join(names)}.")
+        _require(
+            all(names) and len({*names}) == len(names),
+            "criteria",
+            f"names must differ: {', '.join(names)}.",
+        )
         for criterion in self.criteria:
             weight = criterion.weight
-            _require(weight > 0 and math.isfinite(weight), f"criteria.{criterion.name}.weight", f"is {weight}.")
+            _require(
+                weight > 0 and math.isfinite(weight),
+                f"criteria.{criterion.name}.weight",
+                f"is {weight}.",
+            )
         super().__post_init__()
         if self.together:
             _require(not self.parser.key, "parser.key", "the criteria are the keys; leave it out.")
             named = not self.parser.pattern or "name" in re.compile(self.parser.pattern).groupindex
-            _require(named, "parser.pattern", "has no group (?P<name>...), which says whose score it is.")
+            _require(
+                named, "parser.pattern", "has no group (?P<name>...), which says whose score it is."
+            )
 
     def general(self) -> str:
         return self._showing(_RUBRIC if self.together else _CRITERION)
@@ -277,28 +341,43 @@ class RubricConfig(PointwiseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PairwiseConfig(JudgeConfig):
-    """Comparisons of the completions of a prompt, each pair in both orders, so that a liking for a place cancels.
+    """Comparisons of the completions of a prompt, each pair in both orders, so that a liking for a
+    place cancels.
 
-    Places: {prompt}, {first}, {second}, {fields[<name>]}. The score that is parsed is the first one's: 1 where it is
-    better, 0 where the other is. Images have two places each: {first_image} and {second_image}.
+    Places: {prompt}, {first}, {second}, {fields[<name>]}. The score that is parsed is the first
+    one's: 1 where it is better, 0 where the other is. Images have two places each: {first_image}
+    and {second_image}.
     """
 
     opponents: int | None = None
     """Others that each completion is compared with at least, drawn by seed. Empty: all of them."""
     method: Literal["win_rate", "bradley_terry"] = "win_rate"
-    """win_rate: share of comparisons won, a tie is half a win. bradley_terry: log-strength, their mean is 0; it
-    allows for who the opponents were."""
+    """win_rate: share of comparisons won, a tie is half a win. bradley_terry: log-strength, their
+    mean is 0; it allows for who the opponents were.
+    """
     prior: float = 1.0
-    """Of bradley_terry: how much strengths are drawn to 0, as precision; keeps one who won all finite."""
+    """Of bradley_terry: how much strengths are drawn to 0, as precision; keeps one who won all
+    finite.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(
-            self.opponents is None or self.opponents >= 1, "opponents", f"must be at least 1, is {self.opponents}."
+            self.opponents is None or self.opponents >= 1,
+            "opponents",
+            f"must be at least 1, is {self.opponents}.",
         )
-        _require(self.prior > 0 and math.isfinite(self.prior), "prior", f"must be positive, is {self.prior}.")
+        _require(
+            self.prior > 0 and math.isfinite(self.prior),
+            "prior",
+            f"must be positive, is {self.prior}.",
+        )
         for word, score in self.parser.choices.items():
-            _require(0 <= score <= 1, "parser.choices", f"{word!r} stands for {score}; it must be in 0..1.")
+            _require(
+                0 <= score <= 1,
+                "parser.choices",
+                f"{word!r} stands for {score}; it must be in 0..1.",
+            )
 
     def places(self) -> frozenset[str]:
         return frozenset({"prompt", "first", "second"})
@@ -319,4 +398,6 @@ class PairwiseConfig(JudgeConfig):
     def parsed_by(self) -> ParserConfig:
         if self.parser != ParserConfig():
             return self.parser
-        return ParserConfig(pattern=r"(?i)better\W*?(?P<score>a|b|tie)\b", choices={"a": 1.0, "b": 0.0, "tie": 0.5})
+        return ParserConfig(
+            pattern=r"(?i)better\W*?(?P<score>a|b|tie)\b", choices={"a": 1.0, "b": 0.0, "tie": 0.5}
+        )

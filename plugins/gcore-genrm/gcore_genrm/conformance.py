@@ -1,4 +1,6 @@
-"""What ``g-core conformance genrm`` runs: the contract of rewards, with a judge that scores by the length of a text."""
+"""What ``g-core conformance genrm`` runs: the contract of rewards, with a judge that scores by the
+length of a text.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,26 @@ from gcore_core.testing.contracts.scorer import Waited, scored_record
 
 
 class LengthJudge:
-    """A sampler whose answers depend on the question alone; a text with ``???`` in it leaves it speechless."""
+    """A sampler whose answers depend on the question alone; a text with ``???`` in it leaves it
+    speechless.
+    """
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
         return [[self._answer(question)] * question.samples for question in questions]
 
     def _answer(self, question: Question) -> Answer:
-        asked = str(question.prompt.messages[-1]["content"] if question.prompt.messages else question.prompt.text)
+        asked = str(
+            question.prompt.messages[-1]["content"]
+            if question.prompt.messages
+            else question.prompt.text
+        )
         parts = [len(part.strip()) for part in re.split(r"# Response[ AB]*", asked)[1:]]
         if "???" in asked:
             said = "I would rather not say."
         elif len(parts) == 2:
-            said = "Better: " + ("tie" if parts[0] == parts[1] else "A" if parts[0] > parts[1] else "B")
+            said = "Better: " + (
+                "tie" if parts[0] == parts[1] else "A" if parts[0] > parts[1] else "B"
+            )
         else:
             score = min(10, parts[0])
             said = f'Score: {score} {{"clear": {score}, "short": {10 - score}}}'
@@ -66,15 +76,21 @@ class TestPairwise(_Judge):
     @pytest.fixture
     def records(self) -> list[ScoredRecord]:
         texts = ["a", "bbb", "cc", "d", "eeee", "ff"]
-        return [replace(scored_record(i // 3, text, {}), sample=i % 3) for i, text in enumerate(texts)]
+        return [
+            replace(scored_record(i // 3, text, {}), sample=i % 3) for i, text in enumerate(texts)
+        ]
 
     @pytest.fixture
     def unscorable(self) -> ScoredRecord:
         """The only one of its prompt."""
         return scored_record(99, "a", {})
 
-    def test_scores_stand_in_the_records_order(self, scorer: Any, records: list[ScoredRecord]) -> None:
-        self._assert_same(scorer.score(records), [*scorer.score(records[:3]), *scorer.score(records[3:])])
+    def test_scores_stand_in_the_records_order(
+        self, scorer: Any, records: list[ScoredRecord]
+    ) -> None:
+        self._assert_same(
+            scorer.score(records), [*scorer.score(records[:3]), *scorer.score(records[3:])]
+        )
 
     def test_a_record_that_cannot_be_scored_fails_alone(
         self, scorer: Any, records: list[ScoredRecord], unscorable: ScoredRecord | None

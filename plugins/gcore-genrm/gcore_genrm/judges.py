@@ -35,7 +35,11 @@ class PointwiseJudge:
     """See ``gcore_core.protocols.AsyncScorer``: the judge's score of a completion, on the scale."""
 
     def __init__(self, config: PointwiseConfig, context: WorkerContext) -> None:
-        self._config, self._form, self._judged = config, config.asked(), Judged(config.completion_pattern)
+        self._config, self._form, self._judged = (
+            config,
+            config.asked(),
+            Judged(config.completion_pattern),
+        )
         self._panel = self._make_panel(context)
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
@@ -71,20 +75,34 @@ class PointwiseJudge:
     def _cases(self, record: ScoredRecord, completion: str) -> list[Case]:
         return [self._case(record, completion, {}, ())]
 
-    def _case(self, record: ScoredRecord, completion: str, values: Mapping[str, str], numbers: tuple[int, ...]) -> Case:
+    def _case(
+        self,
+        record: ScoredRecord,
+        completion: str,
+        values: Mapping[str, str],
+        numbers: tuple[int, ...],
+    ) -> Case:
         prompt = record.prompt
-        filled = self._form.fill({"prompt": text_of(prompt), "completion": completion, **values}, prompt.fields)
+        filled = self._form.fill(
+            {"prompt": text_of(prompt), "completion": completion, **values}, prompt.fields
+        )
         media = media_of(record, self._config.images)
         images = [media[name] for name in self._form.shown]
         return Case(prompt=filled, numbers=(record.ordinal, record.sample, *numbers), images=images)
 
     def _scored(self, rulings: Sequence[Ruling[Any]]) -> Score:
         ruling = rulings[0]
-        return failure(ruling.failure) if ruling.failure else Score(value=combined(ruling.votes, self._config.combine))
+        return (
+            failure(ruling.failure)
+            if ruling.failure
+            else Score(value=combined(ruling.votes, self._config.combine))
+        )
 
 
 class RubricJudge(PointwiseJudge):
-    """The weighted mean of scores by criteria. One criterion that cannot be parsed fails the record."""
+    """The weighted mean of scores by criteria. One criterion that cannot be parsed fails the
+    record.
+    """
 
     _config: RubricConfig
 
@@ -108,10 +126,14 @@ class RubricJudge(PointwiseJudge):
     def _cases(self, record: ScoredRecord, completion: str) -> list[Case]:
         criteria = self._config.criteria
         if self._config.together:
-            lines = [f"- {c.name}: {c.description}" if c.description else f"- {c.name}" for c in criteria]
+            lines = [
+                f"- {c.name}: {c.description}" if c.description else f"- {c.name}" for c in criteria
+            ]
             return [self._case(record, completion, {"criteria": "\n".join(lines)}, ())]
         return [
-            self._case(record, completion, {"criterion": c.name, "description": c.description}, (number,))
+            self._case(
+                record, completion, {"criterion": c.name, "description": c.description}, (number,)
+            )
             for number, c in enumerate(criteria)
         ]
 

@@ -1,4 +1,6 @@
-"""A judge of pairs: the completions of a prompt are compared with each other, every pair in both orders."""
+"""A judge of pairs: the completions of a prompt are compared with each other, every pair in both
+orders.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from gcore_genrm.templates import MissingField, text_of
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two records of a group, by index; ``cases`` has both orders, and none where what is judged is equal: a tie."""
+    """Two records of a group, by index; ``cases`` has both orders, and none where what is judged is
+    equal: a tie.
+    """
 
     first: int
     second: int
@@ -30,7 +34,11 @@ class PairwiseJudge:
     """See ``gcore_core.protocols.AsyncScorer``; a provider of level "group"."""
 
     def __init__(self, config: PairwiseConfig, context: WorkerContext) -> None:
-        self._config, self._form, self._judged = config, config.asked(), Judged(config.completion_pattern)
+        self._config, self._form, self._judged = (
+            config,
+            config.asked(),
+            Judged(config.completion_pattern),
+        )
         self._seed = context.seed
         read = make_reader(config.parsed_by())
 
@@ -61,7 +69,10 @@ class PairwiseJudge:
                 told = [next(rulings) for _ in pair.cases]
                 why = next((ruling.failure for ruling in told if ruling.failure), why)
                 if not any(ruling.failure for ruling in told):
-                    shares = [combined(ruling.votes, self._config.combine) for ruling in told] or [0.5, 0.5]
+                    shares = [combined(ruling.votes, self._config.combine) for ruling in told] or [
+                        0.5,
+                        0.5,
+                    ]
                     share = (shares[0] + 1 - shares[1]) / 2
                     won[pair.first, pair.second], won[pair.second, pair.first] = share, 1 - share
             scores += self._scores(won, found, why)
@@ -69,7 +80,10 @@ class PairwiseJudge:
 
     def _pairs(self, group: Sequence[ScoredRecord]) -> list[_Pair]:
         """The pairs to compare. Raises MissingField."""
-        texts = [found if (found := self._judged.find(record.text)) is not None else record.text for record in group]
+        texts = [
+            found if (found := self._judged.find(record.text)) is not None else record.text
+            for record in group
+        ]
         media = [media_of(record, self._config.images) for record in group]
         prompt = group[0].prompt
         seed = question_seed(self._seed, group[0].ordinal)
@@ -83,32 +97,42 @@ class PairwiseJudge:
                 shown = {f"first_{n}": ref for n, ref in media[a].items()}
                 shown |= {f"second_{n}": ref for n, ref in media[b].items()}
                 images = [shown[name] for name in self._form.shown]
-                cases.append(Case(prompt=self._form.fill(values, prompt.fields), numbers=numbers, images=images))
+                cases.append(
+                    Case(
+                        prompt=self._form.fill(values, prompt.fields),
+                        numbers=numbers,
+                        images=images,
+                    )
+                )
             pairs.append(_Pair(i, j, tuple(cases)))
         return pairs
 
     def _scores(self, won: np.ndarray, pairs: Sequence[_Pair], why: str) -> list[Score]:
-        """``won`` float64[N, N]: share that the row won against the column, NaN where nothing was decided.
+        """``won`` float64[N, N]: share that the row won against the column, NaN where nothing was
+        decided.
 
         A record of whose comparisons fewer than half were decided is a failure.
         """
-        met = np.bincount([i for pair in pairs for i in (pair.first, pair.second)], minlength=len(won))
+        met = np.bincount(
+            [i for pair in pairs for i in (pair.first, pair.second)], minlength=len(won)
+        )
         decided = (~np.isnan(won)).sum(1)
         known = (decided > 0) & (2 * decided >= met)
         values = np.nansum(won, 1) / np.maximum(decided, 1)
         if self._config.method == "bradley_terry":
             values = strengths(won, self._config.prior)
         return [
-            Score(value=float(value)) if ok else failure(why) for value, ok in zip(values, known.tolist(), strict=True)
+            Score(value=float(value)) if ok else failure(why)
+            for value, ok in zip(values, known.tolist(), strict=True)
         ]
 
 
 def tournament(players: int, opponents: int | None, seed: int) -> Iterator[tuple[int, int]]:
     """Who meets whom: everybody, or each at least ``opponents`` others.
 
-    Then players stand in a circle, in an order drawn by the seed, and meet their next on both sides: all have equally
-    many opponents (one more where players and opponents are odd), and from two on, everybody can be compared with
-    everybody through others.
+    Then players stand in a circle, in an order drawn by the seed, and meet their next on both
+    sides: all have equally many opponents (one more where players and opponents are odd), and from
+    two on, everybody can be compared with everybody through others.
     """
     if opponents is None or opponents >= players - 1:
         yield from combinations(range(players), 2)
@@ -125,11 +149,13 @@ def tournament(players: int, opponents: int | None, seed: int) -> Iterator[tuple
 
 
 def strengths(won: np.ndarray, prior: float) -> np.ndarray:
-    """Log-strengths t, float64[N], whose mean is 0, of the Bradley-Terry model: i beats j with 1 / (1 + exp(tj - ti)).
+    """Log-strengths t, float64[N], whose mean is 0, of the Bradley-Terry model: i beats j with 1 /
+    (1 + exp(tj - ti)).
 
-    won: float64[N, N], share that the row won against the column; NaN where they did not meet. The posterior's mode
-    under a normal prior of precision ``prior`` (Bradley and Terry, 1952; without it, one who won all is infinite),
-    by Newton's method, in steps of at most 1: the function is strictly concave.
+    won: float64[N, N], share that the row won against the column; NaN where they did not meet. The
+    posterior's mode under a normal prior of precision ``prior`` (Bradley and Terry, 1952; without
+    it, one who won all is infinite), by Newton's method, in steps of at most 1: the function is
+    strictly concave.
     """
     met = ~np.isnan(won)
     theta = np.zeros(len(won))

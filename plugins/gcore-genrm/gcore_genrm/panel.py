@@ -1,4 +1,6 @@
-"""Asks the judge: votes, retries of what cannot be parsed, and the end of a run in which nothing can."""
+"""Asks the judge: votes, retries of what cannot be parsed, and the end of a run in which nothing
+can.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ _PRINTED_CHARACTERS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to be judged. ``numbers`` say what it is about, ordinal and sample first; seeds are made of them.
-    images: for the places of the prompt, in order."""
+    """One thing to be judged. ``numbers`` say what it is about, ordinal and sample first; seeds are
+    made of them.
+    images: for the places of the prompt, in order.
+    """
 
     prompt: Prompt
     numbers: tuple[int, int, *tuple[int, ...]]
@@ -33,23 +37,33 @@ class Case:
 
 @dataclass(kw_only=True)
 class Ruling(Generic[T]):
-    """What was parsed of the votes on a case. ``failure``: why there is no ruling; empty when there is one."""
+    """What was parsed of the votes on a case. ``failure``: why there is no ruling; empty when there
+    is one.
+    """
 
     votes: list[T] = field(default_factory=list)
     failure: str = ""
 
 
 class Panel(Generic[T]):
-    """Asks a generator role and reads its answers with ``read``, which gives None for what it cannot parse."""
+    """Asks a generator role and reads its answers with ``read``, which gives None for what it
+    cannot parse.
+    """
 
-    def __init__(self, config: JudgeConfig, context: WorkerContext, read: Callable[[str], T | None]) -> None:
+    def __init__(
+        self, config: JudgeConfig, context: WorkerContext, read: Callable[[str], T | None]
+    ) -> None:
         self._config, self._seed, self._read = config, context.seed, read
         self._sampler = judge_of(context)
-        self._unparsed: list[str] | None = [] if config.stop_after else None  # None: something could be parsed
+        self._unparsed: list[str] | None = (
+            [] if config.stop_after else None
+        )  # None: something could be parsed
         self._cases = 0
 
     async def ask(self, cases: Sequence[Case]) -> list[Ruling[T]]:
-        """A ruling for each case. Calls may overlap. Raises ConfigError when none of the first answers was parsed."""
+        """A ruling for each case. Calls may overlap. Raises ConfigError when none of the first
+        answers was parsed.
+        """
         config = self._config
         rulings: list[Ruling[T]] = [Ruling() for _ in cases]
         raw = ["" for _ in cases]
@@ -103,17 +117,24 @@ class Panel(Generic[T]):
         return what if votes == 1 else f"{parsed} of {votes} votes; {what}"
 
     def _watch(self, rulings: Sequence[Ruling[T]], raw: Sequence[str]) -> None:
-        """Ends the run when nothing of what the judge first wrote could be parsed: parser and judge do not fit."""
+        """Ends the run when nothing of what the judge first wrote could be parsed: parser and judge
+        do not fit.
+        """
         if self._unparsed is None:
             return
         if any(ruling.votes for ruling in rulings):
             self._unparsed = None
             return
-        self._unparsed += [text[:_PRINTED_CHARACTERS] for text in raw if text][: _SHOWN - len(self._unparsed)]
+        self._unparsed += [text[:_PRINTED_CHARACTERS] for text in raw if text][
+            : _SHOWN - len(self._unparsed)
+        ]
         self._cases += sum(map(bool, raw))
         if self._cases >= self._config.stop_after:
             raise ConfigError(
-                f"none of the first {self._cases} answers of the judge could be parsed; the first are:",
+                (
+                    f"none of the first {self._cases} answers of the judge could be parsed; the "
+                    "first are:"
+                ),
                 where="parser",
                 why="\n".join(self._unparsed),
                 todo="Change the parser, or ask for another form in the template.",
@@ -124,7 +145,11 @@ class Panel(Generic[T]):
 def judge_of(context: WorkerContext) -> Sampler:
     """The generator role that the reward asks. Raises ConfigError where it names none."""
     if context.sampler is None:
-        raise ConfigError("the reward asks a judge, but names no role that is one.", where="role", todo="role: judge")
+        raise ConfigError(
+            "the reward asks a judge, but names no role that is one.",
+            where="role",
+            todo="role: judge",
+        )
     return context.sampler
 
 

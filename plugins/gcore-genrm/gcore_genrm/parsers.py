@@ -17,7 +17,9 @@ def make_reader(parser: ParserConfig) -> Reader:
     """The last score in a text, as the parser's pattern, key or choices find it."""
     choices = {word.strip().casefold(): score for word, score in parser.choices.items()}
     if parser.key:
-        return lambda text: _number(_last_object(text, [parser.key]).get(_plain(parser.key)), choices)
+        return lambda text: _number(
+            _last_object(text, [parser.key]).get(_plain(parser.key)), choices
+        )
     if parser.pattern:
         pattern = re.compile(parser.pattern)
     else:  # longest first: "not good" before "good"
@@ -26,8 +28,12 @@ def make_reader(parser: ParserConfig) -> Reader:
     return lambda text: _number(_last(pattern, text), choices)
 
 
-def make_rubric_reader(parser: ParserConfig, names: Sequence[str]) -> Callable[[str], list[float] | None]:
-    """The last score of every criterion; None unless all are there. Without a pattern they are keys of one object."""
+def make_rubric_reader(
+    parser: ParserConfig, names: Sequence[str]
+) -> Callable[[str], list[float] | None]:
+    """The last score of every criterion; None unless all are there. Without a pattern they are keys
+    of one object.
+    """
     choices = {word.strip().casefold(): score for word, score in parser.choices.items()}
     pattern = re.compile(parser.pattern) if parser.pattern else None
 
@@ -35,8 +41,16 @@ def make_rubric_reader(parser: ParserConfig, names: Sequence[str]) -> Callable[[
         if pattern is None:
             told = _last_object(text, names)
         else:
-            told = {_plain(m["name"]): m["score"] for m in pattern.finditer(text) if m["name"] and m["score"]}
-        scores = [score for name in names if (score := _number(told.get(_plain(name)), choices)) is not None]
+            told = {
+                _plain(m["name"]): m["score"]
+                for m in pattern.finditer(text)
+                if m["name"] and m["score"]
+            }
+        scores = [
+            score
+            for name in names
+            if (score := _number(told.get(_plain(name)), choices)) is not None
+        ]
         return scores if len(scores) == len(names) else None
 
     return read
@@ -65,7 +79,9 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _number(value: Any, choices: Mapping[str, float]) -> float | None:
-    """A number, or text that is one, or a word that stands for one; where there are choices, only those."""
+    """A number, or text that is one, or a word that stands for one; where there are choices, only
+    those.
+    """
     if choices:
         return choices.get(_plain(value)) if isinstance(value, str) else None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -78,8 +94,9 @@ def _number(value: Any, choices: Mapping[str, float]) -> float | None:
 
 
 def _last_object(text: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The last JSON object in the text that has all the keys, capitals or not, which come back small; empty where there
-    is none."""
+    """The last JSON object in the text that has all the keys, capitals or not, which come back
+    small; empty where there is none.
+    """
     wanted = {_plain(key) for key in keys}
     decoder = json.JSONDecoder()
     for start in range(len(text) - 1, -1, -1):

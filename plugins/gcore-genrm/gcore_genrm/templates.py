@@ -1,9 +1,10 @@
 """What a judge is asked: texts with places such as ``{completion}`` and ``{fields[answer]}``.
 
-A place is a word in braces, with a name in brackets behind it for ``fields``; every other brace is itself, so JSON
-needs no escapes, and ``{{word}}`` is ``{word}``. Nothing in a template can compute or reach into a value, and all its
-places are known before a run starts: that is why it is neither ``str.format`` (attributes, indexes) nor Jinja (code).
-What is filled in is never read as a template again.
+A place is a word in braces, with a name in brackets behind it for ``fields``; every other brace is
+itself, so JSON needs no escapes, and ``{{word}}`` is ``{word}``. Nothing in a template can compute
+or reach into a value, and all its
+places are known before a run starts: that is why it is neither ``str.format`` (attributes, indexes)
+nor Jinja (code). What is filled in is never read as a template again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 from gcore_core.errors import ConfigError, did_you_mean
 from gcore_core.records import Prompt
 
-_PLACE = re.compile(r"\{\{(?P<literal>\w+(?:\[[^\[\]{}]+\])?)\}\}|\{(?P<name>\w+)(?:\[(?P<field>[^\[\]{}]+)\])?\}")
+_PLACE = re.compile(
+    r"\{\{(?P<literal>\w+(?:\[[^\[\]{}]+\])?)\}\}|\{(?P<name>\w+)(?:\[(?P<field>[^\[\]{}]+)\])?\}"
+)
 FIELDS = "fields"
 
 
@@ -27,10 +30,14 @@ class MissingField(LookupError):
 
 
 class Template:
-    """One text. ``places``: the names it may use, those of ``images`` for pictures. Raises ConfigError, at ``where``,
-    when it uses others. ``shown``: the images in their order, one as often as it is named."""
+    """One text. ``places``: the names it may use, those of ``images`` for pictures. Raises
+    ConfigError, at ``where``, when it uses others. ``shown``: the images in their order, one as
+    often as it is named.
+    """
 
-    def __init__(self, text: str, places: frozenset[str], where: str, images: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, text: str, places: frozenset[str], where: str, images: frozenset[str] = frozenset()
+    ) -> None:
         self._text, self._images, known = text, images, places | images
         self.used = set()
         self.shown: list[str] = []
@@ -39,7 +46,9 @@ class Template:
             if name is None:
                 continue
             if name == FIELDS and not field:
-                raise ConfigError("{fields} needs the name of a field, as in {fields[answer]}.", where=where)
+                raise ConfigError(
+                    "{fields} needs the name of a field, as in {fields[answer]}.", where=where
+                )
             if name not in known | {FIELDS} or (field and name != FIELDS):
                 raise ConfigError(
                     f"{found[0]} is unknown{did_you_mean(name, sorted(known))}.",
@@ -51,14 +60,21 @@ class Template:
             if name in images:
                 self.shown.append(name)
 
-    def content(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> str | list[dict[str, str]]:
-        """What a turn says: text, or parts of text and image where it shows some. Raises MissingField."""
+    def content(
+        self, values: Mapping[str, str], fields: Mapping[str, Any]
+    ) -> str | list[dict[str, str]]:
+        """What a turn says: text, or parts of text and image where it shows some. Raises
+        MissingField.
+        """
         if not self.shown:
             return self.fill(values, fields)
         parts, start = [], 0
         for found in _PLACE.finditer(self._text):
             if found["name"] in self._images:
-                parts += [_said(self._fill(self._text[start : found.start()], values, fields)), {"type": "image"}]
+                parts += [
+                    _said(self._fill(self._text[start : found.start()], values, fields)),
+                    {"type": "image"},
+                ]
                 start = found.end()
         parts.append(_said(self._fill(self._text[start:], values, fields)))
         return [part for part in parts if part.get("text") != ""]
@@ -74,9 +90,13 @@ class Template:
             if not found["field"]:
                 return values[found["name"]]
             if found["field"] not in fields:
-                raise MissingField(f"no field {found['field']!r}; the row has: {', '.join(fields) or 'none'}")
+                raise MissingField(
+                    f"no field {found['field']!r}; the row has: {', '.join(fields) or 'none'}"
+                )
             told = fields[found["field"]]
-            return told if isinstance(told, str) else json.dumps(told, ensure_ascii=False, default=str)
+            return (
+                told if isinstance(told, str) else json.dumps(told, ensure_ascii=False, default=str)
+            )
 
         return _PLACE.sub(value, text)
 
@@ -112,7 +132,10 @@ class Form:
     def fill(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> Prompt:
         if self.text is not None:
             return Prompt(row=0, text=self.text.fill(values, fields))
-        turns = [{"role": role, "content": template.content(values, fields)} for role, template in self.turns]
+        turns = [
+            {"role": role, "content": template.content(values, fields)}
+            for role, template in self.turns
+        ]
         return Prompt(row=0, messages=turns)
 
 
@@ -133,11 +156,17 @@ def text_of(prompt: Prompt) -> str:
     if prompt.messages is None:
         return prompt.text or ""
     turns = [(str(turn.get("role", "")), _content(turn.get("content"))) for turn in prompt.messages]
-    return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {content}" for role, content in turns)
+    return (
+        turns[0][1]
+        if len(turns) == 1
+        else "\n".join(f"{role}: {content}" for role, content in turns)
+    )
 
 
 def _content(content: Any) -> str:
     """Of a turn with parts, such as text and images, the texts."""
     if isinstance(content, list):
-        return "\n".join(part["text"] for part in content if isinstance(part, dict) and "text" in part)
+        return "\n".join(
+            part["text"] for part in content if isinstance(part, dict) and "text" in part
+        )
     return content or ""

@@ -22,7 +22,9 @@ Say = Callable[[str, Question], "str | Answer"]
 
 
 class Judge:
-    """A sampler that answers by ``say(asked, question)``, and remembers what it was asked, call by call."""
+    """A sampler that answers by ``say(asked, question)``, and remembers what it was asked, call by
+    call.
+    """
 
     def __init__(self, say: Say) -> None:
         self.say, self.calls = say, []  # type: ignore[var-annotated]
@@ -37,19 +39,27 @@ class Judge:
 
     def _answer(self, question: Question) -> Answer:
         prompt = question.prompt
-        said = self.say(prompt.messages[-1]["content"] if prompt.messages else prompt.text or "", question)
+        said = self.say(
+            prompt.messages[-1]["content"] if prompt.messages else prompt.text or "", question
+        )
         return Answer(text=said, status="finished") if isinstance(said, str) else said
 
 
-def record(text: str, ordinal: int = 0, sample: int = 0, status: str = "finished", **fields: Any) -> ScoredRecord:
+def record(
+    text: str, ordinal: int = 0, sample: int = 0, status: str = "finished", **fields: Any
+) -> ScoredRecord:
     prompt = Prompt(row=ordinal, text="2+2?", fields=fields)
-    return ScoredRecord(ordinal=ordinal, sample=sample, prompt=prompt, text=text, status=status, columns={})
+    return ScoredRecord(
+        ordinal=ordinal, sample=sample, prompt=prompt, text=text, status=status, columns={}
+    )
 
 
 def judge(say: Say, **config: Any) -> tuple[PointwiseJudge, Judge]:
     sampler = Judge(say)
     settings = {"template": "{completion}", **config}
-    return PointwiseJudge(PointwiseConfig(**settings), WorkerContext(role="scorer", seed=5, sampler=sampler)), sampler
+    return PointwiseJudge(
+        PointwiseConfig(**settings), WorkerContext(role="scorer", seed=5, sampler=sampler)
+    ), sampler
 
 
 def echo(asked: str, _: Question) -> str:
@@ -68,7 +78,7 @@ async def one(scorer: Any, *records: ScoredRecord) -> Any:
     return score
 
 
-# -- one score --------------------------------------------------------------------------------------------------------
+# -- one score -------------------------------------------------------------------------------------
 
 
 async def test_a_score_is_what_the_judge_wrote_on_the_scale() -> None:
@@ -93,7 +103,11 @@ async def test_the_judge_is_asked_by_the_template_about_the_record() -> None:
 async def test_a_row_without_the_field_fails_alone() -> None:
     scorer, sampler = judge(lambda *_: "Score: 5", template="{completion} {fields[answer]}")
     bad, good = await scorer.score([record("x", 7), record("x", 8, answer="4")])
-    assert (bad.value, bad.status, bad.reason) == (None, "failed", "row 7: no field 'answer'; the row has: none")
+    assert (bad.value, bad.status, bad.reason) == (
+        None,
+        "failed",
+        "row 7: no field 'answer'; the row has: none",
+    )
     assert good.value == 0.5
     assert len(sampler.questions) == 1
 
@@ -101,7 +115,10 @@ async def test_a_row_without_the_field_fails_alone() -> None:
 async def test_only_the_last_match_of_a_pattern_is_judged() -> None:
     scorer, sampler = judge(lambda *_: "Score: 5", completion_pattern=r"</think>(.*)")
     await scorer.score([record("<think>a</think>b</think>c"), record("nothing", 1)])
-    assert [question.prompt.messages[0]["content"] for question in sampler.questions] == ["b</think>c", "nothing"]
+    assert [question.prompt.messages[0]["content"] for question in sampler.questions] == [
+        "b</think>c",
+        "nothing",
+    ]
 
 
 async def test_an_unfit_completion_gets_its_score_without_asking() -> None:
@@ -118,7 +135,9 @@ async def test_no_records_are_no_questions() -> None:
 
 
 async def test_a_reward_without_a_role_to_ask_is_refused() -> None:
-    with pytest.raises(ConfigError, match="role: the reward asks a judge, but names no role that is one"):
+    with pytest.raises(
+        ConfigError, match="role: the reward asks a judge, but names no role that is one"
+    ):
         PointwiseJudge(PointwiseConfig(), WorkerContext(role="scorer"))
 
 
@@ -132,7 +151,7 @@ async def test_a_sampler_that_gives_too_few_answers_breaks_its_contract() -> Non
         await scorer.score([record("x")])
 
 
-# -- what cannot be parsed --------------------------------------------------------------------------------------------
+# -- what cannot be parsed -------------------------------------------------------------------------
 
 
 async def test_a_vote_that_cannot_be_parsed_is_asked_for_again_with_another_seed() -> None:
@@ -154,7 +173,11 @@ async def test_only_what_is_missing_is_asked_for_again() -> None:
 async def test_a_judge_that_is_never_parsed_is_a_failure_that_shows_what_it_wrote() -> None:
     scorer, sampler = judge(lambda *_: "I would\nrather not.", retries=1)
     score = await one(scorer)
-    assert (score.value, score.status, score.reason) == (None, "failed", r"unparsable: 'I would\nrather not.'")
+    assert (score.value, score.status, score.reason) == (
+        None,
+        "failed",
+        r"unparsable: 'I would\nrather not.'",
+    )
     assert len(sampler.questions) == 2
 
 
@@ -168,7 +191,9 @@ async def test_a_score_off_the_scale_cannot_be_parsed_unless_it_is_clipped() -> 
 async def test_an_answer_that_was_cut_off_is_not_parsed_unless_accepted() -> None:
     cut = Answer(text="Score: 3 is too low, so", status="truncated", n_actions=9)
     scorer, _ = judge(lambda *_: cut, retries=0)
-    assert (await one(scorer)).reason == "unparsable: (cut off after 9 tokens) 'Score: 3 is too low, so'"
+    assert (
+        await one(scorer)
+    ).reason == "unparsable: (cut off after 9 tokens) 'Score: 3 is too low, so'"
     scorer, _ = judge(lambda *_: cut, accept_truncated=True)
     assert (await one(scorer)).value == 0.3
 
@@ -186,7 +211,7 @@ async def test_a_greedy_judge_samples_when_it_is_asked_again() -> None:
     assert [question.greedy for question in sampler.questions] == [True, False, False]
 
 
-# -- a parser that never matches --------------------------------------------------------------------------------------
+# -- a parser that never matches -------------------------------------------------------------------
 
 
 async def test_a_parser_that_never_matches_stops_the_run_and_shows_what_came() -> None:
@@ -222,12 +247,14 @@ async def test_the_run_is_not_stopped_when_that_is_switched_off() -> None:
     assert {score.status for score in scores} == {"failed"}
 
 
-# -- votes ------------------------------------------------------------------------------------------------------------
+# -- votes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("combine", "value"), [("mean", 0.38), ("median", 0.2), ("majority", 0.1)])
 async def test_votes_are_combined(combine: str, value: float) -> None:
-    scorer, sampler = judge(turns(*(f"Score: {n}" for n in (1, 9, 1, 6, 2))), votes=5, combine=combine)
+    scorer, sampler = judge(
+        turns(*(f"Score: {n}" for n in (1, 9, 1, 6, 2))), votes=5, combine=combine
+    )
     assert (await one(scorer)).value == pytest.approx(value)
     assert [len(call) for call in sampler.calls] == [5]
 
@@ -270,7 +297,9 @@ async def test_calls_overlap_and_keep_their_answers_apart() -> None:
                 await go.wait()
             return await super().sample(questions)
 
-    scorer = PointwiseJudge(PointwiseConfig(template="{completion}"), WorkerContext(role="scorer", sampler=Slow(echo)))
+    scorer = PointwiseJudge(
+        PointwiseConfig(template="{completion}"), WorkerContext(role="scorer", sampler=Slow(echo))
+    )
     waiting = asyncio.ensure_future(scorer.score([record("Score: 1"), record("Score: 2", 1)]))
     await first_waits.wait()
     assert [score.value for score in await scorer.score([record("Score: 8", 2)])] == [0.8]
@@ -279,9 +308,12 @@ async def test_calls_overlap_and_keep_their_answers_apart() -> None:
     assert [score.value for score in await waiting] == [0.1, 0.2]
 
 
-# -- rubrics ----------------------------------------------------------------------------------------------------------
+# -- rubrics ---------------------------------------------------------------------------------------
 
-CRITERIA = [{"name": "clear", "description": "easy to read", "weight": 1.0}, {"name": "right", "weight": 3.0}]
+CRITERIA = [
+    {"name": "clear", "description": "easy to read", "weight": 1.0},
+    {"name": "right", "weight": 3.0},
+]
 
 
 def rubric(say: Say, **config: Any) -> tuple[RubricJudge, Judge]:
@@ -301,7 +333,8 @@ async def test_a_rubric_is_the_weighted_mean_of_its_criteria() -> None:
 
 async def test_a_rubric_may_ask_for_each_criterion_by_itself() -> None:
     scorer, sampler = rubric(
-        lambda asked, _: "Score: 10" if "alone: clear. easy" in asked else "Score: 2", together=False
+        lambda asked, _: "Score: 10" if "alone: clear. easy" in asked else "Score: 2",
+        together=False,
     )
     scores = await scorer.score([record("x", 4), record("y", 5)])
     assert [score.value for score in scores] == pytest.approx([0.4, 0.4])
@@ -317,9 +350,14 @@ async def test_votes_on_a_rubric_are_combined_by_criterion() -> None:
 
 @pytest.mark.parametrize(
     ("together", "reason"),
-    [(True, """unparsable: '{"clear": 9} Score: 99'"""), (False, """clear: unparsable: '{"clear": 9} Score: 99'""")],
+    [
+        (True, """unparsable: '{"clear": 9} Score: 99'"""),
+        (False, """clear: unparsable: '{"clear": 9} Score: 99'"""),
+    ],
 )
-async def test_a_criterion_that_cannot_be_parsed_fails_the_record(together: bool, reason: str) -> None:
+async def test_a_criterion_that_cannot_be_parsed_fails_the_record(
+    together: bool, reason: str
+) -> None:
     scorer, _ = rubric(lambda *_: '{"clear": 9} Score: 99', together=together)
     score = await one(scorer)
     assert (score.value, score.status, score.reason) == (None, "failed", reason)
@@ -330,30 +368,45 @@ async def test_a_criterion_off_the_scale_cannot_be_parsed() -> None:
     assert (await one(scorer)).status == "failed"
 
 
-# -- images -----------------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------
 
 
 def drawing(sample: int = 0, **media: np.ndarray) -> ScoredRecord:
     """A record without a text; the references of its media are what a store would give."""
-    refs = {name: Ref("agent.0", name, sample, array.nbytes, sample, b"") for name, array in media.items()}
+    refs = {
+        name: Ref("agent.0", name, sample, array.nbytes, sample, b"")
+        for name, array in media.items()
+    }
     return dataclasses.replace(record("", 3, sample), media=media, refs=refs)
 
 
 PICTURE = np.zeros((8, 8, 3), np.uint8)
 
 
-async def test_a_judge_is_shown_the_record_s_images_by_reference_in_the_order_of_the_template() -> None:
-    scorer, sampler = judge(lambda *_: "Score: 7", images=["image", "mask"], template="{mask}{prompt}{image}", votes=2)
+async def test_a_judge_is_shown_the_record_s_images_by_reference_in_the_order_of_the_template() -> (
+    None
+):
+    scorer, sampler = judge(
+        lambda *_: "Score: 7", images=["image", "mask"], template="{mask}{prompt}{image}", votes=2
+    )
     drawn = drawing(1, image=PICTURE, mask=PICTURE[..., :1])
     assert (await one(scorer, drawn)).value == 0.7
-    assert [question.images for question in sampler.questions] == [[drawn.refs["mask"], drawn.refs["image"]]] * 2
+    assert [question.images for question in sampler.questions] == [
+        [drawn.refs["mask"], drawn.refs["image"]]
+    ] * 2
     (turn,) = sampler.questions[0].prompt.messages or []
-    assert turn["content"] == [{"type": "image"}, {"type": "text", "text": "2+2?"}, {"type": "image"}]
+    assert turn["content"] == [
+        {"type": "image"},
+        {"type": "text", "text": "2+2?"},
+        {"type": "image"},
+    ]
 
 
 async def test_a_rubric_of_single_criteria_shows_the_image_with_each() -> None:
     sampler = Judge(lambda *_: "Score: 5")
-    config = RubricConfig(images=["image"], criteria=[Criterion(name="clear"), Criterion(name="red")], together=False)
+    config = RubricConfig(
+        images=["image"], criteria=[Criterion(name="clear"), Criterion(name="red")], together=False
+    )
     scorer = RubricJudge(config, WorkerContext(role="scorer", sampler=sampler))
     drawn = drawing(image=PICTURE)
     assert (await one(scorer, drawn)).value == 0.5
@@ -362,16 +415,21 @@ async def test_a_rubric_of_single_criteria_shows_the_image_with_each() -> None:
 
 async def test_a_medium_that_the_records_do_not_have_ends_the_run_and_is_named() -> None:
     scorer, _ = judge(lambda *_: "Score: 7", images=["picture"], template="{picture}")
-    with pytest.raises(ConfigError, match=r"images: the records have no medium 'picture'\.\n.*They have: image\."):
+    with pytest.raises(
+        ConfigError, match=r"images: the records have no medium 'picture'\.\n.*They have: image\."
+    ):
         await scorer.score([drawing(image=PICTURE)])
     with pytest.raises(ConfigError, match="They have: none"):
         await scorer.score([record("text alone")])
 
 
-@pytest.mark.parametrize("array", [PICTURE.astype(np.float32), PICTURE[0], np.zeros((8, 8, 4), np.uint8)])
+@pytest.mark.parametrize(
+    "array", [PICTURE.astype(np.float32), PICTURE[0], np.zeros((8, 8, 4), np.uint8)]
+)
 async def test_a_medium_that_is_no_image_ends_the_run_and_is_named(array: np.ndarray) -> None:
     scorer, _ = judge(lambda *_: "Score: 7", images=["x"], template="{x}")
     with pytest.raises(
-        ConfigError, match=r"images: the medium 'x' is no image: it is (float32|uint8)\[.*, not uint8\["
+        ConfigError,
+        match=r"images: the medium 'x' is no image: it is (float32|uint8)\[.*, not uint8\[",
     ):
         await scorer.score([drawing(x=array)])

@@ -1,4 +1,6 @@
-"""Comparisons: the judge's liking for a place cancels, and strengths allow for who the opponents were."""
+"""Comparisons: the judge's liking for a place cancels, and strengths allow for who the opponents
+were.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def make(say: Callable[[str, str], str], **config: Any) -> tuple[PairwiseJudge, 
 def group(*texts: str, ordinal: int = 0) -> list[ScoredRecord]:
     prompt = Prompt(row=ordinal, text="?")
     return [
-        ScoredRecord(ordinal=ordinal, sample=i, prompt=prompt, text=text, status="finished", columns={})
+        ScoredRecord(
+            ordinal=ordinal, sample=i, prompt=prompt, text=text, status="finished", columns={}
+        )
         for i, text in enumerate(texts)
     ]
 
@@ -79,7 +83,12 @@ async def test_a_judge_that_likes_a_place_decides_nothing(place: str) -> None:
 
 async def test_groups_of_one_call_do_not_meet() -> None:
     scorer, judge = make(by_number)
-    assert await values(scorer, [*group("1", "2"), *group("8", "7", ordinal=1)]) == [0.0, 1.0, 1.0, 0.0]
+    assert await values(scorer, [*group("1", "2"), *group("8", "7", ordinal=1)]) == [
+        0.0,
+        1.0,
+        1.0,
+        0.0,
+    ]
     assert len(judge.questions) == 4
     assert [question.about for question in judge.questions] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
@@ -100,7 +109,8 @@ class Looks:
         asked = [tuple(ref.digest for ref in question.images) for question in questions]
         self.shown += asked
         return [
-            [Answer(text=f"Better: {'A' if first > second else 'B'}", status="finished")] for first, second in asked
+            [Answer(text=f"Better: {'A' if first > second else 'B'}", status="finished")]
+            for first, second in asked
         ]
 
 
@@ -111,7 +121,8 @@ async def test_images_are_compared_in_both_orders_and_the_same_one_is_a_tie() ->
     picture = np.zeros((4, 4, 1), np.uint8)
     refs = [Ref("agent.0", "slab", digest, 16, digest, b"") for digest in (2, 2, 1)]
     records = [
-        replace(r, media={"image": picture}, refs={"image": ref}) for r, ref in zip(group(*"aaa"), refs, strict=True)
+        replace(r, media={"image": picture}, refs={"image": ref})
+        for r, ref in zip(group(*"aaa"), refs, strict=True)
     ]
     assert await values(scorer, records) == [0.75, 0.75, 0.0]
     assert sorted(judge.shown) == [(1, 2), (1, 2), (2, 1), (2, 1)]
@@ -120,11 +131,16 @@ async def test_images_are_compared_in_both_orders_and_the_same_one_is_a_tie() ->
 async def test_one_completion_alone_is_a_failure() -> None:
     scorer, _ = make(by_number)
     (score,) = await scorer.score(group("1"))
-    assert (score.value, score.reason) == (None, "a prompt with one completion has nothing to compare")
+    assert (score.value, score.reason) == (
+        None,
+        "a prompt with one completion has nothing to compare",
+    )
 
 
 async def test_a_pair_without_a_decision_in_both_orders_does_not_count() -> None:
-    """Of 1 against 3 one order cannot be parsed; the other is left out too, or the place would count."""
+    """Of 1 against 3 one order cannot be parsed; the other is left out too, or the place would
+    count.
+    """
     scorer, _ = make(lambda a, b: "?" if (a, b) == ("3", "1") else by_number(a, b), retries=0)
     assert await values(scorer, group("1", "2", "3")) == [0.0, 0.5, 1.0]
 
@@ -160,7 +176,7 @@ async def test_a_row_without_the_field_fails_its_group_alone() -> None:
     assert scores[0].reason == "row 0: no field 'x'; the row has: none"
 
 
-# -- who meets whom ---------------------------------------------------------------------------------------------------
+# -- who meets whom --------------------------------------------------------------------------------
 
 
 @given(players=st.integers(2, 17), opponents=st.integers(1, 17), seed=st.integers(0, 2**63 - 1))
@@ -179,7 +195,9 @@ def test_without_a_number_everybody_meets_everybody() -> None:
 
 
 @pytest.mark.parametrize(("players", "opponents"), [(9, 2), (16, 3), (16, 4)])
-def test_a_sparse_tournament_connects_all_and_depends_on_the_seed(players: int, opponents: int) -> None:
+def test_a_sparse_tournament_connects_all_and_depends_on_the_seed(
+    players: int, opponents: int
+) -> None:
     pairs = list(tournament(players, opponents, 1))
     reached = {0}
     for _ in range(players):
@@ -194,7 +212,7 @@ async def test_a_sparse_tournament_asks_less() -> None:
     assert len(judge.questions) == 2 * 8
 
 
-# -- strengths --------------------------------------------------------------------------------------------------------
+# -- strengths -------------------------------------------------------------------------------------
 
 
 def shares(count: int, won: dict[tuple[int, int], float]) -> np.ndarray:
@@ -225,9 +243,15 @@ def test_strengths_allow_for_who_the_opponents_were() -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 9))
 def test_strengths_are_finite_and_at_the_maximum(seed: int, count: int) -> None:
-    """There the gradient of the log-posterior is zero. Wins of 0 and 1 are what has no maximum without a prior."""
+    """There the gradient of the log-posterior is zero. Wins of 0 and 1 are what has no maximum
+    without a prior.
+    """
     draw = np.random.default_rng(seed)
-    pairs = {pair: float(draw.integers(0, 3) / 2) for pair in combinations(range(count), 2) if draw.random() < 0.7}
+    pairs = {
+        pair: float(draw.integers(0, 3) / 2)
+        for pair in combinations(range(count), 2)
+        if draw.random() < 0.7
+    }
     won, prior = shares(count, pairs), 0.3
     theta = strengths(won, prior)
     expected = 1 / (1 + np.exp(theta[None] - theta[:, None]))

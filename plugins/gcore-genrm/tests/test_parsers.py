@@ -31,13 +31,21 @@ def test_the_general_template_is_parsed(text: str, score: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "score"),
-    [("Better: A", 1), ("better: **b**", 0), ("Better: tie", 0.5), ("Better: A? Better: B", 0), ("A", None)],
+    [
+        ("Better: A", 1),
+        ("better: **b**", 0),
+        ("Better: tie", 0.5),
+        ("Better: A? Better: B", 0),
+        ("A", None),
+    ],
 )
 def test_the_general_comparison_is_parsed(text: str, score: float | None) -> None:
     assert make_reader(PairwiseConfig().parsed_by())(text) == score
 
 
-@pytest.mark.parametrize("text", ["<s>nan</s>", "<s>inf</s>", "<s>1e999</s>", "<s></s>", "<s>x</s>"])
+@pytest.mark.parametrize(
+    "text", ["<s>nan</s>", "<s>inf</s>", "<s>1e999</s>", "<s></s>", "<s>x</s>"]
+)
 def test_what_is_no_finite_number_is_no_score(text: str) -> None:
     assert read(text, pattern="<s>(?P<score>.*?)</s>") is None
 
@@ -90,7 +98,9 @@ def test_a_rubric_needs_every_criterion_in_one_object() -> None:
 
 
 def test_a_rubric_may_be_read_by_a_pattern() -> None:
-    parse = make_rubric_reader(ParserConfig(pattern=r"(?P<name>\w+): (?P<score>\d+)"), ["clear", "short"])
+    parse = make_rubric_reader(
+        ParserConfig(pattern=r"(?P<name>\w+): (?P<score>\d+)"), ["clear", "short"]
+    )
     assert parse("clear: 1\nShort: 2\nCLEAR: 5") == [5, 2]
     assert parse("clear: 1") is None
 

@@ -1,4 +1,6 @@
-"""Templates and settings: what cannot work is refused before the run, in words that say what to do."""
+"""Templates and settings: what cannot work is refused before the run, in words that say what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ PLACES = frozenset({"prompt", "completion"})
 
 
 def filled(text: str, fields: dict[str, Any] | None = None, completion: str = "C") -> str:
-    return Template(text, PLACES, "template").fill({"prompt": "P", "completion": completion}, fields or {})
+    return Template(text, PLACES, "template").fill(
+        {"prompt": "P", "completion": completion}, fields or {}
+    )
 
 
-# -- templates --------------------------------------------------------------------------------------------------------
+# -- templates -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -40,9 +44,9 @@ def test_only_words_in_braces_are_places(text: str, result: str | None) -> None:
 
 
 def test_what_is_filled_in_is_not_read_as_a_template() -> None:
-    assert filled("{completion}", {"secret": "s"}, completion="{prompt} {fields[secret]} {{x}}") == (
-        "{prompt} {fields[secret]} {{x}}"
-    )
+    assert filled(
+        "{completion}", {"secret": "s"}, completion="{prompt} {fields[secret]} {{x}}"
+    ) == ("{prompt} {fields[secret]} {{x}}")
 
 
 def test_a_field_that_the_row_lacks_is_told() -> None:
@@ -75,13 +79,15 @@ def test_the_error_of_an_unknown_place_says_what_there_is() -> None:
 
 
 def test_a_chat_is_judged_as_text() -> None:
-    turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}]
+    turns = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}
+    ]
     assert text_of(Prompt(row=0, messages=turns)) == "what is it?"
     turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"}]
     assert text_of(Prompt(row=0, messages=turns)) == "system: be brief\nuser: 2+2?"
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 RUBRIC: dict[str, Any] = {"criteria": [{"name": "clear"}]}
 
@@ -89,46 +95,142 @@ RUBRIC: dict[str, Any] = {"criteria": [{"name": "clear"}]}
 @pytest.mark.parametrize(
     ("cls", "wrong", "said"),
     [
-        (PointwiseConfig, {"template": "Is {prompt} right?"}, "template: the template does not use {completion}."),
+        (
+            PointwiseConfig,
+            {"template": "Is {prompt} right?"},
+            "template: the template does not use {completion}.",
+        ),
         (PointwiseConfig, {"template": "{completion} {answer}"}, "template: {answer} is unknown"),
-        (PointwiseConfig, {"messages": [{"content": "rate"}]}, "messages: the template does not use {completion}"),
-        (PointwiseConfig, {"messages": [{"content": "{x}"}]}, "messages[0].content: {x} is unknown"),
+        (
+            PointwiseConfig,
+            {"messages": [{"content": "rate"}]},
+            "messages: the template does not use {completion}",
+        ),
+        (
+            PointwiseConfig,
+            {"messages": [{"content": "{x}"}]},
+            "messages[0].content: {x} is unknown",
+        ),
         (PointwiseConfig, {"system": "{x}"}, "system: {x} is unknown"),
         (PointwiseConfig, {"path": "/nowhere.txt"}, "path: the template cannot be read"),
-        (PointwiseConfig, {"path": "a", "template": "b"}, "path: template and path are set; give one of them"),
+        (
+            PointwiseConfig,
+            {"path": "a", "template": "b"},
+            "path: template and path are set; give one of them",
+        ),
         (PointwiseConfig, {"form": "text", "system": "be strict"}, "form: text has no turns"),
-        (PointwiseConfig, {"system": "a", "messages": [{"content": "{completion}"}]}, "system: make it the first"),
-        (PointwiseConfig, {"images": ["image"], "template": "{completion}"}, "template does not use {image}"),
-        (PointwiseConfig, {"images": ["image"], "template": "{imag}"}, "{imag} is unknown (did you mean 'image'?)"),
+        (
+            PointwiseConfig,
+            {"system": "a", "messages": [{"content": "{completion}"}]},
+            "system: make it the first",
+        ),
+        (
+            PointwiseConfig,
+            {"images": ["image"], "template": "{completion}"},
+            "template does not use {image}",
+        ),
+        (
+            PointwiseConfig,
+            {"images": ["image"], "template": "{imag}"},
+            "{imag} is unknown (did you mean 'image'?)",
+        ),
         (PointwiseConfig, {"template": "{completion} {image}"}, "template: {image} is unknown"),
-        (PointwiseConfig, {"images": ["image"] * 2, "template": "{image}"}, "images: must differ: image, image"),
+        (
+            PointwiseConfig,
+            {"images": ["image"] * 2, "template": "{image}"},
+            "images: must differ: image, image",
+        ),
         (PointwiseConfig, {"images": ["prompt"]}, "images: 'prompt' cannot be the name of a place"),
-        (PointwiseConfig, {"images": ["an image"]}, "images: 'an image' cannot be the name of a place"),
-        (PointwiseConfig, {"images": ["image"], "form": "text"}, "form: text has no places for images; use chat"),
-        (RubricConfig, {**RUBRIC, "images": ["x"], "template": "{x}"}, "the template does not use {criteria}"),
-        (PairwiseConfig, {"images": ["x"], "template": "{first_x}"}, "the template does not use {second_x}"),
-        (PointwiseConfig, {"completion_pattern": "("}, "completion_pattern: '(' is not a regular expression"),
-        (PointwiseConfig, {"parser": {"pattern": "("}}, "parser.pattern: '(' is not a regular expression"),
-        (PointwiseConfig, {"parser": {"pattern": r"(\d)"}}, "parser.pattern: has no group (?P<score>...)"),
-        (PointwiseConfig, {"parser": {"pattern": "(?P<score>.)", "key": "score"}}, "parser: takes a pattern or a key"),
-        (PointwiseConfig, {"parser": {"choices": {" ": 1.0}}}, "parser.choices: an empty word is no choice"),
-        (PointwiseConfig, {"parser": {"choices": {"a": float("inf")}}}, "parser.choices: 'a' stands for inf"),
+        (
+            PointwiseConfig,
+            {"images": ["an image"]},
+            "images: 'an image' cannot be the name of a place",
+        ),
+        (
+            PointwiseConfig,
+            {"images": ["image"], "form": "text"},
+            "form: text has no places for images; use chat",
+        ),
+        (
+            RubricConfig,
+            {**RUBRIC, "images": ["x"], "template": "{x}"},
+            "the template does not use {criteria}",
+        ),
+        (
+            PairwiseConfig,
+            {"images": ["x"], "template": "{first_x}"},
+            "the template does not use {second_x}",
+        ),
+        (
+            PointwiseConfig,
+            {"completion_pattern": "("},
+            "completion_pattern: '(' is not a regular expression",
+        ),
+        (
+            PointwiseConfig,
+            {"parser": {"pattern": "("}},
+            "parser.pattern: '(' is not a regular expression",
+        ),
+        (
+            PointwiseConfig,
+            {"parser": {"pattern": r"(\d)"}},
+            "parser.pattern: has no group (?P<score>...)",
+        ),
+        (
+            PointwiseConfig,
+            {"parser": {"pattern": "(?P<score>.)", "key": "score"}},
+            "parser: takes a pattern or a key",
+        ),
+        (
+            PointwiseConfig,
+            {"parser": {"choices": {" ": 1.0}}},
+            "parser.choices: an empty word is no choice",
+        ),
+        (
+            PointwiseConfig,
+            {"parser": {"choices": {"a": float("inf")}}},
+            "parser.choices: 'a' stands for inf",
+        ),
         (PointwiseConfig, {"votes": 0}, "votes: must be at least 1, is 0"),
         (PointwiseConfig, {"votes": 3, "greedy": True}, "votes: are all alike when greedy"),
         (PointwiseConfig, {"votes": 3, "min_parsed": 4}, "min_parsed: must be in 1..3, is 4"),
         (PointwiseConfig, {"retries": -1}, "retries: must not be negative"),
         (PointwiseConfig, {"stop_after": -1}, "stop_after: must not be negative"),
-        (PointwiseConfig, {"scale": [1.0]}, "scale: must be the worst and the best score, is [1.0]"),
+        (
+            PointwiseConfig,
+            {"scale": [1.0]},
+            "scale: must be the worst and the best score, is [1.0]",
+        ),
         (PointwiseConfig, {"scale": [1.0, 1.0]}, "scale: its ends are [1.0, 1.0]"),
         (PointwiseConfig, {"unfit_score": float("nan")}, "unfit_score: must be finite"),
         (RubricConfig, {"criteria": []}, "criteria: a rubric needs at least one"),
-        (RubricConfig, {"criteria": [{"name": "A"}, {"name": "a "}]}, "criteria: names must differ: a, a"),
+        (
+            RubricConfig,
+            {"criteria": [{"name": "A"}, {"name": "a "}]},
+            "criteria: names must differ: a, a",
+        ),
         (RubricConfig, {"criteria": [{"name": "a", "weight": 0.0}]}, "criteria.a.weight: is 0.0"),
-        (RubricConfig, {**RUBRIC, "template": "{completion}"}, "the template does not use {criteria}"),
-        (RubricConfig, {**RUBRIC, "template": "{completion} {criterion}"}, "{criterion} is unknown"),
-        (RubricConfig, {**RUBRIC, "together": False, "template": "{completion}"}, "does not use {criterion}"),
+        (
+            RubricConfig,
+            {**RUBRIC, "template": "{completion}"},
+            "the template does not use {criteria}",
+        ),
+        (
+            RubricConfig,
+            {**RUBRIC, "template": "{completion} {criterion}"},
+            "{criterion} is unknown",
+        ),
+        (
+            RubricConfig,
+            {**RUBRIC, "together": False, "template": "{completion}"},
+            "does not use {criterion}",
+        ),
         (RubricConfig, {**RUBRIC, "parser": {"key": "a"}}, "parser.key: the criteria are the keys"),
-        (RubricConfig, {**RUBRIC, "parser": {"pattern": "(?P<score>.)"}}, "parser.pattern: has no group (?P<name>...)"),
+        (
+            RubricConfig,
+            {**RUBRIC, "parser": {"pattern": "(?P<score>.)"}},
+            "parser.pattern: has no group (?P<name>...)",
+        ),
         (PairwiseConfig, {"template": "{first}"}, "template: the template does not use {second}"),
         (PairwiseConfig, {"template": "{first} {second} {completion}"}, "{completion} is unknown"),
         (PairwiseConfig, {"opponents": 0}, "opponents: must be at least 1"),
@@ -163,16 +265,22 @@ def test_a_template_may_lie_in_a_file(tmp_path: Path) -> None:
 
 
 def test_system_and_template_are_turns_of_a_chat() -> None:
-    prompt = PointwiseConfig(system="be strict", template="rate {completion}").asked().fill({"completion": "C"}, {})
+    prompt = (
+        PointwiseConfig(system="be strict", template="rate {completion}")
+        .asked()
+        .fill({"completion": "C"}, {})
+    )
     turns = [{"role": "system", "content": "be strict"}, {"role": "user", "content": "rate C"}]
     assert (prompt.text, prompt.messages) == (None, turns)
 
 
-# -- images -----------------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------
 
 
 def test_a_turn_that_shows_images_is_made_of_parts_in_the_order_of_the_template() -> None:
-    form = PointwiseConfig(images=["a", "b"], template="{b} of {prompt}: {a}{b} {{a}}?", system="look").asked()
+    form = PointwiseConfig(
+        images=["a", "b"], template="{b} of {prompt}: {a}{b} {{a}}?", system="look"
+    ).asked()
     prompt = form.fill({"prompt": "{a}", "completion": ""}, {})
     assert form.shown == ["b", "a", "b"]
     assert prompt.messages == [

@@ -1,9 +1,10 @@
 """Weight pushes that stay on devices; see ``gcore_core.weight_transfer``.
 
-ipc: the sender's memory is opened by the receivers' processes. What crosses is a handle of plain fields; on CUDA those
-of torch's own sharing of storages. nccl: every bucket is broadcast into memory of each receiver, in a process group
-that is made for the push. On a CPU a file takes the place of CUDA's handle and gloo that of NCCL, so that all else is
-the same; there shared memory is quicker, and these are for who asks for them.
+ipc: the sender's memory is opened by the receivers' processes. What crosses is a handle of plain
+fields; on CUDA those of torch's own sharing of storages. nccl: every bucket is broadcast into
+memory of each receiver, in a process group that is made for the push. On a CPU a file takes the
+place of CUDA's handle and gloo that of NCCL, so that all else is the same; there shared memory is
+quicker, and these are for who asks for them.
 
 Digests are computed where the bytes lie, by both sides.
 """
@@ -42,20 +43,31 @@ _CHUNK_WORDS = 1 << 19  # what a digest takes at a time: its memory is some time
 _STRIDE, _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64)
 
 
-# -- what a side speaks, and what is chosen ---------------------------------------------------------------------------
+# -- what a side speaks, and what is chosen --------------------------------------------------------
 
 
 def offers_of(device: torch.device) -> Offers:
-    """Best first, each with words: what all sides of a push must say alike, the process, and devices: this one first,
-    then, of ipc, those whose memory it can read. Nothing where the system does not say which machine this is."""
+    """Best first, each with words: what all sides of a push must say alike, the process, and
+    devices: this one first, then, of ipc, those whose memory it can read. Nothing where the system
+    does not say which machine this is.
+    """
     try:
-        boot, space = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/ipc")
+        boot, space = (
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            os.readlink("/proc/self/ns/ipc"),
+        )
     except OSError:
         return {}
     machine, process = f"{_FORMAT} {boot} {space}", str(os.getpid())
-    release = ".".join(torch.__version__.split(".")[:2])  # what a CUDA handle consists of is torch's own affair
+    release = ".".join(
+        torch.__version__.split(".")[:2]
+    )  # what a CUDA handle consists of is torch's own affair
     if device.type == "cpu":
-        return {SHM: [], IPC: [machine, process, "cpu"], NCCL: [f"{machine} {group_library(device)}", process]}
+        return {
+            SHM: [],
+            IPC: [machine, process, "cpu"],
+            NCCL: [f"{machine} {group_library(device)}", process],
+        }
     return {
         IPC: [f"{machine} torch {release}", process, *_readable(device)],
         NCCL: [f"{machine} {group_library(device)}", process, _name(device.index)],
@@ -75,7 +87,8 @@ def _readable(device: torch.device) -> list[str]:
 
 
 def choose(wanted: str, sides: Sequence[Offers]) -> str:
-    """The first transport in the trainer's order that all sides can use together, or the one that is wanted.
+    """The first transport in the trainer's order that all sides can use together, or the one that
+    is wanted.
 
     sides: what the trainer speaks, then each generator. Raises ConfigError, which lists that.
     """
@@ -89,7 +102,12 @@ def choose(wanted: str, sides: Sequence[Offers]) -> str:
     raise ConfigError(
         f"weights cannot be pushed by {wanted!r}, which not all sides can use together.",
         where="controller.config.push_transport",
-        why="\n".join([f"The trainer speaks {lists[0]}.", *(f"A generator speaks {side}." for side in lists[1:4])]),
+        why="\n".join(
+            [
+                f"The trainer speaks {lists[0]}.",
+                *(f"A generator speaks {side}." for side in lists[1:4]),
+            ]
+        ),
         todo=f"Use auto, or one of {', '.join(common)}.",
     )
 
@@ -107,19 +125,22 @@ def _together(name: str, words: Sequence[list[str] | None]) -> bool:
     return len(set(taken)) == len(taken)  # NCCL has no two ranks on one device
 
 
-# -- digests ----------------------------------------------------------------------------------------------------------
+# -- digests ---------------------------------------------------------------------------------------
 
 
 def fingerprint(content: Tensor) -> int:
-    """A signed 64-bit digest of flat uint8, the same on every device; not made against those who mean harm.
+    """A signed 64-bit digest of flat uint8, the same on every device; not made against those who
+    mean harm.
 
-    The sum over its 64-bit words of a mixture of word and position, so that bytes that changed, moved or were swapped
-    show. Waits until the device has done what it was asked before.
+    The sum over its 64-bit words of a mixture of word and position, so that bytes that changed,
+    moved or were swapped show. Waits until the device has done what it was asked before.
     """
     whole = content.numel() // _WORD_BYTES * _WORD_BYTES
     total = torch.zeros((), dtype=torch.int64, device=content.device)
     for start in range(0, whole, _CHUNK_WORDS * _WORD_BYTES):
-        total += _mixed(content[start : min(whole, start + _CHUNK_WORDS * _WORD_BYTES)], start // _WORD_BYTES)
+        total += _mixed(
+            content[start : min(whole, start + _CHUNK_WORDS * _WORD_BYTES)], start // _WORD_BYTES
+        )
     if whole < content.numel():
         tail = torch.zeros(_WORD_BYTES, dtype=torch.uint8, device=content.device)
         tail[: content.numel() - whole] = content[whole:]
@@ -139,12 +160,14 @@ def _mixed(content: Tensor, first: int) -> Tensor:
     return mixed.sum()
 
 
-# -- handles ----------------------------------------------------------------------------------------------------------
+# -- handles ---------------------------------------------------------------------------------------
 
 
 class CudaHandle(msgspec.Struct, array_like=True, frozen=True):
-    """The fields of ``UntypedStorage._share_cuda_`` after the device's number, which another process may count
-    otherwise: ``name`` stands for it."""
+    """The fields of ``UntypedStorage._share_cuda_`` after the device's number, which another
+    process may count
+    otherwise: ``name`` stands for it.
+    """
 
     name: str
     memory: bytes
@@ -157,7 +180,9 @@ class CudaHandle(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Handle(msgspec.Struct, array_like=True, frozen=True):
-    """nbytes: of the memory. file: on a CPU the memory itself; of a broadcast where the group meets, with ``ranks``."""
+    """nbytes: of the memory. file: on a CPU the memory itself; of a broadcast where the group
+    meets, with ``ranks``.
+    """
 
     nbytes: int
     file: str = ""
@@ -187,10 +212,12 @@ def open_cuda(handle: CudaHandle) -> Tensor:
     index = [_name(index) for index in range(torch.cuda.device_count())].index(handle.name)
     _, *fields = msgspec.structs.astuple(handle)
     storage = torch.UntypedStorage._new_shared_cuda(index, *fields)
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (handle.nbytes,), (1,))
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
+        storage, 0, (handle.nbytes,), (1,)
+    )
 
 
-# -- the sending side -------------------------------------------------------------------------------------------------
+# -- the sending side ------------------------------------------------------------------------------
 
 
 class IpcWriter:
@@ -203,7 +230,9 @@ class IpcWriter:
         self._cuda: CudaHandle | None = None
         if device.type == "cpu":
             self._file = _own_name(path)
-            with open(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
+            with open(
+                os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b"
+            ) as file:
                 file.truncate(nbytes)
             self._memory = open_file(self._file, nbytes)
             self.handle = encode(Handle(nbytes, file=str(self._file)))
@@ -230,7 +259,9 @@ class IpcWriter:
 
 
 class BroadcastWriter:
-    """A memory that is broadcast bucket by bucket. See ``gcore_core.weight_transfer.WeightWriter``."""
+    """A memory that is broadcast bucket by bucket. See
+    ``gcore_core.weight_transfer.WeightWriter``.
+    """
 
     transport = NCCL
 
@@ -244,7 +275,9 @@ class BroadcastWriter:
         return _put(self._memory, offset, content)
 
     def send(self, bucket: Bucket) -> None:
-        """All receivers take part. Raises ContractError when one does not, so that the push is begun anew."""
+        """All receivers take part. Raises ContractError when one does not, so that the push is
+        begun anew.
+        """
         self._group = self._group or PushGroup(self._memory.device, self._place, 0, self._ranks)
         self._group.broadcast(self._memory[bucket.offset : bucket.offset + _nbytes(bucket)])
 
@@ -267,7 +300,9 @@ def open_writer(
         return BroadcastWriter(device, path, nbytes, len(offers)) if chosen == NCCL else None
     except (OSError, RuntimeError) as error:
         log.warning("no memory for a weight push by %s", chosen, exc_info=True)
-        raise ContractError(f"no memory for a weight push by {chosen}", where="push", why=str(error)) from error
+        raise ContractError(
+            f"no memory for a weight push by {chosen}", where="push", why=str(error)
+        ) from error
 
 
 def _own_name(path: Path) -> Path:
@@ -292,25 +327,29 @@ class DeviceEngine(Protocol):
 
 
 class PushesFromDevice:
-    """Stands before a trainer of language models among the bases; see ``gcore_core.weight_transfer.SendsDevice``."""
+    """Stands before a trainer of language models among the bases; see
+    ``gcore_core.weight_transfer.SendsDevice``.
+    """
 
     _engine: DeviceEngine
 
-    def push_writer(self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int) -> WeightWriter | None:
+    def push_writer(
+        self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
+    ) -> WeightWriter | None:
         return open_writer(self._engine.device, wanted, offers, path, nbytes)
 
     def export_tensors(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         return self._engine.export_tensors()
 
 
-# -- the receiving side -----------------------------------------------------------------------------------------------
+# -- the receiving side ----------------------------------------------------------------------------
 
 
 class DeviceReader:
     """See ``gcore_core.weight_transfer.WeightReader``.
 
-    receiver: its ``load_weights`` gets flat uint8 tensors on ``device`` in place of arrays. tensors: what it holds, by
-    name, where it holds them as they were pushed.
+    receiver: its ``load_weights`` gets flat uint8 tensors on ``device`` in place of arrays.
+    tensors: what it holds, by name, where it holds them as they were pushed.
     """
 
     def __init__(
@@ -321,7 +360,12 @@ class DeviceReader:
         device: torch.device,
         tensors: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._receiver, self._transport, self._number, self._device = receiver, transport, number, device
+        self._receiver, self._transport, self._number, self._device = (
+            receiver,
+            transport,
+            number,
+            device,
+        )
         self._tensors = tensors
         self._opened: Tensor | None = None
         self._group: PushGroup | None = None
@@ -331,7 +375,9 @@ class DeviceReader:
         if self._transport == NCCL:
             memory = torch.empty(_nbytes(bucket), dtype=torch.uint8, device=self._device)
             place = Path(handle.file)
-            self._group = self._group or PushGroup(self._device, place, 1 + self._number, handle.ranks)
+            self._group = self._group or PushGroup(
+                self._device, place, 1 + self._number, handle.ranks
+            )
             self._group.broadcast(memory)
             bucket = msgspec.structs.replace(bucket, offset=0)
         else:
@@ -343,14 +389,24 @@ class DeviceReader:
 
     def _open(self, handle: Handle) -> Tensor:
         try:
-            return open_file(Path(handle.file), handle.nbytes) if handle.cuda is None else open_cuda(handle.cuda)
+            return (
+                open_file(Path(handle.file), handle.nbytes)
+                if handle.cuda is None
+                else open_cuda(handle.cuda)
+            )
         except (OSError, ValueError, RuntimeError) as error:
             log.warning("a push's memory cannot be opened", exc_info=True)
-            raise WeightMismatch("a bucket's memory cannot be opened", where=handle.file, why=str(error)) from error
+            raise WeightMismatch(
+                "a bucket's memory cannot be opened", where=handle.file, why=str(error)
+            ) from error
 
     def held(self) -> dict[str, int] | None:
         tensors = self._tensors
-        return None if tensors is None else {name: fingerprint(flat_bytes(t)) for name, t in tensors.items()}
+        return (
+            None
+            if tensors is None
+            else {name: fingerprint(flat_bytes(t)) for name, t in tensors.items()}
+        )
 
     def close(self) -> None:
         self._opened = None

@@ -1,7 +1,9 @@
-"""For tests of trainers: from a state that one layout of ranks saved, another goes on as if nothing had happened.
+"""For tests of trainers: from a state that one layout of ranks saved, another goes on as if nothing
+had happened.
 
-A job is a trainer on some ranks. Without states it makes ``STEPS`` steps and saves after ``AT``; with states it goes on
-from each. Jobs run one after the other, each rank in a process: ``python -m gcore_language.elastic JOBS RANK RANKS``.
+A job is a trainer on some ranks. Without states it makes ``STEPS`` steps and saves after ``AT``;
+with states it goes on from each. Jobs run one after the other, each rank in a process: ``python -m
+gcore_language.elastic JOBS RANK RANKS``.
 """
 
 from __future__ import annotations
@@ -28,9 +30,16 @@ from gcore_language.tiny import VOCABULARY
 STEPS, AT = 5, 2
 #: Sums of float32 in another order: of a gradient's norm, and of a tensor's largest weight.
 TOLERANCE = 1e-6
-#: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+#: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
+#: that should be zero
 _EPS = 1e-2
-_SETTINGS = {"learning_rate": 2e-3, "eps": _EPS, "weight_decay": 0.1, "clip_grad_norm": 0.3, "schedule": "linear"}
+_SETTINGS = {
+    "learning_rate": 2e-3,
+    "eps": _EPS,
+    "weight_decay": 0.1,
+    "clip_grad_norm": 0.3,
+    "schedule": "linear",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +53,16 @@ class Layout:
     engine: dict[str, Any] = field(default_factory=dict)
 
 
-TORCH = Layout(trainer="gcore_torch.trainer:TorchTrainer", config="gcore_torch.config:TorchTrainerConfig")
+TORCH = Layout(
+    trainer="gcore_torch.trainer:TorchTrainer", config="gcore_torch.config:TorchTrainerConfig"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """states: name -> directory of the state that it goes on from. What it finds lies under ``work``."""
+    """states: name -> directory of the state that it goes on from. What it finds lies under
+    ``work``.
+    """
 
     layout: Layout
     model: str
@@ -66,17 +79,31 @@ class Outcome:
 
 
 def run_jobs(jobs: Sequence[Job], room: Path) -> None:
-    """Runs the jobs, first those of fewer ranks; raises RuntimeError with the output of a rank that failed."""
+    """Runs the jobs, first those of fewer ranks; raises RuntimeError with the output of a rank that
+    failed.
+    """
     room.mkdir(parents=True, exist_ok=True)
     for ranks in sorted({job.layout.ranks for job in jobs}):
         file = room / f"jobs-{ranks}.json"
         file.write_text(json.dumps([asdict(job) for job in jobs if job.layout.ranks == ranks]))
-        run_together([["-m", "gcore_language.elastic", str(file), str(rank), str(ranks)] for rank in range(ranks)])
+        run_together(
+            [
+                ["-m", "gcore_language.elastic", str(file), str(rank), str(ranks)]
+                for rank in range(ranks)
+            ]
+        )
 
 
-def run_sources(layouts: Mapping[str, Layout], model: Path, works: Path, room: str) -> dict[str, str]:
-    """Source -> its state; each has gone on, too, without an interruption. ``outcome`` of ``works / source`` tells."""
-    jobs = [Job(layout=layout, model=str(model), work=str(works / name)) for name, layout in layouts.items()]
+def run_sources(
+    layouts: Mapping[str, Layout], model: Path, works: Path, room: str
+) -> dict[str, str]:
+    """Source -> its state; each has gone on, too, without an interruption. ``outcome`` of ``works /
+    source`` tells.
+    """
+    jobs = [
+        Job(layout=layout, model=str(model), work=str(works / name))
+        for name, layout in layouts.items()
+    ]
     run_jobs(jobs, works / room)
     return {name: str(works / name / "state") for name in layouts}
 
@@ -88,7 +115,9 @@ def run_targets(
     model: Path,
     works: Path,
 ) -> dict[str, Path]:
-    """Target -> where it went on from every state from which it ``goes(source, target)``; see ``outcome``."""
+    """Target -> where it went on from every state from which it ``goes(source, target)``; see
+    ``outcome``.
+    """
     found = {target: works / f"in {target}" for target in targets}
     jobs = []
     for target, work in found.items():
@@ -100,25 +129,38 @@ def run_targets(
 
 def outcome(work: Path, name: str = "whole") -> Outcome:
     """What a job found that went on from the state ``name``, or made all steps."""
-    return Outcome(norms=json.loads((work / f"{name}.json").read_text()), weights=dict(np.load(work / f"{name}.npz")))
+    return Outcome(
+        norms=json.loads((work / f"{name}.json").read_text()),
+        weights=dict(np.load(work / f"{name}.npz")),
+    )
 
 
 def assert_goes_on(resumed: Outcome, expected: Outcome, *, exact: bool) -> None:
-    """Gradient norms and weights are those of the run that was not interrupted: all bits, or within ``TOLERANCE``."""
+    """Gradient norms and weights are those of the run that was not interrupted: all bits, or within
+    ``TOLERANCE``.
+    """
     tolerance = 0 if exact else TOLERANCE
     np.testing.assert_allclose(resumed.norms, expected.norms, rtol=tolerance)
     assert resumed.weights.keys() == expected.weights.keys()
     for name, wanted in expected.weights.items():
         most = float(np.abs(wanted).max())
-        np.testing.assert_allclose(resumed.weights[name], wanted, rtol=0, atol=tolerance * most, err_msg=name)
+        np.testing.assert_allclose(
+            resumed.weights[name], wanted, rtol=0, atol=tolerance * most, err_msg=name
+        )
 
 
-def assert_run_goes_on(recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float) -> None:
-    """A run on torch that is resumed with other overrides ends as it did: gradient norms and weights, within
-    ``TOLERANCE``."""
+def assert_run_goes_on(
+    recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float
+) -> None:
+    """A run on torch that is resumed with other overrides ends as it did: gradient norms and
+    weights, within ``TOLERANCE``.
+    """
     begun, resumed = directory / "begun", directory / "resumed"
     settings = ["plugins=[]", "run.deterministic=true", "cluster.devices=3", f"run.steps={STEPS}"]
-    settings += ["roles.policy.model.make.config={seed: 0, steps: 40}", "controller.config.prompts=8"]
+    settings += [
+        "roles.policy.model.make.config={seed: 0, steps: 40}",
+        "controller.config.prompts=8",
+    ]
     settings += [
         f"roles.policy.config.eps={_EPS}",
         "evaluation.prompts=8",
@@ -135,7 +177,10 @@ def assert_run_goes_on(recipe: Path, directory: Path, overrides: Sequence[str], 
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     norms = []
     for run in (begun, resumed):
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         latest = {row["step"]: row["metrics"] for row in rows if "grad_norm" in row["metrics"]}
         norms.append([latest[step]["grad_norm"] for step in range(AT + 1, STEPS + 1)])
     np.testing.assert_allclose(norms[1], norms[0], rtol=TOLERANCE)
@@ -143,10 +188,12 @@ def assert_run_goes_on(recipe: Path, directory: Path, overrides: Sequence[str], 
     assert weights.keys() == wanted.keys()
     for name, tensor in wanted.items():
         most = float(np.abs(tensor).max())
-        np.testing.assert_allclose(weights[name], tensor, rtol=0, atol=TOLERANCE * most, err_msg=name)
+        np.testing.assert_allclose(
+            weights[name], tensor, rtol=0, atol=TOLERANCE * most, err_msg=name
+        )
 
 
-# -- in the processes of the ranks ------------------------------------------------------------------------------------
+# -- in the processes of the ranks -----------------------------------------------------------------
 
 
 class _Reinforce:
@@ -186,7 +233,11 @@ def _run(job: Job, rank: int) -> None:
         return float(trainer.train(number, advantages[replica::replicas], 1, 1)["grad_norm"])
 
     def leave(name: str, norms: list[float]) -> None:
-        weights = {s.name: a.copy().view(np.float32).reshape(s.shape) for s, a in trainer.export_weights() if a.size}
+        weights = {
+            s.name: a.copy().view(np.float32).reshape(s.shape)
+            for s, a in trainer.export_weights()
+            if a.size
+        }
         if rank == 0:
             (work / f"{name}.json").write_text(json.dumps(norms))
             np.savez(work / f"{name}.npz", **weights)
@@ -217,7 +268,9 @@ def _records(step: int) -> list[TrainRecord]:
                 "action_mask": np.ones(actions, np.bool_),
                 "temperature": np.array(np.float32(1.0)),
             }
-            records.append(TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns))
+            records.append(
+                TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns)
+            )
     return records
 
 

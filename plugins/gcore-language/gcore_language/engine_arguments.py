@@ -1,4 +1,6 @@
-"""The role's ``engine:`` mapping: names that an engine does not have, or that are set elsewhere, are refused."""
+"""The role's ``engine:`` mapping: names that an engine does not have, or that are set elsewhere,
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ class EngineArguments:
             where = f"roles.{role}.engine.{section}{name}"
             if (place := self.settings.get(section + name)) is not None:
                 key = place if place.startswith("run.") else f"roles.{role}.{place}"
-                raise ConfigError("this is not set here.", where=where, todo=f"Set {key}.", argument=name)
+                raise ConfigError(
+                    "this is not set here.", where=where, todo=f"Set {key}.", argument=name
+                )
             if (why := self.fixed.get(section + name)) is not None:
                 raise ConfigError("this cannot be chosen.", where=where, why=why, argument=name)
 
-    def check_known(self, names: Iterable[str], known: Collection[str], role: str, section: str = "") -> None:
+    def check_known(
+        self, names: Iterable[str], known: Collection[str], role: str, section: str = ""
+    ) -> None:
         """Raises ConfigError for a name that is not among ``known``, the engine's own."""
         for name in names:
             if name not in known:

@@ -1,4 +1,5 @@
-"""What conformance modules of engines share: the contract of a generator on tiny random models, with the real engine.
+"""What conformance modules of engines share: the contract of a generator on tiny random models,
+with the real engine.
 
 An engine takes seconds to start, so the tests of a class share one.
 """
@@ -47,14 +48,20 @@ class OnTinyModel(GeneratorContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, model: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-        context = WorkerContext(role="contract", model=model, directory=str(tmp_path_factory.mktemp("logs")))
+    def engine(
+        cls, model: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Any]:
+        context = WorkerContext(
+            role="contract", model=model, directory=str(tmp_path_factory.mktemp("logs"))
+        )
         yield from closing(make(cls.description(), cls.config, context))
 
     @pytest.fixture
     def generator(self, engine: Any) -> Iterator[Any]:
         yield engine
-        engine.abort([(ordinal, sample) for ordinal in range(1001) for sample in range(self.samples)])
+        engine.abort(
+            [(ordinal, sample) for ordinal in range(1001) for sample in range(self.samples)]
+        )
 
 
 class OnQwen2(OnTinyModel):
@@ -64,7 +71,9 @@ class OnQwen2(OnTinyModel):
 
 
 class OnQwen2VL(OnTinyModel):
-    """A model that takes images, and prompts that show some; ``patch``: the side of a patch in pixels."""
+    """A model that takes images, and prompts that show some; ``patch``: the side of a patch in
+    pixels.
+    """
 
     family = "qwen2_vl"
     patch: ClassVar[int] = 4

@@ -1,6 +1,7 @@
 """Tests that engines share: an engine's test module inherits a class and gives its fixtures.
 
-``directories``: name -> model directory; of each family a second one, ``<family>-other``, differs in its weights alone.
+``directories``: name -> model directory; of each family a second one, ``<family>-other``, differs
+in its weights alone.
 ``generator``: with the weights of ``family``; every test leaves these.
 """
 
@@ -19,7 +20,16 @@ from gcore_core.records import Prompt, TensorSpec, WeightPlan
 from gcore_core.testing.contracts.weights import load, push
 from gcore_core.testing.safetensors_files import write_safetensors
 from gcore_language.images import GRID, PIXELS
-from gcore_language.testing import PLACE, assert_agree, drain, gaps, image_prompts, requests_of, run, tensors_of
+from gcore_language.testing import (
+    PLACE,
+    assert_agree,
+    drain,
+    gaps,
+    image_prompts,
+    requests_of,
+    run,
+    tensors_of,
+)
 from gcore_language.tiny import VOCABULARY, save_image_model
 
 Directories = Mapping[str, Path]
@@ -41,7 +51,9 @@ class PushTests:
         for source in (f"{family}-other", family, f"{family}-other", family):
             push(generator, tensors_of(directories[source]), generator.version + 1)
             records = run(generator, requests_of(self.prompts))
-            assert {record.versions for record in records} == {(generator.version, generator.version)}
+            assert {record.versions for record in records} == {
+                (generator.version, generator.version)
+            }
             assert_agree(gaps(records, directories[source]))
 
     def test_a_push_that_broke_off_can_be_made_again(
@@ -51,13 +63,17 @@ class PushTests:
         plan, half = WeightPlan(version, [spec for spec, _ in new]), len(new) // 2
         generator.begin_weights(plan)
         load(generator, new[:half])
-        with pytest.raises(WeightMismatch, match=f"tensor {min(spec.name for spec, _ in new[half:])} has not come"):
+        with pytest.raises(
+            WeightMismatch, match=f"tensor {min(spec.name for spec, _ in new[half:])} has not come"
+        ):
             generator.commit_weights(plan)
         with pytest.raises(WeightMismatch, match="has begun and was not committed"):
             generator.step()
         assert generator.version == version - 1
         push(generator, new, version)
-        assert_agree(gaps(run(generator, requests_of(self.prompts)), directories[f"{family}-other"]))
+        assert_agree(
+            gaps(run(generator, requests_of(self.prompts)), directories[f"{family}-other"])
+        )
         push(generator, tensors_of(directories[family]), version + 1)
 
     def test_a_push_of_another_model_is_refused_by_name(
@@ -70,8 +86,12 @@ class PushTests:
         with pytest.raises(WeightMismatch, match=f"lacks tensor {first.name}"):
             generator.begin_weights(WeightPlan(version, specs[1:]))
         with pytest.raises(WeightMismatch, match=r"another\.scale, which the model does not have"):
-            generator.begin_weights(WeightPlan(version, [*specs, TensorSpec("another.scale", "F32", (1,), 4)]))
-        with pytest.raises(WeightMismatch, match=rf"{first.name} has shape \(7, .*\) in the plan and"):
+            generator.begin_weights(
+                WeightPlan(version, [*specs, TensorSpec("another.scale", "F32", (1,), 4)])
+            )
+        with pytest.raises(
+            WeightMismatch, match=rf"{first.name} has shape \(7, .*\) in the plan and"
+        ):
             generator.begin_weights(WeightPlan(version, [wide, *specs[1:]]))
         with pytest.raises(WeightMismatch, match="tensors came before their plan"):
             generator.load_weights(tensors)
@@ -85,7 +105,9 @@ class PushTests:
 
 
 def save_image_models(directory: Path, family: str, patch: int = 4) -> dict[str, Path]:
-    """``directories`` of ``ImageTests``: one more, ``<family>-mixed``, has the vision tower of the other."""
+    """``directories`` of ``ImageTests``: one more, ``<family>-mixed``, has the vision tower of the
+    other.
+    """
     found = {name: directory / name for name in (family, f"{family}-other", f"{family}-mixed")}
     one, other, mixed = found.values()
     for seed, path in enumerate((one, other)):
@@ -98,7 +120,9 @@ def save_image_models(directory: Path, family: str, patch: int = 4) -> dict[str,
 
 
 class ImageTests:
-    """On models of ``save_image_models``; they sample 12 actions at most, of a context of 128 tokens."""
+    """On models of ``save_image_models``; they sample 12 actions at most, of a context of 128
+    tokens.
+    """
 
     patch: ClassVar[int] = 4
 
@@ -116,15 +140,24 @@ class ImageTests:
         actions: list[int] = []
         for source in (family, f"{family}-other", f"{family}-mixed", family):
             push(generator, tensors_of(directories[source]), generator.version + 1)
-            records = run(generator, requests_of(prompts)) + run(generator, requests_of(prompts, 1, greedy=True))
+            records = run(generator, requests_of(prompts)) + run(
+                generator, requests_of(prompts, 1, greedy=True)
+            )
             assert_agree(gaps(records, directories[source]))
-            actions += [int(action) for record in records for action in record.columns["action_ids"]]
-        assert _IMAGE_TOKEN in actions, "no image token was sampled, which must not stand for an image"
+            actions += [
+                int(action) for record in records for action in record.columns["action_ids"]
+            ]
+        assert _IMAGE_TOKEN in actions, (
+            "no image token was sampled, which must not stand for an image"
+        )
 
     def test_what_a_push_brings_to_the_vision_tower_alone_changes_log_probs(
         self, generator: Any, family: str, directories: Directories, prompts: list[Prompt]
     ) -> None:
-        seeing, blind = ([prompt for prompt in prompts if bool(prompt.images) == shown] for shown in (True, False))
+        seeing, blind = (
+            [prompt for prompt in prompts if bool(prompt.images) == shown]
+            for shown in (True, False)
+        )
         run(generator, requests_of(seeing))  # fills the caches
         push(generator, tensors_of(directories[f"{family}-mixed"]), generator.version + 1)
         seen, unseen = run(generator, requests_of(seeing)), run(generator, requests_of(blind))
@@ -139,7 +172,9 @@ class ImageTests:
         requests = requests_of(prompts, 8)
         generator.submit(requests)
         ended = generator.step()
-        aborted = generator.abort([(ordinal, sample) for ordinal in range(len(prompts)) for sample in range(3, 8)])
+        aborted = generator.abort(
+            [(ordinal, sample) for ordinal in range(len(prompts)) for sample in range(3, 8)]
+        )
         records = ended + aborted + drain(generator, len(requests) - len(ended) - len(aborted))
         assert {record.status for record in records} > {"aborted"}
         shared: dict[int, set[int]] = {}
@@ -161,8 +196,12 @@ class ImageTests:
         (of_file,) = requests_of(prompts[:1], 1, greedy=True)
         with Image.open(prompts[0].images[0]) as opened:
             shown = (np.asarray(opened),)
-        of_array = replace(of_file, ordinal=1, prompt=Prompt(row=0, text=prompts[0].text), images=shown)
-        one, other = sorted(run(generator, [of_file, of_array]), key=lambda record: record.request.ordinal)
+        of_array = replace(
+            of_file, ordinal=1, prompt=Prompt(row=0, text=prompts[0].text), images=shown
+        )
+        one, other = sorted(
+            run(generator, [of_file, of_array]), key=lambda record: record.request.ordinal
+        )
         for of_one, of_other in ((one.columns, other.columns), (one.media, other.media)):
             assert of_one.keys() == of_other.keys()
             for name in of_one.keys() - {"logp"}:
@@ -176,7 +215,9 @@ class ImageTests:
         side = 16 * self.patch
         Image.effect_noise((side, side), 100).convert("RGB").save(tmp_path / "large.png")
         large = Prompt(row=0, text=PLACE * 2, images=[str(tmp_path / "large.png")] * 2)
-        failed, fits = sorted(run(generator, requests_of([large, prompts[0]], 1)), key=lambda r: r.request.ordinal)
+        failed, fits = sorted(
+            run(generator, requests_of([large, prompts[0]], 1)), key=lambda r: r.request.ordinal
+        )
         assert (failed.status, failed.reason) == ("failed", "prompt_too_long")
         assert dict(failed.columns) == dict(failed.media) == {}
         assert fits.status != "failed"
@@ -189,7 +230,11 @@ class ImageTests:
         Path(broken).write_bytes(b"no image")
         Path(cut).write_bytes(Path(shown).read_bytes()[:200])
         for text, path, message in (
-            (PLACE, gone, r"gone\.png: an image of row 7 cannot be read\.\n  There is no such file"),
+            (
+                PLACE,
+                gone,
+                r"gone\.png: an image of row 7 cannot be read\.\n  There is no such file",
+            ),
             (PLACE, broken, r"broken\.png: an image of row 7 cannot be read\."),
             (PLACE, cut, r"cut\.png: an image of row 7 cannot be read\."),
             ("1+2=", shown, "row 7 names 1 images, and its prompt has places for 0"),

@@ -1,8 +1,11 @@
-"""A forward and backward pass of Llama-like models over flat tokens, without padding and with each prompt encoded once.
+"""A forward and backward pass of Llama-like models over flat tokens, without padding and with each
+prompt encoded once.
 
-Used for short records on a CPU, where transformers' forward spends most of its time on padding and on small operations.
-Legend of shapes: N tokens of a batch (all prompts, then all completions), D hidden size, H query heads, K key-value
-heads, E head size, B rows of an attention (groups or records), Q queries and T keys of a row.
+Used for short records on a CPU, where transformers' forward spends most of its time on padding and
+on small operations.
+Legend of shapes: N tokens of a batch (all prompts, then all completions), D hidden size, H query
+heads, K key-value heads, E head size, B rows of an attention (groups or records), Q queries and T
+keys of a row.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 class Block:
     """The rows of one attention, and where their queries and keys lie among the tokens.
 
-    queries int64[B, Q], keys int64[B, T]: token indexes, any where there is none; the last Q keys are the queries'.
+    queries int64[B, Q], keys int64[B, T]: token indexes, any where there is none; the last Q keys
+        are the queries'.
     own int64[n]: places in ``queries``, counted row after row, of the tokens that are there.
     bias float32[B or 1, Q, 1, T]: 0 where a query sees a key, else -inf; every query sees some key.
     real float32[B, Q, 1, 1]: 0 for queries that are not there; None when all are.
@@ -38,9 +42,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatLayout:
-    """Positions int64[N] of all tokens; the attention of prompts to themselves and that of completions (None when each
-    has one action) to their prompt and themselves; members float32[G, R]: 1 where record r is of group g; predicting
-    int64[M]: tokens whose hidden states are wanted."""
+    """Positions int64[N] of all tokens; the attention of prompts to themselves and that of
+    completions (None when each has one action) to their prompt and themselves; members float32[G,
+    R]: 1 where record r is of group g; predicting int64[M]: tokens whose hidden states are wanted.
+    """
 
     positions: Tensor
     prompts: Block
@@ -51,7 +56,9 @@ class FlatLayout:
 
 def family_supported(config: Any) -> bool:
     """Whether a Hugging Face config is of a family whose equations are the ones written here."""
-    sliding = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    sliding = getattr(config, "use_sliding_window", True) and getattr(
+        config, "sliding_window", None
+    )
     return (
         getattr(config, "model_type", "") in FAMILIES
         and not sliding
@@ -61,11 +68,19 @@ def family_supported(config: Any) -> bool:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """x / rms(x) * weight (Zhang and Sennrich 2019, eq. 4), over the last dimension, saving one tensor of x's size."""
+    """x / rms(x) * weight (Zhang and Sennrich 2019, eq. 4), over the last dimension, saving one
+    tensor of x's size.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        inverse = (
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            .square_()
+            .div_(x.shape[-1])
+            .add_(eps)
+            .rsqrt_()
+        )
         normal = x * inverse
         ctx.save_for_backward(normal, inverse, weight)
         return normal * weight
@@ -101,9 +116,10 @@ class _SwiGlu(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gather:
-    """A block's indexes: of queries [K, B, Q, H/K] and of keys and values [2, K, B, T] in tokens seen as
-    [N (H + 2K), E]; of queries in outputs seen as [N H, E]; and the ways back, from queries to [n, H] and from keys and
-    values to the [n, 2K] of the block's own tokens."""
+    """A block's indexes: of queries [K, B, Q, H/K] and of keys and values [2, K, B, T] in tokens
+    seen as [N (H + 2K), E]; of queries in outputs seen as [N H, E]; and the ways back, from queries
+    to [n, H] and from keys and values to the [n, 2K] of the block's own tokens.
+    """
 
     block: Block
     queries: Tensor
@@ -115,7 +131,9 @@ class _Gather:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """What all layers of one pass share. turn complex64[N, 1, E/2]: cos + i sin of each position's angles."""
+    """What all layers of one pass share. turn complex64[N, 1, E/2]: cos + i sin of each position's
+    angles.
+    """
 
     turn: Tensor
     gathers: tuple[_Gather, ...]  # prompts, then completions
@@ -137,17 +155,24 @@ def _gather(block: Block, query_heads: int, kv_heads: int) -> _Gather:
         queries=(block.queries[None, :, :, None] * heads + by_head).flatten(),
         keys=(block.keys * heads + query_heads + pair[:, None, None]).flatten(),
         outputs=(block.queries[None, :, :, None] * query_heads + by_head).flatten(),
-        back_queries=((head // share * (rows * queries) + block.own[:, None]) * share + head % share).flatten(),
-        back_keys=((pair * rows + row[:, None]) * keys + (keys - queries + query)[:, None]).flatten(),
+        back_queries=(
+            (head // share * (rows * queries) + block.own[:, None]) * share + head % share
+        ).flatten(),
+        back_keys=(
+            (pair * rows + row[:, None]) * keys + (keys - queries + query)[:, None]
+        ).flatten(),
     )
 
 
 class _Attention(torch.autograd.Function):
-    """[N, (H + 2K) E] projections to [N, H E] outputs: rotary embedding, then softmax attention of each block.
+    """[N, (H + 2K) E] projections to [N, H E] outputs: rotary embedding, then softmax attention of
+    each block.
 
-    Queries come scaled, and queries and keys with the two numbers that turn together next to each other (see
-    ``_projection``), so that a turn is one complex product (Su et al. 2021, eq. 34). Probabilities are kept for the
-    backward pass: rows are short, and for small matrices batched products beat a fused attention kernel on a CPU.
+    Queries come scaled, and queries and keys with the two numbers that turn together next to each
+    other (see ``_projection``), so that a turn is one complex product (Su et al. 2021, eq. 34).
+    Probabilities are kept for the
+    backward pass: rows are short, and for small matrices batched products beat a fused attention
+        kernel on a CPU.
     """
 
     @staticmethod
@@ -158,13 +183,17 @@ class _Attention(torch.autograd.Function):
             block = gather.block
             (rows, queries), keys = block.queries.shape, block.keys.shape[1]
             q = table.index_select(0, gather.queries).view(shared.kv_heads * rows, -1, shared.size)
-            kv = table.index_select(0, gather.keys).view(2, shared.kv_heads * rows, keys, shared.size)
+            kv = table.index_select(0, gather.keys).view(
+                2, shared.kv_heads * rows, keys, shared.size
+            )
             scores = torch.bmm(q, kv[0].mT).view(shared.kv_heads, rows, queries, -1, keys)
             p = scores.add_(block.bias).softmax(-1)
             if block.real is not None:
                 p.mul_(block.real)  # so that no gradient comes from what is not there
             p = p.view(q.shape[0], -1, keys)
-            outputs.append(torch.bmm(p, kv[1]).view(-1, shared.size).index_select(0, gather.back_queries))
+            outputs.append(
+                torch.bmm(p, kv[1]).view(-1, shared.size).index_select(0, gather.back_queries)
+            )
             saved += [q, kv, p]
         ctx.save_for_backward(*saved)
         ctx.shared = shared
@@ -177,12 +206,16 @@ class _Attention(torch.autograd.Function):
         table = grad.reshape(-1, shared.size)
         parts: list[Tensor] = []
         to_prompts = None
-        for i in reversed(range(len(shared.gathers))):  # completions first: they reach the prompts' keys and values
+        for i in reversed(
+            range(len(shared.gathers))
+        ):  # completions first: they reach the prompts' keys and values
             gather = shared.gathers[i]
             q, kv, p = saved[3 * i : 3 * i + 3]
             g = table.index_select(0, gather.outputs).view(q.shape)
             grad_s = torch._softmax_backward_data(torch.bmm(g, kv[1].mT), p, -1, p.dtype)
-            grad_q = torch.bmm(grad_s, kv[0]).view(-1, shared.size).index_select(0, gather.back_queries)
+            grad_q = (
+                torch.bmm(grad_s, kv[0]).view(-1, shared.size).index_select(0, gather.back_queries)
+            )
             grad_kv = torch.stack([torch.bmm(grad_s.mT, q), torch.bmm(p.mT, g)])
             if i:
                 to_prompts = _sum_over_members(grad_kv, shared)
@@ -195,9 +228,13 @@ class _Attention(torch.autograd.Function):
 
 
 def _sum_over_members(grad_kv: Tensor, shared: _Pass) -> Tensor:
-    """[2 K R, T, E] gradients of completions' keys and values to [2K, G, P, E]: what each group's prompt gets."""
+    """[2 K R, T, E] gradients of completions' keys and values to [2K, G, P, E]: what each group's
+    prompt gets.
+    """
     prompt = shared.gathers[0].block.keys.shape[1]
-    by_record = grad_kv.view(2 * shared.kv_heads, shared.members.shape[1], -1, shared.size)[:, :, :prompt]
+    by_record = grad_kv.view(2 * shared.kv_heads, shared.members.shape[1], -1, shared.size)[
+        :, :, :prompt
+    ]
     return torch.matmul(shared.members, by_record.reshape(*by_record.shape[:2], -1))
 
 
@@ -213,7 +250,9 @@ def _turned(x: Tensor, turn: Tensor, shared: _Pass) -> Tensor:
 
 
 def _pairs(weight: Tensor, size: int) -> Tensor:
-    """Rows of each head from halves (0, 1, .. E/2, E/2 + 1, ..) to pairs (0, E/2, 1, E/2 + 1, ..)."""
+    """Rows of each head from halves (0, 1, .. E/2, E/2 + 1, ..) to pairs (0, E/2, 1, E/2 + 1,
+    ..).
+    """
     return weight.view(-1, 2, size // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
@@ -230,7 +269,9 @@ def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
     projected = F.linear(x, joined(*(part.weight for part in parts)), bias)
     if not normed:
         return projected
-    q, k, v = projected.view(len(x), -1, size).split([shared.query_heads, shared.kv_heads, shared.kv_heads], 1)
+    q, k, v = projected.view(len(x), -1, size).split(
+        [shared.query_heads, shared.kv_heads, shared.kv_heads], 1
+    )
     eps = attention.q_norm.variance_epsilon
     q = _RmsNorm.apply(q.contiguous(), _pairs(attention.q_norm.weight, size) * scale, eps)
     k = _RmsNorm.apply(k.contiguous(), _pairs(attention.k_norm.weight, size), eps)
@@ -238,14 +279,19 @@ def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
 
 
 def _layer(layer: nn.Module, x: Tensor, shared: _Pass, wanted: Tensor | None) -> Tensor:
-    """One decoder layer over flat tokens x [N, D]; past the attention it goes on with the ``wanted`` ones only."""
+    """One decoder layer over flat tokens x [N, D]; past the attention it goes on with the
+    ``wanted`` ones only.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     projected = _projection(attention, _norm(layer.input_layernorm, x), shared)
     attended = _Attention.apply(projected, shared)
     if wanted is not None:
         x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
     x = x + attention.o_proj(attended)
-    both = F.linear(_norm(layer.post_attention_layernorm, x), torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+    both = F.linear(
+        _norm(layer.post_attention_layernorm, x),
+        torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+    )
     return x + mlp.down_proj(_SwiGlu.apply(both))
 
 
@@ -253,27 +299,37 @@ def _norm(module: nn.Module, x: Tensor) -> Tensor:
     return _RmsNorm.apply(x, module.weight, module.variance_epsilon)
 
 
-def _dispatch(layer: nn.Module, original: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _dispatch(
+    layer: nn.Module, original: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     if args and isinstance(args[0], _Pass):
         return _layer(layer, x, *args)
     return original(x, *args, **kwargs)
 
 
 def install(model: nn.Module) -> None:
-    """Lets each decoder layer take flat tokens too, still through its own ``__call__``, where sharding hooks sit."""
+    """Lets each decoder layer take flat tokens too, still through its own ``__call__``, where
+    sharding hooks sit.
+    """
     for layer in model.model.layers:
         layer.forward = partial(_dispatch, layer, layer.forward)
 
 
 def forward(model: nn.Module, ids: Tensor, layout: FlatLayout) -> Tensor:
-    """Last hidden states [M, D] of the predicting tokens among ``ids`` int64[N]; ``install`` came before."""
+    """Last hidden states [M, D] of the predicting tokens among ``ids`` int64[N]; ``install`` came
+    before.
+    """
     base, config = model.model, model.config
     x = base.embed_tokens(ids)
     cos, sin = base.rotary_emb(x[None], layout.positions[None])
     size, heads = cos.shape[-1], (config.num_attention_heads, config.num_key_value_heads)
-    blocks = [layout.prompts] if layout.completions is None else [layout.prompts, layout.completions]
+    blocks = (
+        [layout.prompts] if layout.completions is None else [layout.prompts, layout.completions]
+    )
     shared = _Pass(
-        turn=torch.complex(cos[0, :, None, : size // 2].float(), sin[0, :, None, : size // 2].float()),
+        turn=torch.complex(
+            cos[0, :, None, : size // 2].float(), sin[0, :, None, : size // 2].float()
+        ),
         gathers=tuple(_gather(block, *heads) for block in blocks),
         members=layout.members,
         query_heads=heads[0],

@@ -1,4 +1,6 @@
-"""Requests for samples whose prompts may show images, made ready for an engine, and what its records hold of them."""
+"""Requests for samples whose prompts may show images, made ready for an engine, and what its
+records hold of them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from gcore_language.images import FAMILIES, GRID, PIXELS, ImageReader, Images
 from gcore_language.model_files import ModelFiles
 from gcore_language.prompts import LOAD_ERRORS, encode_fitting, refuse_images, unreadable
 
-#: Beginnings of tensors' names in checkpoints of ``FAMILIES`` -> in transformers' modules, whose names trainers push.
+#: Beginnings of tensors' names in checkpoints of ``FAMILIES`` -> in transformers' modules, whose
+#: names trainers push.
 _IN_MODULES = (
     (re.compile(r"^visual\."), "model.visual."),
     (re.compile(r"^model\.(?!language_model\.|visual\.)"), "model.language_model."),
@@ -25,7 +28,8 @@ _IN_CHECKPOINTS = {"model.visual.": "visual.", "model.language_model.": "model."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """A request that fits. prompt: int32[P] with all tokens of its images. room: tokens that the context has left.
+    """A request that fits. prompt: int32[P] with all tokens of its images. room: tokens that the
+    context has left.
 
     images: the same object for all samples of a prompt.
     """
@@ -37,7 +41,9 @@ class Ready:
 
 
 def load_image_config(files: ModelFiles, *, trust_remote_code: bool = False) -> Any | None:
-    """transformers' config of a model that takes images here, None for any other. Raises DataError."""
+    """transformers' config of a model that takes images here, None for any other. Raises
+    DataError.
+    """
     told = json.loads((files.directory / "config.json").read_text(encoding="utf-8"))
     if told.get("model_type") not in FAMILIES:
         return None
@@ -65,9 +71,14 @@ def name_in_checkpoint(name: str) -> str:
 
 
 def make_ready(
-    tokenizer: Any, requests: Sequence[SampleRequest], context_length: int, version: int, reader: ImageReader | None
+    tokenizer: Any,
+    requests: Sequence[SampleRequest],
+    context_length: int,
+    version: int,
+    reader: ImageReader | None,
 ) -> tuple[list[Ready], list[Finished]]:
-    """(those that can be served, records of those that fail); a prompt is encoded and its images are opened once.
+    """(those that can be served, records of those that fail); a prompt is encoded and its images
+    are opened once.
 
     reader: None for a model of text. Raises DataError for an image that cannot be shown.
     """
@@ -92,5 +103,7 @@ def image_columns(images: Images | None) -> dict[str, np.ndarray]:
 
 
 def image_media(images: Images | None) -> dict[str, np.ndarray]:
-    """What a record holds of its images among the media: the same array for all samples of a prompt."""
+    """What a record holds of its images among the media: the same array for all samples of a
+    prompt.
+    """
     return {} if images is None else {PIXELS: images.pixels}

@@ -1,7 +1,8 @@
-"""The forward pass of image-text models of Qwen2-VL's kind, where only a prompt's image tokens stand for images.
+"""The forward pass of image-text models of Qwen2-VL's kind, where only a prompt's image tokens
+stand for images.
 
-transformers takes every image token of its input for one, also a token that was sampled. Legend of shapes: R rows, W
-tokens of a row, D hidden size.
+transformers takes every image token of its input for one, also a token that was sampled. Legend of
+shapes: R rows, W tokens of a row, D hidden size.
 """
 
 from __future__ import annotations
@@ -17,21 +18,26 @@ from gcore_language.images import Images
 
 
 def show(model: Any, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, Tensor, Tensor]:
-    """(embeddings [R, W, D], positions int64[3, R, W], shift int64[R]) of ids int64[R, W] and each row's images.
+    """(embeddings [R, W, D], positions int64[3, R, W], shift int64[R]) of ids int64[R, W] and each
+    row's images.
 
-    A token that follows at place w of its row has position w + shift in all three dimensions. An object that several
-    rows have is encoded once. Without any image a blank one is encoded and has no effect, so that ranks that share the
-    model run the same modules.
+    A token that follows at place w of its row has position w + shift in all three dimensions. An
+    object that several rows have is encoded once. Without any image a blank one is encoded and has
+    no effect, so that ranks that share the model run the same modules.
     """
     inner, vision = model.base_model, model.config.vision_config
     rows = [image for image in images if image is not None]
     distinct = list({id(image.pixels): image for image in rows}.values()) or [blank(vision)]
     pixels = torch.from_numpy(np.concatenate([image.pixels for image in distinct])).to(ids.device)
-    features = inner.get_image_features(pixels, _grid(distinct, ids.device), return_dict=True).pooler_output
+    features = inner.get_image_features(
+        pixels, _grid(distinct, ids.device), return_dict=True
+    ).pooler_output
     embeddings = inner.get_input_embeddings()(ids)
     encoded = torch.cat(list(features)).to(embeddings.dtype)
     merged = int(vision.spatial_merge_size) ** 2
-    tokens = torch.tensor([0 if image is None else len(image.pixels) // merged for image in images], device=ids.device)
+    tokens = torch.tensor(
+        [0 if image is None else len(image.pixels) // merged for image in images], device=ids.device
+    )
     is_image = ids == model.config.image_token_id
     is_image &= is_image.cumsum(1) <= tokens[:, None]
     if rows:
@@ -42,7 +48,9 @@ def show(model: Any, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tens
     else:
         embeddings = embeddings + 0.0 * encoded.sum()
     grid = _grid(rows, ids.device) if rows else None
-    positions, shift = inner.get_rope_index(ids, mm_token_type_ids=is_image.int(), image_grid_thw=grid)
+    positions, shift = inner.get_rope_index(
+        ids, mm_token_type_ids=is_image.int(), image_grid_thw=grid
+    )
     return embeddings, positions, shift[:, 0]
 
 
@@ -54,12 +62,16 @@ def blank(vision: Any) -> Images:
     """The smallest image that is a token."""
     side = int(vision.spatial_merge_size)
     numbers = int(vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
-    return Images(pixels=np.zeros((side * side, numbers), np.float32), grid=np.array([[1, side, side]]))
+    return Images(
+        pixels=np.zeros((side * side, numbers), np.float32), grid=np.array([[1, side, side]])
+    )
 
 
 def hidden_states(model: Any, ids: Tensor, images: Sequence[Images | None]) -> Tensor:
     """Last hidden states [R, W, D] of rows padded on the right."""
     embeddings, positions, _ = show(model, ids, images)
     text = model.base_model.language_model
-    hidden: Tensor = text(inputs_embeds=embeddings, position_ids=positions, use_cache=False).last_hidden_state
+    hidden: Tensor = text(
+        inputs_embeds=embeddings, position_ids=positions, use_cache=False
+    ).last_hidden_state
     return hidden

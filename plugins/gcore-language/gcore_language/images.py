@@ -1,7 +1,8 @@
-"""Images beside prompts, for the image-text models of Qwen2-VL's kind: read, cut into patches, and put into the text.
+"""Images beside prompts, for the image-text models of Qwen2-VL's kind: read, cut into patches, and
+put into the text.
 
-Legend of shapes: N patches of some images, F numbers of one patch, I images. An image takes as many tokens as it has
-patches, divided by the square of the model's merge size.
+Legend of shapes: N patches of some images, F numbers of one patch, I images. An image takes as many
+tokens as it has patches, divided by the square of the model's merge size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from gcore_core.records import Prompt
 from gcore_language.prompts import LOAD_ERRORS, first_lines, unreadable
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl"})
-#: What a record of such a prompt holds: the patches among its media, how they lie among its columns.
+#: What a record of such a prompt holds: the patches among its media, how they lie among its
+#: columns.
 PIXELS, GRID = "pixel_values", "image_grid_thw"
 
 
@@ -29,8 +31,9 @@ def takes_images(config: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """The images of one prompt. pixels float32[N, F]; grid int64[I, 3]: patches of each image in time, height, width;
-    N is the sum of their products."""
+    """The images of one prompt. pixels float32[N, F]; grid int64[I, 3]: patches of each image in
+    time, height, width; N is the sum of their products.
+    """
 
     pixels: np.ndarray
     grid: np.ndarray
@@ -48,38 +51,57 @@ class ImageReader:
         from transformers import AutoImageProcessor
 
         try:
-            self._processor = AutoImageProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+            self._processor = AutoImageProcessor.from_pretrained(
+                path, trust_remote_code=trust_remote_code
+            )
         except (*LOAD_ERRORS, ImportError) as error:
             raise unreadable("image processor", path, error) from error
         self._token = int(config.image_token_id)
         self._merged = int(config.vision_config.spatial_merge_size) ** 2
 
     def read(self, requests: Sequence[SampleRequest]) -> dict[int, Images]:
-        """Ordinal -> images, of the requests that show some: files, then arrays; those of one ordinal have the same."""
+        """Ordinal -> images, of the requests that show some: files, then arrays; those of one
+        ordinal have the same.
+        """
         first = {request.ordinal: request for request in reversed(requests)}
-        shown = {ordinal: request for ordinal, request in first.items() if request.prompt.images or request.images}
+        shown = {
+            ordinal: request
+            for ordinal, request in first.items()
+            if request.prompt.images or request.images
+        }
         return {ordinal: self._open(request) for ordinal, request in shown.items()}
 
     def _open(self, request: SampleRequest) -> Images:
         prompt = request.prompt
-        pictures = [_picture(prompt, path) for path in prompt.images] + [_drawn(array) for array in request.images]
+        pictures = [_picture(prompt, path) for path in prompt.images] + [
+            _drawn(array) for array in request.images
+        ]
         try:
             made = self._processor(images=pictures, return_tensors="np")
         except ValueError as error:  # of a size that it refuses
             what = f"the images of {_owner(prompt, shown=True)} cannot be cut into patches."
             raise DataError(what, where=_where(prompt), why=first_lines(error)) from error
-        return Images(pixels=np.asarray(made[PIXELS], np.float32), grid=np.asarray(made[GRID], np.int64))
+        return Images(
+            pixels=np.asarray(made[PIXELS], np.float32), grid=np.asarray(made[GRID], np.int64)
+        )
 
     def lay(self, prompt: Prompt, ids: np.ndarray, images: Images | None) -> np.ndarray:
-        """The prompt int32[P] with as many image tokens in each image's place as it takes. Raises DataError."""
+        """The prompt int32[P] with as many image tokens in each image's place as it takes. Raises
+        DataError.
+        """
         places = (ids == self._token).nonzero()[0]
-        tokens = images.grid.prod(1) // self._merged if images is not None else np.zeros(0, np.int64)
+        tokens = (
+            images.grid.prod(1) // self._merged if images is not None else np.zeros(0, np.int64)
+        )
         where, owner = _where(prompt), _owner(prompt, shown=images is not None)
         if len(places) != len(tokens):
             raise DataError(
                 f"{owner} names {len(tokens)} images, and its prompt has places for {len(places)}.",
                 where=where,
-                why="A place is the model's image token, which its chat template writes for a part of type image.",
+                why=(
+                    "A place is the model's image token, which its chat template writes for a "
+                    "part of type image."
+                ),
             )
         if (np.diff(places) == 1).any():
             raise DataError(
@@ -107,7 +129,9 @@ def _drawn(array: np.ndarray) -> Any:
 
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
         told = f"{array.dtype}{list(array.shape)}"
-        raise DataError(f"what a question shows is {told}, not uint8[height, width, 1 or 3].", where="images")
+        raise DataError(
+            f"what a question shows is {told}, not uint8[height, width, 1 or 3].", where="images"
+        )
     return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
 
 
@@ -119,5 +143,11 @@ def _picture(prompt: Prompt, path: str) -> Any:
         with Image.open(path) as opened:
             return opened.convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        why = "There is no such file." if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
-        raise DataError(f"an image of row {prompt.row} cannot be read.", where=path, why=why[:300]) from error
+        why = (
+            "There is no such file."
+            if isinstance(error, FileNotFoundError)
+            else f"{type(error).__name__}: {error}"
+        )
+        raise DataError(
+            f"an image of row {prompt.row} cannot be read.", where=path, why=why[:300]
+        ) from error

@@ -11,9 +11,11 @@ from gcore_core.records import TensorSpec, WeightPlan
 
 
 class WeightInbox:
-    """Bookkeeping of the pushes to one generator. Every refusal is a WeightMismatch that names the tensor.
+    """Bookkeeping of the pushes to one generator. Every refusal is a WeightMismatch that names the
+    tensor.
 
-    shapes: Hugging Face name -> shape of every tensor of a push. version: of the weights that are held.
+    shapes: Hugging Face name -> shape of every tensor of a push. version: of the weights that are
+        held.
     """
 
     def __init__(self, role: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -32,17 +34,22 @@ class WeightInbox:
             )
         offered = {spec.name: tuple(spec.shape) for spec in plan.tensors}
         for name in sorted(offered.keys() - self._shapes.keys()):
-            raise self.mismatch(f"the plan has tensor {name}, which the model does not have.", tensor=name)
+            raise self.mismatch(
+                f"the plan has tensor {name}, which the model does not have.", tensor=name
+            )
         for name, shape in self._shapes.items():
             if name not in offered:
                 raise self.mismatch(f"the plan lacks tensor {name}.", tensor=name)
             if offered[name] != shape:
                 raise self.mismatch(
-                    f"tensor {name} has shape {offered[name]} in the plan and {shape} here.", tensor=name
+                    f"tensor {name} has shape {offered[name]} in the plan and {shape} here.",
+                    tensor=name,
                 )
         self._awaited, self._whole = set(self._shapes), False
 
-    def take(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> Sequence[tuple[TensorSpec, np.ndarray]]:
+    def take(
+        self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]
+    ) -> Sequence[tuple[TensorSpec, np.ndarray]]:
         """Checks tensors off; each may come once in a push."""
         if self._awaited is None or self._whole:
             raise self.mismatch("tensors came before their plan.")
@@ -54,11 +61,15 @@ class WeightInbox:
         return given
 
     def complete(self) -> None:
-        """Raises unless all tensors have come. The push stays open until ``commit``; if that fails, all come again."""
+        """Raises unless all tensors have come. The push stays open until ``commit``; if that fails,
+        all come again.
+        """
         if self._awaited is None or self._awaited:
             lacking = sorted(self._awaited or self._shapes)
             raise self.mismatch(
-                f"tensor {lacking[0]} has not come.", why=f"{len(lacking)} are missing.", tensor=lacking[0]
+                f"tensor {lacking[0]} has not come.",
+                why=f"{len(lacking)} are missing.",
+                tensor=lacking[0],
             )
         self._whole = True
 
@@ -69,9 +80,16 @@ class WeightInbox:
     def check_idle(self) -> None:
         """Raises while a push has begun and is not committed."""
         if self._awaited is not None:
-            raise self.mismatch("a weight push has begun and was not committed.", todo="Push all tensors again.")
+            raise self.mismatch(
+                "a weight push has begun and was not committed.", todo="Push all tensors again."
+            )
 
     def mismatch(
-        self, what: str, *, why: str = "", todo: str = "Make both roles from one model directory.", tensor: str = ""
+        self,
+        what: str,
+        *,
+        why: str = "",
+        todo: str = "Make both roles from one model directory.",
+        tensor: str = "",
     ) -> WeightMismatch:
         return WeightMismatch(what, where=f"roles.{self._role}", why=why, todo=todo, tensor=tensor)

@@ -1,4 +1,6 @@
-"""A model directory in Hugging Face layout, looked at without loading it: is it whole, which tensors does it hold."""
+"""A model directory in Hugging Face layout, looked at without loading it: is it whole, which
+tensors does it hold.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _COMPUTED = ".rotary_emb.inv_freq"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-    """``config``: of the language model. ``shapes``: tensor -> shape, without names that are tied to another."""
+    """``config``: of the language model. ``shapes``: tensor -> shape, without names that are tied
+    to another.
+    """
 
     directory: Path
     config: dict[str, Any]
@@ -32,7 +36,9 @@ class ModelFiles:
 
 
 def open_model_files(context: WorkerContext, path: str = "") -> ModelFiles:
-    """The role's ``model.path``, or another one: a directory, or a name on the hub. Raises ConfigError, DataError."""
+    """The role's ``model.path``, or another one: a directory, or a name on the hub. Raises
+    ConfigError, DataError.
+    """
     revision = None if path else context.model.get("revision")
     path = path or str(context.model.get("path") or "")
     if not path:
@@ -40,7 +46,9 @@ def open_model_files(context: WorkerContext, path: str = "") -> ModelFiles:
     directory = Path(path) if Path(path).is_dir() else _download(path, revision)
     file = directory / "config.json"
     if not file.is_file():
-        raise DataError("model directory has no config.json.", where=str(directory), todo="Correct model.path.")
+        raise DataError(
+            "model directory has no config.json.", where=str(directory), todo="Correct model.path."
+        )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         text = config.get("text_config", config)
@@ -50,9 +58,13 @@ def open_model_files(context: WorkerContext, path: str = "") -> ModelFiles:
         raise DataError("model config is not JSON.", where=str(file), why=str(error)) from error
     shapes = {name: shape for part in _parts(directory) for name, shape in _tensors(part)}
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-    dropped = {name for name in shapes if name.endswith(_COMPUTED) or (tied and name == "lm_head.weight")}
+    dropped = {
+        name for name in shapes if name.endswith(_COMPUTED) or (tied and name == "lm_head.weight")
+    }
     return ModelFiles(
-        directory=directory, config=text, shapes={n: shape for n, shape in shapes.items() if n not in dropped}
+        directory=directory,
+        config=text,
+        shapes={n: shape for n, shape in shapes.items() if n not in dropped},
     )
 
 
@@ -64,7 +76,10 @@ def _download(path: str, revision: str | None) -> Path:
         raise DataError(
             "model is neither a directory nor reachable.",
             where=path,
-            why="There is no such directory, and HF_HUB_OFFLINE forbids to ask the hub for that name.",
+            why=(
+                "There is no such directory, and HF_HUB_OFFLINE forbids to ask the hub for that "
+                "name."
+            ),
             todo="Download the model and set model.path to its directory.",
         )
     from huggingface_hub import snapshot_download
@@ -82,12 +97,18 @@ def _parts(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _half_written(index, f"the index is not readable: {error}") from error
         for name in names:
-            if not isinstance(name, str) or Path(name).name != name:  # a path could lead out of the directory
-                raise _half_written(index, f"the index names {str(name)[:80]!r}, which is no file's name.")
+            if (
+                not isinstance(name, str) or Path(name).name != name
+            ):  # a path could lead out of the directory
+                raise _half_written(
+                    index, f"the index names {str(name)[:80]!r}, which is no file's name."
+                )
             if not (directory / name).is_file():
                 raise _half_written(directory, f"{index.name} names {name}, which is missing.")
         return [directory / name for name in names]
@@ -98,13 +119,17 @@ def _parts(directory: Path) -> list[Path]:
             "model directory has no weights in safetensors.",
             where=str(directory),
             why=f"It has {', '.join(others)}, which can run code when read." if others else "",
-            todo="Convert them: model.save_pretrained(directory) of transformers writes safetensors.",
+            todo=(
+                "Convert them: model.save_pretrained(directory) of transformers writes safetensors."
+            ),
         )
     return found
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each tensor, from the header; raises DataError when the file is not as long as it says."""
+    """Name and shape of each tensor, from the header; raises DataError when the file is not as long
+    as it says.
+    """
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -115,14 +140,25 @@ def _tensors(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             data_bytes = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
             found = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-            if not all(type(size) is int and size >= 0 for shape in found.values() for size in (*shape, data_bytes)):
+            if not all(
+                type(size) is int and size >= 0
+                for shape in found.values()
+                for size in (*shape, data_bytes)
+            ):
                 raise ValueError("a size is no whole number")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _half_written(file, f"its header is not readable: {error}") from error
     if size != 8 + length + data_bytes:
-        raise _half_written(file, f"It has {size} bytes, its header promises {8 + length + data_bytes}.")
+        raise _half_written(
+            file, f"It has {size} bytes, its header promises {8 + length + data_bytes}."
+        )
     yield from found.items()
 
 
 def _half_written(where: Path, why: str) -> DataError:
-    return DataError("model directory is damaged or half written.", where=str(where), why=why, todo="Copy it again.")
+    return DataError(
+        "model directory is damaged or half written.",
+        where=str(where),
+        why=why,
+        todo="Copy it again.",
+    )

@@ -34,14 +34,17 @@ def load_model(
     trust_remote_code: bool = False,
     images: bool = False,
 ) -> Any:
-    """A transformers causal language model on the CPU in evaluation mode; ``images``: or one of image-text kind.
+    """A transformers causal language model on the CPU in evaluation mode; ``images``: or one of
+    image-text kind.
 
     Raises DataError.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
-        seeing = images and takes_images(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code))
+        seeing = images and takes_images(
+            AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        )
         model = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained(
             path,
             dtype=DTYPES[dtype],
@@ -51,7 +54,8 @@ def load_model(
         )
     except LOAD_ERRORS as error:
         raise unreadable("model", path, error) from error
-    # transformers' embedding drops the gradient of this token, but where it was sampled it is an action like any other
+    # transformers' embedding drops the gradient of this token, but where it was sampled it is an
+    # action like any other
     model.get_input_embeddings().padding_idx = None
     return model.eval()
 
@@ -65,7 +69,11 @@ def choose_device(name: str, context: WorkerContext, threads: int) -> torch.devi
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("torch sees no CUDA device.", where=f"roles.{context.role}.config.device", todo="Use cpu.")
+        raise ConfigError(
+            "torch sees no CUDA device.",
+            where=f"roles.{context.role}.config.device",
+            todo="Use cpu.",
+        )
     device = torch.device("cuda", context.devices[0] if context.devices else 0)
     torch.cuda.set_device(device)
     return device
@@ -73,5 +81,8 @@ def choose_device(name: str, context: WorkerContext, threads: int) -> torch.devi
 
 def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
     """Writes config and weights in Hugging Face layout; floating point tensors as ``dtype``."""
-    cast = {name: t.to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous() for name, t in weights.items()}
+    cast = {
+        name: t.to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
+        for name, t in weights.items()
+    }
     model.save_pretrained(directory, state_dict=cast)

@@ -1,11 +1,12 @@
-"""Records to micro-batches: which tokens go through the model together, and where each action's log-prob comes from.
+"""Records to micro-batches: which tokens go through the model together, and where each action's
+log-prob comes from.
 
 A record's last action predicts nothing, so it is never fed. Three layouts give the same log-probs:
 
     flat    all tokens of the batch in one row without padding, each prompt once (``gcore_language.flat``)
-    shared  a row per group: the prompt once, then its completions, kept apart by positions and a 4-D mask
-    padded  a row per record, padded on the right, where causal attention never looks
-"""
+    shared  a row per group: the prompt once, then its completions, kept apart by positions and a
+    4-D mask padded  a row per record, padded on the right, where causal attention never looks
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ _SHARED_ROW_TOKENS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One record: ``index`` among the prepared ones, prompt int32[P] and its images, actions int32[A] with A > 0."""
+    """One record: ``index`` among the prepared ones, prompt int32[P] and its images, actions
+    int32[A] with A > 0.
+    """
 
     index: int
     ordinal: int
@@ -51,9 +54,11 @@ class Sample:
 class Batch:
     """What one forward pass needs, and the columns of its A actions, record after record.
 
-    ids int64[N] (flat) or int64[rows, W]; predict int64[A]: the hidden state that predicts the action, counted over all
-    rows, or over the predicting tokens if flat; targets int64[A]; temperature float32[A] or None when all are 1;
-    index int64[R]: the records in order; columns: record int64[A], mask bool[A], rollout_logp float32[A].
+    ids int64[N] (flat) or int64[rows, W]; predict int64[A]: the hidden state that predicts the
+    action, counted over all rows, or over the predicting tokens if flat; targets int64[A];
+    temperature float32[A] or None when all are 1;
+    index int64[R]: the records in order; columns: record int64[A], mask bool[A], rollout_logp
+        float32[A].
     images: of each record, in order; empty when none has any.
     """
 
@@ -70,7 +75,9 @@ class Batch:
 
 
 def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """``arange(starts[i], starts[i] + lengths[i])`` for every i, one after the other: int64[sum(lengths)]."""
+    """``arange(starts[i], starts[i] + lengths[i])`` for every i, one after the other:
+    int64[sum(lengths)].
+    """
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
 
@@ -89,7 +96,8 @@ def group_samples(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 def cheapest_layout(samples: Sequence[Sample], hidden_size: int) -> Layout:
-    """The cheaper of "shared" and "padded", in D multiplications: 12 D a token, 2 a pair of tokens that attention sees.
+    """The cheaper of "shared" and "padded", in D multiplications: 12 D a token, 2 a pair of tokens
+    that attention sees.
 
     The 4-D mask makes attention visit all pairs of a row, a causal one half of them.
     """
@@ -105,7 +113,9 @@ def cheapest_layout(samples: Sequence[Sample], hidden_size: int) -> Layout:
 def micro_batches(
     samples: Sequence[Sample], layout: Layout, budget_tokens: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Batches that together hold every sample once and each at most ``budget_tokens``, or else a single sample."""
+    """Batches that together hold every sample once and each at most ``budget_tokens``, or else a
+    single sample.
+    """
     rows = list(_rows(samples, layout, budget_tokens))
     if layout != "flat":
         rows.sort(key=_width, reverse=True)  # rows of like width together: less padding
@@ -162,7 +172,9 @@ def _fits(rows: Sequence[Sequence[Sample]], layout: Layout, budget_tokens: int) 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Lengths of a batch's prompts int64[G], fed completions int64[R], and each record's group int64[R]."""
+    """Lengths of a batch's prompts int64[G], fed completions int64[R], and each record's group
+    int64[R].
+    """
 
     prompt: np.ndarray
     fed: np.ndarray
@@ -185,16 +197,21 @@ def _batch(
     device: torch.device,
     **layout: Tensor | FlatLayout | None,
 ) -> Batch:
-    """Fills in what all layouts share. last_prompt and completion int64[R]: the hidden state that predicts a record's
-    first action, and that of the first action."""
+    """Fills in what all layouts share. last_prompt and completion int64[R]: the hidden state that
+    predicts a record's first action, and that of the first action.
+    """
     samples = [s for row in rows for s in row]
     actions = sizes.fed + 1
     predict = ragged(completion - 1, actions)
     predict[np.cumsum(actions) - actions] = last_prompt
-    temperature = np.repeat(np.array([float(s.columns["temperature"]) for s in samples], np.float32), actions)
+    temperature = np.repeat(
+        np.array([float(s.columns["temperature"]) for s in samples], np.float32), actions
+    )
 
     def gather(name: str, dtype: type) -> Tensor:
-        return torch.from_numpy(np.concatenate([s.columns[name] for s in samples]).astype(dtype)).to(device)
+        return torch.from_numpy(
+            np.concatenate([s.columns[name] for s in samples]).astype(dtype)
+        ).to(device)
 
     columns = {
         "record": torch.from_numpy(np.repeat(np.arange(len(samples)), actions)).to(device),
@@ -218,9 +235,12 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     prompt_start = np.cumsum(prompts) - prompts
     fed_start = prompts.sum() + np.cumsum(fed) - fed
     ids = np.concatenate(
-        [row[0].prompt for row in rows] + [s.columns["action_ids"][:-1] for row in rows for s in row]
+        [row[0].prompt for row in rows]
+        + [s.columns["action_ids"][:-1] for row in rows for s in row]
     ).astype(np.int64)
-    positions = np.concatenate([ragged(np.zeros_like(prompts), prompts), ragged(prompts[group], fed)])
+    positions = np.concatenate(
+        [ragged(np.zeros_like(prompts), prompts), ragged(prompts[group], fed)]
+    )
     prompt_at, prompt_real = _grid(prompt_start, prompts)
     width = prompt_at.shape[1]
     blocks = [_block(prompt_at, prompt_at, np.tri(width, dtype=bool)[None], prompt_real, device)]
@@ -244,24 +264,36 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     )
     # counted over the predicting tokens: each prompt's last one, then the completions
     first_fed = len(rows) + np.cumsum(fed) - fed
-    return _batch(rows, sizes, group, first_fed, device, ids=torch.from_numpy(ids).to(device), flat=layout)
+    return _batch(
+        rows, sizes, group, first_fed, device, ids=torch.from_numpy(ids).to(device), flat=layout
+    )
 
 
 def _grid(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64[rows, longest]: starts[i] + j, or 0 from lengths[i] on; and bool likewise, where there is something."""
+    """int64[rows, longest]: starts[i] + j, or 0 from lengths[i] on; and bool likewise, where there
+    is something.
+    """
     steps = np.arange(lengths.max())
     real = steps < lengths[:, None]
     return np.where(real, starts[:, None] + steps, 0), real
 
 
-def _block(queries: np.ndarray, keys: np.ndarray, visible: np.ndarray, real: np.ndarray, device: torch.device) -> Block:
+def _block(
+    queries: np.ndarray,
+    keys: np.ndarray,
+    visible: np.ndarray,
+    real: np.ndarray,
+    device: torch.device,
+) -> Block:
     bias = np.where(visible, np.float32(0), np.float32(-np.inf))[:, :, None]
     return Block(
         queries=torch.from_numpy(queries).to(device),
         keys=torch.from_numpy(keys).to(device),
         own=torch.from_numpy(real.reshape(-1).nonzero()[0]).to(device),
         bias=torch.from_numpy(bias).to(device),
-        real=None if real.all() else torch.from_numpy(real[:, :, None, None].astype(np.float32)).to(device),
+        real=None
+        if real.all()
+        else torch.from_numpy(real[:, :, None, None].astype(np.float32)).to(device),
     )
 
 
@@ -283,7 +315,9 @@ def _shared(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
             segment[i, span] = j + 1
             at += sample.fed
     seen = (segment[:, None, :] == segment[:, :, None]) | (segment[:, None, :] == 0)
-    mask = np.where(seen & np.tri(width, dtype=bool), np.float32(0), np.finfo(np.float32).min)[:, None]
+    mask = np.where(seen & np.tri(width, dtype=bool), np.float32(0), np.finfo(np.float32).min)[
+        :, None
+    ]
     last_prompt = (np.arange(len(rows)) * width + sizes.prompt - 1)[sizes.group]
     return _batch(
         rows,

@@ -1,4 +1,6 @@
-"""A causal language model as a function of a packed batch: each action's log-prob, and the policy's entropy there."""
+"""A causal language model as a function of a packed batch: each action's log-prob, and the policy's
+entropy there.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ _CHUNK_LOGITS = 2**25
 class Policy(nn.Module):
     """Wraps a Hugging Face causal language model, so that sharding has one root and one forward.
 
-    layouts: the packings that give this model's log-probs, see ``check_layouts``. head_apart: whether the logits are
-    the output embedding of the last hidden state and nothing more, so that only positions that predict actions need go
-    through it. takes_images: such models are known to be so, and to be right when padded.
+    layouts: the packings that give this model's log-probs, see ``check_layouts``. head_apart:
+    whether the logits are the output embedding of the last hidden state and nothing more, so that
+    only positions that predict actions need go through it. takes_images: such models are known to
+    be so, and to be right when padded.
     """
 
     def __init__(self, model: Any) -> None:
@@ -38,24 +41,46 @@ class Policy(nn.Module):
         self.head_apart = self.takes_images
 
     def forward(self, batch: Batch, entropy: Entropy = "none") -> tuple[Tensor, Tensor | None]:
-        """(log-probs float32[A], entropies float32[A] or None) of the batch's actions at their temperature."""
+        """(log-probs float32[A], entropies float32[A] or None) of the batch's actions at their
+        temperature.
+        """
         if self.takes_images:
-            hidden = hidden_states(self.model, batch.ids, batch.images or (None,) * len(batch.ids)).flatten(0, 1)
-            return _head_logp(self.model.get_output_embeddings(), hidden.index_select(0, batch.predict), batch, entropy)
+            hidden = hidden_states(
+                self.model, batch.ids, batch.images or (None,) * len(batch.ids)
+            ).flatten(0, 1)
+            return _head_logp(
+                self.model.get_output_embeddings(),
+                hidden.index_select(0, batch.predict),
+                batch,
+                entropy,
+            )
         if batch.images:
-            raise DataError("records have images, and the model takes none.", where=self.model.config.name_or_path)
+            raise DataError(
+                "records have images, and the model takes none.",
+                where=self.model.config.name_or_path,
+            )
         if not self.head_apart:
-            logits = self._transformers(self.model, batch).logits.flatten(0, 1).index_select(0, batch.predict)
+            logits = (
+                self._transformers(self.model, batch)
+                .logits.flatten(0, 1)
+                .index_select(0, batch.predict)
+            )
             return _action_logp(logits, batch.targets, batch.temperature, entropy)
         if batch.flat is not None:
             hidden = flat.forward(self.model, batch.ids, batch.flat)
         else:
-            hidden = self._transformers(self.model.base_model, batch).last_hidden_state.flatten(0, 1)
+            hidden = self._transformers(self.model.base_model, batch).last_hidden_state.flatten(
+                0, 1
+            )
         hidden = hidden.index_select(0, batch.predict)
         return _head_logp(self.model.get_output_embeddings(), hidden, batch, entropy)
 
     def _transformers(self, module: Any, batch: Batch) -> Any:
-        extra = {} if batch.mask is None else {"attention_mask": batch.mask, "position_ids": batch.positions}
+        extra = (
+            {}
+            if batch.mask is None
+            else {"attention_mask": batch.mask, "position_ids": batch.positions}
+        )
         if torch.is_autocast_enabled(batch.ids.device.type) and batch.mask is not None:
             extra["attention_mask"] = batch.mask.to(torch.get_autocast_dtype(batch.ids.device.type))
         return module(input_ids=batch.ids, use_cache=False, **extra)
@@ -64,7 +89,9 @@ class Policy(nn.Module):
 def _head_logp(
     head: Callable[[Tensor], Tensor], hidden: Tensor, batch: Batch, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
-    """``_action_logp`` of ``head(hidden)``, in chunks whose logits are computed again in the backward pass."""
+    """``_action_logp`` of ``head(hidden)``, in chunks whose logits are computed again in the
+    backward pass.
+    """
 
     def run(h: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return _action_logp(head(h), targets, temperature, entropy)
@@ -76,7 +103,9 @@ def _head_logp(
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
         temperature = None if batch.temperature is None else batch.temperature[span]
-        parts.append(checkpoint(run, hidden[span], batch.targets[span], temperature, use_reentrant=False))
+        parts.append(
+            checkpoint(run, hidden[span], batch.targets[span], temperature, use_reentrant=False)
+        )
     logp = torch.cat([part[0] for part in parts])
     return logp, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
@@ -97,10 +126,14 @@ def _action_logp(
 
 
 @torch.no_grad()
-def check_layouts(policy: Policy, device: torch.device, *, may_flat: bool, tolerance: float) -> None:
-    """Finds by trial on random tokens what is right for this model, and sets ``head_apart`` and ``layouts``.
+def check_layouts(
+    policy: Policy, device: torch.device, *, may_flat: bool, tolerance: float
+) -> None:
+    """Finds by trial on random tokens what is right for this model, and sets ``head_apart`` and
+    ``layouts``.
 
-    Models whose positions or attention windows ignore ``position_ids`` or a 4-D mask fail the trial and stay padded.
+    Models whose positions or attention windows ignore ``position_ids`` or a 4-D mask fail the trial
+    and stay padded.
     """
     if policy.takes_images:
         return
@@ -131,7 +164,9 @@ def _trial(policy: Policy, samples: list[Sample], layout: Layout, device: torch.
     (batch,) = micro_batches(samples, layout, 10**9, device)
     logp, _ = policy(batch)
     out = torch.empty_like(logp)  # rows may have been reordered; bring them back by record
-    place = np.concatenate([np.arange(i * _TRIAL_ACTIONS, (i + 1) * _TRIAL_ACTIONS) for i in batch.index])
+    place = np.concatenate(
+        [np.arange(i * _TRIAL_ACTIONS, (i + 1) * _TRIAL_ACTIONS) for i in batch.index]
+    )
     out[torch.from_numpy(place).to(device)] = logp
     return out
 
@@ -152,5 +187,7 @@ def _trial_samples(vocabulary: int) -> list[Sample]:
                 "logp": np.zeros(_TRIAL_ACTIONS, np.float32),
                 "temperature": np.ones((), np.float32),
             }
-            samples.append(Sample(index=len(samples), ordinal=group, prompt=prompt, columns=columns))
+            samples.append(
+                Sample(index=len(samples), ordinal=group, prompt=prompt, columns=columns)
+            )
     return samples

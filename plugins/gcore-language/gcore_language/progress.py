@@ -11,7 +11,8 @@ from torch import Tensor
 from gcore_language.packing import Batch
 from gcore_language.ranks import Sums
 
-#: ``logprob_gap_share`` is the share of actions whose gap is larger: rounding in float32 leaves few.
+#: ``logprob_gap_share`` is the share of actions whose gap is larger: rounding in float32 leaves
+#: few.
 GAP = 1e-4
 
 
@@ -39,7 +40,13 @@ class Progress:
         self.add("logprob_gap_mean", float(gap.sum()), count)
         self.add("logprob_gap_share", float((gap > GAP).sum()), count)
 
-    def observe(self, logp: Tensor, entropies: Tensor, batch: Batch, metrics: dict[str, tuple[Tensor, Tensor]]) -> None:
+    def observe(
+        self,
+        logp: Tensor,
+        entropies: Tensor,
+        batch: Batch,
+        metrics: dict[str, tuple[Tensor, Tensor]],
+    ) -> None:
         mask = batch.columns["mask"]
         count = float(mask.sum())
         ratio = (logp - batch.columns["rollout_logp"]) * mask
@@ -56,8 +63,12 @@ class Progress:
         self.rates.append(rate)
 
     def metrics(self, sums: Sums, gap: float) -> dict[str, float]:
-        found = {name: value / weight if weight else value for name, (value, weight) in sums.items()}
-        defaults = dict.fromkeys(("entropy", "kl", "clip_share", "logprob_gap_mean", "logprob_gap_share"), 0.0)
+        found = {
+            name: value / weight if weight else value for name, (value, weight) in sums.items()
+        }
+        defaults = dict.fromkeys(
+            ("entropy", "kl", "clip_share", "logprob_gap_mean", "logprob_gap_share"), 0.0
+        )
         return {
             **defaults,
             **found,

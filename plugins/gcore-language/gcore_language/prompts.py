@@ -16,17 +16,27 @@ from gcore_core.records import FAILED, Prompt
 
 #: What transformers raises for files that are missing, malformed or of an unknown architecture.
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
-_TOKENIZER_FILES = frozenset({"vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"})
-_TOKENIZER_FILES |= {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}
+_TOKENIZER_FILES = frozenset(
+    {"vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"}
+)
+_TOKENIZER_FILES |= {
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+}
 
 
-def load_tokenizer(path: str, embedded: int | None, *, threads: int = 1, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model directory or hub name, whose model embeds that many tokens (None: not known).
+def load_tokenizer(
+    path: str, embedded: int | None, *, threads: int = 1, trust_remote_code: bool = False
+) -> Any:
+    """The tokenizer of a model directory or hub name, whose model embeds that many tokens (None:
+    not known).
 
     Raises DataError, also when the tokenizer knows tokens that the model does not embed.
     """
     if threads == 1:
-        # else the tokenizer library's thread pool takes more CPU time for small batches than their work
+        # else the tokenizer library's thread pool takes more CPU time for small batches than their
+        # work
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
@@ -38,7 +48,10 @@ def load_tokenizer(path: str, embedded: int | None, *, threads: int = 1, trust_r
         raise DataError(
             f"tokenizer has {len(tokenizer)} tokens, but the model embeds only {embedded}.",
             where=path,
-            todo="Take the tokenizer of this model, or call model.resize_token_embeddings and save it again.",
+            todo=(
+                "Take the tokenizer of this model, or call model.resize_token_embeddings and "
+                "save it again."
+            ),
         )
     return tokenizer
 
@@ -65,15 +78,23 @@ def refuse_images(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
     prompt = request.prompt
     if request.images:
         raise DataError(
-            f"a question shows {len(request.images)} images, and this generator or its model takes none.",
+            (
+                f"a question shows {len(request.images)} images, and this generator or its model "
+                "takes none."
+            ),
             where="images",
             todo="Take a model of image-text kind for the role that is asked.",
         )
     if prompt.images:
         raise DataError(
-            f"row {prompt.row} names {len(prompt.images)} images, and this generator or its model takes none.",
+            (
+                f"row {prompt.row} names {len(prompt.images)} images, and this generator or its "
+                "model takes none."
+            ),
             where=prompt.images[0],
-            todo="Take a generator and a model of image-text kind, or leave out data.config.images.",
+            todo=(
+                "Take a generator and a model of image-text kind, or leave out data.config.images."
+            ),
         )
     return ids
 
@@ -85,13 +106,17 @@ def encode_fitting(
     version: int,
     lay: Callable[[SampleRequest, np.ndarray], np.ndarray] = refuse_images,
 ) -> tuple[list[tuple[SampleRequest, np.ndarray, int]], list[Finished]]:
-    """(request, prompt int32[P], room for actions) of those that can be served, and records of those that fail.
+    """(request, prompt int32[P], room for actions) of those that can be served, and records of
+    those that fail.
 
-    lay: makes room for a prompt's images among its tokens, once for each ordinal; without it a prompt that shows some
-    is a DataError.
+    lay: makes room for a prompt's images among its tokens, once for each ordinal; without it a
+    prompt that shows some is a DataError.
     """
     first = {request.ordinal: request for request in reversed(requests)}
-    encoded = {ordinal: lay(first[ordinal], ids) for ordinal, ids in encode_requests(tokenizer, requests).items()}
+    encoded = {
+        ordinal: lay(first[ordinal], ids)
+        for ordinal, ids in encode_requests(tokenizer, requests).items()
+    }
     fitting, failed = [], []
     for request in requests:
         prompt = encoded[request.ordinal]
@@ -100,22 +125,31 @@ def encode_fitting(
             fitting.append((request, prompt, room))
         else:
             reason = "prompt_too_long" if len(prompt) else "prompt_empty"
-            failed.append(Finished(request=request, status=FAILED, versions=(version, version), reason=reason))
+            failed.append(
+                Finished(request=request, status=FAILED, versions=(version, version), reason=reason)
+            )
     return fitting, failed
 
 
 def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-    """int32[P] each. A chat template writes its own special tokens, so none are added to what it gives."""
+    """int32[P] each. A chat template writes its own special tokens, so none are added to what it
+    gives.
+    """
     found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
     plain = [i for i, prompt in enumerate(prompts) if prompt.messages is None]
     chats = [i for i, prompt in enumerate(prompts) if prompt.messages is not None]
     texts = [prompts[i].text or "" for i in plain]
     turns = [
-        tokenizer.apply_chat_template(prompts[i].messages, add_generation_prompt=True, tokenize=False) for i in chats
+        tokenizer.apply_chat_template(
+            prompts[i].messages, add_generation_prompt=True, tokenize=False
+        )
+        for i in chats
     ]
     for where, batch, special in ((plain, texts, True), (chats, turns, False)):
         if batch:
-            ids = tokenizer(batch, add_special_tokens=special, return_attention_mask=False).input_ids
+            ids = tokenizer(
+                batch, add_special_tokens=special, return_attention_mask=False
+            ).input_ids
             for i, row in zip(where, ids, strict=True):
                 found[i] = np.array(row, np.int32)
     return found
@@ -125,13 +159,18 @@ def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
     """The text of each row of ids, without special tokens."""
     if tokenizer.is_fast and not getattr(tokenizer, "clean_up_tokenization_spaces", False):
         # the same as batch_decode, in one call of the Rust library
-        return list(tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=True))
+        return list(
+            tokenizer.backend_tokenizer.decode_batch(
+                [list(row) for row in rows], skip_special_tokens=True
+            )
+        )
     return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
 
 
 def end_tokens(told: Iterable[Any]) -> list[int]:
-    """Ids that end a completion: the union of what the generation config, the model config and the tokenizer tell,
-    each an id, a list of ids, or None."""
+    """Ids that end a completion: the union of what the generation config, the model config and the
+    tokenizer tell, each an id, a list of ids, or None.
+    """
     found: set[int] = set()
     for ids in told:
         found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)

@@ -1,6 +1,8 @@
-"""The process group of one push: the sender is rank 0, receivers are the others, all on one machine.
+"""The process group of one push: the sender is rank 0, receivers are the others, all on one
+machine.
 
-It stands beside whatever groups a process has, and one that breaks is no reason for a process to end.
+It stands beside whatever groups a process has, and one that breaks is no reason for a process to
+end.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from torch import Tensor
 
 from gcore_core.errors import ContractError
 
-#: For the others, to meet and in each broadcast. What they do between two takes less; and who waits here must not be
-#: taken for the one that hangs, which is found after twice that (``run.patience_s``).
+#: For the others, to meet and in each broadcast. What they do between two takes less; and who waits
+#: here must not be taken for the one that hangs, which is found after twice that
+#: (``run.patience_s``).
 WAIT_S = 30.0
 _POLL_S = 2e-4
 
@@ -33,9 +36,13 @@ def group_library(device: torch.device) -> str:
 
 
 class PushGroup:
-    """place: a file that exists for this group alone. Raises ContractError when the others do not come."""
+    """place: a file that exists for this group alone. Raises ContractError when the others do not
+    come.
+    """
 
-    def __init__(self, device: torch.device, place: Path, rank: int, ranks: int, wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self, device: torch.device, place: Path, rank: int, ranks: int, wait_s: float = WAIT_S
+    ) -> None:
         self._device, self._wait_s = device, wait_s
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with _told("meet"):
@@ -70,7 +77,8 @@ class PushGroup:
 def _make(device: torch.device, store: Any, rank: int, ranks: int, wait_s: float) -> Any:
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, rank, ranks, timedelta(seconds=wait_s))
-    # Not tested: needs CUDA. By default a process ends when a collective of it fails: the trainer must go on.
+    # Not tested: needs CUDA. By default a process ends when a collective of it fails: the trainer
+    # must go on.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ[name] = "0"
@@ -89,5 +97,7 @@ def _told(what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:  # DistError is one
         raise ContractError(
-            f"the processes of a weight push could not {what}", where="push", why=str(error).partition("\n")[0]
+            f"the processes of a weight push could not {what}",
+            where="push",
+            why=str(error).partition("\n")[0],
         ) from error

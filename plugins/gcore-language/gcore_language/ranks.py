@@ -18,11 +18,13 @@ Sums = dict[str, tuple[float, float]]
 class Ranks:
     """The workers of one trainer; with one of them every sum is what it was.
 
-    speaks: whether this worker's numbers count in sums. False on workers that only repeat another's, as the further
-    tensor-parallel ranks of a replica do.
+    speaks: whether this worker's numbers count in sums. False on workers that only repeat
+    another's, as the further tensor-parallel ranks of a replica do.
     """
 
-    def __init__(self, context: WorkerContext, device: torch.device, *, always_meet: bool = False) -> None:
+    def __init__(
+        self, context: WorkerContext, device: torch.device, *, always_meet: bool = False
+    ) -> None:
         """always_meet: make a process group for a single rank too, for libraries that want one."""
         self.rank, self.count, self.device = context.rank, context.ranks, device
         self.speaks = True

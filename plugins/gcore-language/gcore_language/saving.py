@@ -1,8 +1,9 @@
 """Saving a rank's part of a trainer's state: at once, or from a copy while training goes on.
 
-A rank writes one file of the safetensors format, with its rows of every tensor it has a part of; ``state_files`` puts
-them together again for any number of ranks. A save in the background copies first, into memory that is kept from one
-save to the next, since fresh pages take ten times as long; only an update that comes before the copy is complete waits.
+A rank writes one file of the safetensors format, with its rows of every tensor it has a part of;
+``state_files`` puts them together again for any number of ranks. A save in the background copies
+first, into memory that is kept from one save to the next, since fresh pages take ten times as long;
+only an update that comes before the copy is complete waits.
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ class SavingEngine(TrainingEngine, Protocol):
 
 
 class SavingTrainer(LanguageTrainer):
-    """A trainer with capability "save.background"; see ``gcore_core.protocols.SavesInBackground``."""
+    """A trainer with capability "save.background"; see
+    ``gcore_core.protocols.SavesInBackground``.
+    """
 
-    def __init__(self, settings: TrainerSettings, context: WorkerContext, engine: SavingEngine) -> None:
+    def __init__(
+        self, settings: TrainerSettings, context: WorkerContext, engine: SavingEngine
+    ) -> None:
         super().__init__(settings, context, engine)
         self._saving_engine = engine
         self._pending: PendingSave | None = None
@@ -56,11 +61,13 @@ class SavingTrainer(LanguageTrainer):
             pending.wait()
 
 
-# -- this rank's file -------------------------------------------------------------------------------------------------
+# -- this rank's file ------------------------------------------------------------------------------
 
 
 def local_rows(tensor: Tensor, *, first: bool) -> Tensor | None:
-    """The part of a tensor that this rank saves: its rows of a sharded one; a whole one belongs to the ``first``."""
+    """The part of a tensor that this rank saves: its rows of a sharded one; a whole one belongs to
+    the ``first``.
+    """
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         return tensor.to_local()
@@ -74,8 +81,9 @@ def save_rank(
     numbers: Mapping[str, Any],
     wrote: Callable[[], None] | None = None,
 ) -> None:
-    """This rank's file of ``state_files``, and from rank 0 the numbers; meets no other rank. ``wrote`` as of
-    ``write_tensors``. Raises CheckpointError."""
+    """This rank's file of ``state_files``, and from rank 0 the numbers; meets no other rank.
+    ``wrote`` as of ``write_tensors``. Raises CheckpointError.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     own = {directory / f"state-{rank:05d}-00000.safetensors" for rank in range(ranks.count)}
     if ranks.rank == 0:
@@ -85,7 +93,7 @@ def save_rank(
     write_tensors(directory / f"state-{ranks.rank:05d}-00000.safetensors", rows, wrote)
 
 
-# -- in the background ------------------------------------------------------------------------------------------------
+# -- in the background -----------------------------------------------------------------------------
 
 
 class BackgroundWrite:
@@ -94,7 +102,9 @@ class BackgroundWrite:
     The thread ends with the process, because half a save is worth nothing.
     """
 
-    def __init__(self, work: Callable[[Callable[[], None]], None], progress: Callable[[], None]) -> None:
+    def __init__(
+        self, work: Callable[[Callable[[], None]], None], progress: Callable[[], None]
+    ) -> None:
         self._progress, self._error = progress, None
         self._moved = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(work,), name="save", daemon=True)
@@ -120,8 +130,8 @@ class BackgroundWrite:
 class Staging:
     """Saves from a copy, made while training goes on with all that leaves the tensors as they are.
 
-    The copy's memory is of the host, as much as this rank's part of the state; the first save makes it. waited_s: how
-    long ``wait`` has held training up, in all.
+    The copy's memory is of the host, as much as this rank's part of the state; the first save makes
+    it. waited_s: how long ``wait`` has held training up, in all.
     """
 
     def __init__(self) -> None:

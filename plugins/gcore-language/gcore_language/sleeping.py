@@ -14,7 +14,8 @@ from gcore_language.inbox import WeightInbox
 class EngineSleeps:
     """Stands before an engine's generator among the bases; see ``gcore_core.protocols.Sleeps``.
 
-    The class has ``release_memory`` and ``take_memory``, in the engine's terms. That the weights are the same after a
+    The class has ``release_memory`` and ``take_memory``, in the engine's terms. That the weights
+    are the same after a
     wake is seen as after a push: by their log-probs.
     """
 
@@ -51,9 +52,12 @@ class EngineSleeps:
             raise ContractError("this generator sleeps.", where="generator", todo="Wake it first.")
 
 
-def with_arguments(context: WorkerContext, arguments: Mapping[str, Any], plain: str) -> dict[str, Any]:
-    """The role's ``engine:`` with those that switch sleep on. Raises ConfigError without CUDA, naming the provider that
-    does without."""
+def with_arguments(
+    context: WorkerContext, arguments: Mapping[str, Any], plain: str
+) -> dict[str, Any]:
+    """The role's ``engine:`` with those that switch sleep on. Raises ConfigError without CUDA,
+    naming the provider that does without.
+    """
     import torch
 
     if not torch.cuda.is_available():

@@ -1,8 +1,10 @@
-"""A trainer's state as safetensors and one JSON file; any number of ranks, any trainer of the same model can load it.
+"""A trainer's state as safetensors and one JSON file; any number of ranks, any trainer of the same
+model can load it.
 
-A file holds tensors named ``<part>/<Hugging Face name>``; parts: weight, and AdamW's exp_avg and exp_avg_sq. All are
-float32 in Hugging Face layout. A tensor is whole in one file, or its rows are in several: those of the first file,
-then those of the next, in the order of their names (``state-<rank>-...``).
+A file holds tensors named ``<part>/<Hugging Face name>``; parts: weight, and AdamW's exp_avg and
+exp_avg_sq. All are float32 in Hugging Face layout. A tensor is whole in one file, or its rows are
+in several: those of the first file, then those of the next, in the order of their names
+(``state-<rank>-...``).
 
 The JSON file, of every format, names its format; this one is called whole.
 """
@@ -35,7 +37,7 @@ _SYNC_BYTES = 1 << 28  # so that what is told as progress is on the disk, and li
 _NUMBERS = "state.json"
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def write_numbers(directory: Path, numbers: Mapping[str, Any], form: str = WHOLE) -> None:
@@ -54,38 +56,56 @@ def read_numbers(directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_numbers(directory: Path) -> dict[str, Any]:
-    """The numbers of a state in this module's format. Raises DataError, for a state in another one too."""
+    """The numbers of a state in this module's format. Raises DataError, for a state in another one
+    too.
+    """
     form, numbers = read_numbers(directory)
     if form != WHOLE:
         raise DataError(
             f"this state is in the format {form}, which this trainer cannot load.",
             where=str(directory),
-            why=f"It was saved with config.checkpoint: {form}; every trainer loads what {WHOLE} saves.",
-            todo=f"Go on for a step with the trainer that saved it and config.checkpoint: {WHOLE}, then with this one.",
+            why=(
+                f"It was saved with config.checkpoint: {form}; every trainer loads what {WHOLE} "
+                "saves."
+            ),
+            todo=(
+                "Go on for a step with the trainer that saved it and config.checkpoint: "
+                f"{WHOLE}, then with this one."
+            ),
         )
     return numbers
 
 
 def take_steps(numbers: dict[str, Any], directory: Path) -> int:
-    """Takes AdamW's steps of every tensor out of the numbers, for an optimizer that has one count for all of them.
-    Raises DataError where they differ."""
+    """Takes AdamW's steps of every tensor out of the numbers, for an optimizer that has one count
+    for all of them. Raises DataError where they differ.
+    """
     steps = set(numbers.pop("optimizer_steps").values())
     if len(steps) > 1:
         raise DataError(
-            f"this state counts {len(steps)} different numbers of steps, and this trainer one for all tensors.",
+            (
+                f"this state counts {len(steps)} different numbers of steps, and this trainer one "
+                "for all tensors."
+            ),
             where=str(directory / _NUMBERS),
         )
     return int(max(steps, default=0))
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def save_state(
-    directory: Path, parts: Iterable[tuple[str, Tensor]], numbers: Mapping[str, Any], *, writes: bool
+    directory: Path,
+    parts: Iterable[tuple[str, Tensor]],
+    numbers: Mapping[str, Any],
+    *,
+    writes: bool,
 ) -> None:
-    """Writes ("part/name", whole tensor) pairs and ``numbers``. Every rank calls it, since making a tensor whole may
-    need all of them; one writes. Raises CheckpointError, on that one and after the last tensor."""
+    """Writes ("part/name", whole tensor) pairs and ``numbers``. Every rank calls it, since making a
+    tensor whole may need all of them; one writes. Raises CheckpointError, on that one and after the
+    last tensor.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     files = _Files(directory)
     for key, whole in parts:
@@ -127,9 +147,12 @@ class _Files:
         self._count += 1
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], wrote: Callable[[], None] | None = None) -> None:
-    """A safetensors file. With ``wrote``, which is called now and then meanwhile, it is on the disk when this returns;
-    without, that is left to whoever commits it, who can hash it at the same time.
+def write_tensors(
+    file: Path, tensors: Mapping[str, Tensor], wrote: Callable[[], None] | None = None
+) -> None:
+    """A safetensors file. With ``wrote``, which is called now and then meanwhile, it is on the disk
+    when this returns; without, that is left to whoever commits it, who can hash it at the same
+    time.
 
     The library's own writer holds a second copy of all tensors. Raises CheckpointError.
     """
@@ -154,7 +177,9 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], wrote: Callable[[],
             "trainer state could not be written.",
             where=str(file),
             why=f"the system says: {error.strerror}",
-            todo="free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that directory",
+            todo="free some space"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "see to that directory",
             full_disk=error.errno in (errno.ENOSPC, errno.EDQUOT),
         ) from error
 
@@ -164,7 +189,11 @@ def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
     end = 0
     for name, tensor in ordered:
         spec = spec_of(name, tensor)
-        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [end, end + spec.nbytes]}
+        header[name] = {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [end, end + spec.nbytes],
+        }
         end += spec.nbytes
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % 8)
@@ -183,18 +212,26 @@ def _write_all(descriptor: int, view: memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
-def load_parts(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, Tensor]]:
-    """(part, name, whole tensor), one at a time; raises DataError unless these are the tensors of ``shapes``."""
+def load_parts(
+    directory: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, str, Tensor]]:
+    """(part, name, whole tensor), one at a time; raises DataError unless these are the tensors of
+    ``shapes``.
+    """
     missing = set(shapes)
     for key, whole in _stored(directory):
         part, _, name = key.partition("/")
         if tuple(whole.shape) != shapes.get(name):
             found = f"shape {shapes[name]}" if name in shapes else "no such tensor"
             raise DataError(
-                f"trainer state is of another model: {name} has shape {tuple(whole.shape)}, the model {found}.",
+                (
+                    f"trainer state is of another model: {name} has shape {tuple(whole.shape)}, "
+                    "the "
+                    f"model {found}."
+                ),
                 where=str(directory),
             )
         if part == "weight":
@@ -202,7 +239,9 @@ def load_parts(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
         yield part, name, whole
     if missing:
         raise DataError(
-            f"trainer state lacks weight/{min(missing)}.", where=str(directory), why=f"{len(missing)} in all"
+            f"trainer state lacks weight/{min(missing)}.",
+            where=str(directory),
+            why=f"{len(missing)} in all",
         )
 
 
@@ -214,7 +253,9 @@ def _stored(directory: Path) -> Iterator[tuple[str, Tensor]]:
             try:
                 file = stack.enter_context(safe_open(path, "pt"))
             except (OSError, SafetensorError) as error:
-                raise DataError("trainer state cannot be read.", where=str(path), why=str(error)) from error
+                raise DataError(
+                    "trainer state cannot be read.", where=str(path), why=str(error)
+                ) from error
             for key in file.keys():  # noqa: SIM118 (not a dict)
                 holders.setdefault(key, []).append(file)
         for key, files in holders.items():

@@ -1,4 +1,6 @@
-"""For tests of engines: their samples and log-probs beside transformers' forward pass in float32."""
+"""For tests of engines: their samples and log-probs beside transformers' forward pass in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,14 @@ _STEPS = 10_000
 _MOST, _ALL = 1e-4, 5e-4
 
 
-def requests_of(prompts: Sequence[str | Prompt], samples: int = 6, *, greedy: bool = False) -> list[SampleRequest]:
+def requests_of(
+    prompts: Sequence[str | Prompt], samples: int = 6, *, greedy: bool = False
+) -> list[SampleRequest]:
     """Every prompt ``samples`` times; seeds are larger than an int64 can hold."""
-    told = [Prompt(row=i, text=prompt) if isinstance(prompt, str) else prompt for i, prompt in enumerate(prompts)]
+    told = [
+        Prompt(row=i, text=prompt) if isinstance(prompt, str) else prompt
+        for i, prompt in enumerate(prompts)
+    ]
     return [
         SampleRequest(ordinal=i, sample=j, seed=2**63 + 1000 * i + j, prompt=prompt, greedy=greedy)
         for i, prompt in enumerate(told)
@@ -58,29 +65,42 @@ def tensors_of(directory: Path) -> Tensors:
     found = read_safetensors(directory / "model.safetensors")
     if not takes_images(AutoConfig.from_pretrained(directory)):
         return found
-    return [(structs.replace(spec, name=name_in_modules(spec.name)), array) for spec, array in found]
+    return [
+        (structs.replace(spec, name=name_in_modules(spec.name)), array) for spec, array in found
+    ]
 
 
 def gaps(records: Sequence[Finished], directory: Path, actions: slice = slice(None)) -> np.ndarray:
-    """|log-prob of the record - of transformers' forward pass|, for all (or some) actions of the records."""
+    """|log-prob of the record - of transformers' forward pass|, for all (or some) actions of the
+    records.
+    """
     seeing = takes_images(AutoConfig.from_pretrained(directory))
     kind: Any = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
     model = kind.from_pretrained(directory, dtype=torch.float32).eval()
     found = []
     for record in records:
         columns = record.columns
-        prompt, ids = (torch.from_numpy(columns[key].astype(np.int64)) for key in ("prompt_ids", "action_ids"))
+        prompt, ids = (
+            torch.from_numpy(columns[key].astype(np.int64)) for key in ("prompt_ids", "action_ids")
+        )
         with torch.no_grad():
             if seeing:
                 logits = _logits_one_by_one(model, prompt, ids, Images.of(columns, record.media))
             else:
                 logits = model(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
-        logp = (logits / float(columns["temperature"])).log_softmax(-1).gather(1, ids[:, None])[:, 0].numpy()
+        logp = (
+            (logits / float(columns["temperature"]))
+            .log_softmax(-1)
+            .gather(1, ids[:, None])[:, 0]
+            .numpy()
+        )
         found.append(np.abs(logp - columns["logp"])[actions])
     return np.concatenate(found)
 
 
-def _logits_one_by_one(model: Any, prompt: torch.Tensor, actions: torch.Tensor, images: Images | None) -> torch.Tensor:
+def _logits_one_by_one(
+    model: Any, prompt: torch.Tensor, actions: torch.Tensor, images: Images | None
+) -> torch.Tensor:
     """float32[A, V]: the prompt with its images, then action by action.
 
     One pass over all tokens would take a sampled image token for an image.
@@ -96,13 +116,16 @@ def _logits_one_by_one(model: Any, prompt: torch.Tensor, actions: torch.Tensor, 
     out = model(input_ids=prompt[None], use_cache=True, **shown)
     found = [out.logits[0, -1]]
     for action in actions[:-1]:
-        out = model(input_ids=action[None, None], past_key_values=out.past_key_values, use_cache=True)
+        out = model(
+            input_ids=action[None, None], past_key_values=out.past_key_values, use_cache=True
+        )
         found.append(out.logits[0, -1])
     return torch.stack(found)
 
 
 def image_prompts(directory: Path, patch: int = 4) -> list[Prompt]:
-    """Two that differ in their image alone, one with two images, one of chat turns, one without any.
+    """Two that differ in their image alone, one with two images, one of chat turns, one without
+    any.
 
     Images are written into the directory. patch: of ``tiny.save_image_model``.
     """
@@ -149,7 +172,8 @@ def digits(record):
 def assert_image_run_agrees(
     generator: str, config: Mapping[str, Any], directory: Path, timeout_s: float, patch: int = 4
 ) -> None:
-    """Trains an image-text model on torch for two steps: it and the generator are within 1e-4 before and after a push.
+    """Trains an image-text model on torch for two steps: it and the generator are within 1e-4
+    before and after a push.
 
     patch: of ``tiny.save_image_model``.
     """
@@ -158,19 +182,35 @@ def assert_image_run_agrees(
     save_image_model(directory / "model", patch=patch)
     (directory / "reward.py").write_text(_DIGITS)
     shown = [prompt for prompt in image_prompts(directory, patch) if prompt.images]
-    rows = [json.dumps({"text": prompt.text or f"{PLACE}1+", "images": prompt.images}) for prompt in shown * 2]
+    rows = [
+        json.dumps({"text": prompt.text or f"{PLACE}1+", "images": prompt.images})
+        for prompt in shown * 2
+    ]
     (directory / "rows.jsonl").write_text("\n".join(rows))
     job: dict[str, Any] = {
         "run": {"name": "images", "steps": 2},
         "controller": {"shards": 2, "config": {"prompts": 4}},
-        "data": {"use": "core/jsonl", "config": {"path": "rows.jsonl", "prompt": "text", "images": "images"}},
+        "data": {
+            "use": "core/jsonl",
+            "config": {"path": "rows.jsonl", "prompt": "text", "images": "images"},
+        },
         "advantage": {"use": "algorithms/grpo", "config": {"group_size": 4}},
         "objective": {"use": "algorithms/ppo_clip"},
         "roles": {
-            "policy": {"use": "torch", "model": {"path": "model"}, "config": {"learning_rate": 1e-2}},
-            "rollout": {"use": generator, "follows": "policy", "config": {"max_new_tokens": 8, **config}},
+            "policy": {
+                "use": "torch",
+                "model": {"path": "model"},
+                "config": {"learning_rate": 1e-2},
+            },
+            "rollout": {
+                "use": generator,
+                "follows": "policy",
+                "config": {"max_new_tokens": 8, **config},
+            },
         },
-        "rewards": {"digits": {"use": "core/function", "config": {"path": "reward.py", "name": "digits"}}},
+        "rewards": {
+            "digits": {"use": "core/function", "config": {"path": "reward.py", "name": "digits"}}
+        },
     }
     (directory / "job.yaml").write_text(json.dumps(job))
     found = run_recipe(directory / "job.yaml", directory / "run", ["plugins=[]"], timeout_s)
@@ -179,9 +219,17 @@ def assert_image_run_agrees(
     assert found.versions == [0, 1, 2]
 
 
-def assert_run_agrees(recipe: Path, directory: Path, steps: int, overrides: Sequence[str], timeout_s: float) -> None:
-    """Trains a short run: after every push generator and trainer are within 1e-4; one not taken shows as 1e-2."""
-    settings = ["plugins=[]", f"run.steps={steps}", "roles.policy.model.make.config={seed: 0, steps: 40}"]
+def assert_run_agrees(
+    recipe: Path, directory: Path, steps: int, overrides: Sequence[str], timeout_s: float
+) -> None:
+    """Trains a short run: after every push generator and trainer are within 1e-4; one not taken
+    shows as 1e-2.
+    """
+    settings = [
+        "plugins=[]",
+        f"run.steps={steps}",
+        "roles.policy.model.make.config={seed: 0, steps: 40}",
+    ]
     settings += ["evaluation.prompts=32", "evaluation.every=0", *overrides]
     found = run_recipe(recipe, directory, settings, timeout_s)
     assert len(found.gaps) == steps

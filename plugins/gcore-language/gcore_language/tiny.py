@@ -25,19 +25,31 @@ CHARACTERS = "0123456789+=,-*?yn:"
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 _TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}:"
 _IMAGE_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}"
-    "{% for part in m['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{{ bos_token }}{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% "
+    "else %}"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' "
+    "%}<|vision_start|><|image_pad|><|vision_end|>"
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{% endfor %}:"
 )
 VOCABULARY = len(CHARACTERS) + len(SPECIAL)
 
-#: head_dim is 32, the smallest that vLLM has kernels for on CPUs; vocabulary, heads and layers split in two
+#: head_dim is 32, the smallest that vLLM has kernels for on CPUs; vocabulary, heads and layers
+#: split in two
 _SIZES = {"vocab_size": VOCABULARY, "intermediate_size": 96, "num_hidden_layers": 2}
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128}
-_GROUPED = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+_GROUPED = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaConfig(**_SIZES, **_IDS, hidden_size=64, num_attention_heads=2, num_key_value_heads=2),
-    "llama-head16": lambda: LlamaConfig(**_SIZES, **_IDS, hidden_size=64, num_attention_heads=4, num_key_value_heads=4),
+    "llama": lambda: LlamaConfig(
+        **_SIZES, **_IDS, hidden_size=64, num_attention_heads=2, num_key_value_heads=2
+    ),
+    "llama-head16": lambda: LlamaConfig(
+        **_SIZES, **_IDS, hidden_size=64, num_attention_heads=4, num_key_value_heads=4
+    ),
     "qwen2": lambda: Qwen2Config(**_SIZES, **_IDS, **_GROUPED),
     "qwen3": lambda: Qwen3Config(**_SIZES, **_IDS, **_GROUPED, head_dim=32),
     "gpt2": lambda: GPT2Config(
@@ -56,27 +68,50 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 def save_tokenizer(directory: Path, extra: int = 0, special: Sequence[str] = ()) -> None:
     """One token per character; ``extra`` unused ones at the end, or ``special`` ones."""
     words = [*SPECIAL, *CHARACTERS, *(f"<extra{i}>" for i in range(extra)), *special]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
     # unk_token, or transformers adds its own for Qwen
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<pad>", pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+        tokenizer_object=tokenizer,
+        unk_token="<pad>",
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
     )
     fast.add_special_tokens({"additional_special_tokens": list(special)})
     fast.chat_template = _IMAGE_TEMPLATE if special else _TEMPLATE
     fast.save_pretrained(directory)
 
 
-def save_image_model(directory: Path, family: str = "qwen2_vl", seed: int = 0, patch: int = 4) -> None:
-    """``save_model`` for families that take images, qwen2_vl and qwen2_5_vl; patch: its side in pixels, of which four
-    are a token."""
+def save_image_model(
+    directory: Path, family: str = "qwen2_vl", seed: int = 0, patch: int = 4
+) -> None:
+    """``save_model`` for families that take images, qwen2_vl and qwen2_5_vl; patch: its side in
+    pixels, of which four are a token.
+    """
     names = ("vision_start", "image", "vision_end", "video")
     ids = {f"{name}_token_id": VOCABULARY + i for i, name in enumerate(names)}
-    text = {**_SIZES, **_IDS, "vocab_size": VOCABULARY + len(ids), "hidden_size": 64, "num_attention_heads": 2}
+    text = {
+        **_SIZES,
+        **_IDS,
+        "vocab_size": VOCABULARY + len(ids),
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+    }
     text |= {"num_key_value_heads": 2}
-    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
+    text |= {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [4, 6, 6],
+        }
+    }
     # in_chans: as published models have it, and SGLang reads it
     vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": patch, "in_chans": 3}
     vision |= {
@@ -89,13 +124,17 @@ def save_image_model(directory: Path, family: str = "qwen2_vl", seed: int = 0, p
             "fullatt_block_indexes": [1],
         },
     }[family]
-    config = AutoConfig.for_model(family, text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)
+    config = AutoConfig.for_model(
+        family, text_config=text, vision_config=vision, tie_word_embeddings=True, **ids
+    )
     _save_random(AutoModelForImageTextToText, config, directory, seed, 3.0)
     size = {"shortest_edge": 4 * patch**2, "longest_edge": 256 * patch**2}
     processor: dict[str, Any] = {"image_processor_type": "Qwen2VLImageProcessor", "size": size}
     processor |= {"patch_size": patch, "merge_size": 2, "temporal_patch_size": 2}
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
-    save_tokenizer(directory, special=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"))
+    save_tokenizer(
+        directory, special=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+    )
 
 
 def save_untrained(directory: Path, words: int = 2048) -> None:
@@ -107,7 +146,9 @@ def save_untrained(directory: Path, words: int = 2048) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
     ids = {**_IDS, "max_position_embeddings": 256}
-    LlamaForCausalLM(LlamaConfig(vocab_size=words, **sizes, **heads, **ids)).save_pretrained(directory)
+    LlamaForCausalLM(LlamaConfig(vocab_size=words, **sizes, **heads, **ids)).save_pretrained(
+        directory
+    )
     save_tokenizer(directory, extra=words - VOCABULARY)
 
 

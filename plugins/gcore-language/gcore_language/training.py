@@ -1,12 +1,14 @@
-"""The training program of language policies, the same for every backend: an engine does forward, backward and update.
+"""The training program of language policies, the same for every backend: an engine does forward,
+backward and update.
 
-The gradient of an update is sum(loss_sum) / sum(weight_sum) over all its micro-batches and ranks, whatever their
-number. The weights do not depend on the parameters, so their sum is known before the first backward pass, and every
+The gradient of an update is sum(loss_sum) / sum(weight_sum) over all its micro-batches and ranks,
+whatever their number. The weights do not depend on the parameters, so their sum is known before the
+first backward pass, and every
 loss is divided by it: a backend only has to add gradients up.
 
-Metrics ``logprob_gap_max``, ``logprob_gap_mean`` and ``logprob_gap_share`` (of actions more than 1e-4 apart) compare
-rollout and trainer log-probs where both have the same weights: over the first minibatch of a step, and over the others
-too when the objective requires ``old_logp``.
+Metrics ``logprob_gap_max``, ``logprob_gap_mean`` and ``logprob_gap_share`` (of actions more than
+1e-4 apart) compare rollout and trainer log-probs where both have the same weights: over the first
+minibatch of a step, and over the others too when the objective requires ``old_logp``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from gcore_core.errors import ConfigError, NonFiniteLoss
 from gcore_core.protocols import TrainRecord, WorkerContext
 from gcore_core.records import TensorSpec
 from gcore_language.images import Images
-from gcore_language.packing import FLAT_ROW_TOKENS, Batch, Layout, Sample, cheapest_layout, micro_batches
+from gcore_language.packing import (
+    FLAT_ROW_TOKENS,
+    Batch,
+    Layout,
+    Sample,
+    cheapest_layout,
+    micro_batches,
+)
 from gcore_language.policy import Entropy
 from gcore_language.progress import Progress
 from gcore_language.ranks import Ranks
@@ -49,8 +58,8 @@ _SCALARS = {
 class TrainingEngine(Protocol):
     """A policy on one rank, and its reference. All ranks get the same calls in the same order.
 
-    layouts: the packings that give this model's log-probs, "padded" always. hidden_size: of the model, to weigh the
-    packings' cost.
+    layouts: the packings that give this model's log-probs, "padded" always. hidden_size: of the
+    model, to weigh the packings' cost.
     """
 
     layouts: frozenset[Layout]
@@ -61,19 +70,23 @@ class TrainingEngine(Protocol):
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
-        """float32[A] of each batch, without gradient, on every rank of a replica. None stands where other ranks have a
-        batch and this one has not."""
+        """float32[A] of each batch, without gradient, on every rank of a replica. None stands where
+        other ranks have a batch and this one has not.
+        """
 
     def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
-        """Forward and backward of every batch: adds the gradients of all ``loss(batch, logp, entropies)``, over the
-        data-parallel ranks too. logp float32[A] carries gradient; entropies float32[A] do for entropy "gradient".
+        """Forward and backward of every batch: adds the gradients of all ``loss(batch, logp,
+        entropies)``, over the data-parallel ranks too. logp float32[A] carries gradient; entropies
+        float32[A] do for entropy "gradient".
 
         With pipeline stages ``loss`` is called on the last one only.
         """
 
     def update(self, rate: float, clip: float) -> float:
-        """One step of AdamW at that learning rate with the gradient clipped to norm ``clip`` (0: not clipped); forgets
-        the gradient. Returns its norm before clipping; when that is not finite the weights stay as they are."""
+        """One step of AdamW at that learning rate with the gradient clipped to norm ``clip`` (0:
+        not clipped); forgets the gradient. Returns its norm before clipping; when that is not
+        finite the weights stay as they are.
+        """
 
     def discard(self) -> None:
         """Forgets the gradient."""
@@ -83,7 +96,9 @@ class TrainingEngine(Protocol):
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]: ...
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
-        """Weights, the optimizer's moments and the numbers, in a form that other numbers of ranks can load."""
+        """Weights, the optimizer's moments and the numbers, in a form that other numbers of ranks
+        can load.
+        """
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Returns the numbers."""
@@ -95,7 +110,8 @@ class TrainingEngine(Protocol):
 
 @dataclass(kw_only=True)
 class _Prepared:
-    """The records of a step. minibatches: the micro-batches of each, padded with None to one number on every rank.
+    """The records of a step. minibatches: the micro-batches of each, padded with None to one number
+    on every rank.
 
     Log-probs and advantages join the columns of the micro-batches as they become known.
     """
@@ -109,8 +125,14 @@ class _Prepared:
 
 
 def keeps_reference(settings: TrainerSettings, context: WorkerContext) -> bool:
-    """Whether an engine needs a reference model: by its settings, or by what the objective requires."""
-    return settings.reference or bool(settings.reference_path) or "ref_logp" in context.parts["objective"].requires
+    """Whether an engine needs a reference model: by its settings, or by what the objective
+    requires.
+    """
+    return (
+        settings.reference
+        or bool(settings.reference_path)
+        or "ref_logp" in context.parts["objective"].requires
+    )
 
 
 def check_objective(context: WorkerContext) -> None:
@@ -125,10 +147,13 @@ def check_objective(context: WorkerContext) -> None:
 
 
 class LanguageTrainer:
-    """One rank of a policy; see ``gcore_core.protocols.Trainer``. A plugin's trainer makes the engine, and overrides
-    ``pack`` where its actions are no tokens."""
+    """One rank of a policy; see ``gcore_core.protocols.Trainer``. A plugin's trainer makes the
+    engine, and overrides ``pack`` where its actions are no tokens.
+    """
 
-    def __init__(self, settings: TrainerSettings, context: WorkerContext, engine: TrainingEngine) -> None:
+    def __init__(
+        self, settings: TrainerSettings, context: WorkerContext, engine: TrainingEngine
+    ) -> None:
         self.version = 0
         self._settings, self._context, self._engine = settings, context, engine
         self._objective = context.parts["objective"]
@@ -147,15 +172,22 @@ class LanguageTrainer:
             raise ConfigError(
                 "packing: shared_prompt does not give this model's log-probs.",
                 where=f"roles.{self._context.role}.config.packing",
-                why="It takes images, or its positions or attention windows ignore position_ids or a 4-D mask.",
+                why=(
+                    "It takes images, or its positions or attention windows ignore position_ids "
+                    "or a 4-D mask."
+                ),
                 todo="Use packing: auto or padded.",
             )
         return found - {"padded"}
 
-    # -- preparation --------------------------------------------------------------------------------------------------
+    # -- preparation -------------------------------------------------------------------------------
 
-    def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
-        """See ``Trainer.prepare``; scalars: kl_k1, kl_k2, kl_k3, each summed over a record's trained actions."""
+    def prepare(
+        self, records: Sequence[TrainRecord], scalars: frozenset[str]
+    ) -> list[dict[str, float]]:
+        """See ``Trainer.prepare``; scalars: kl_k1, kl_k2, kl_k3, each summed over a record's
+        trained actions.
+        """
         unknown = sorted(scalars - _SCALARS.keys())
         if unknown:
             raise ConfigError(
@@ -178,16 +210,19 @@ class LanguageTrainer:
             prepared.has_old_logp = True
             for batch in filter(None, prepared.all()):
                 for name in scalars:
-                    for place, value in zip(batch.index.tolist(), _sum_terms(batch, name), strict=True):
+                    for place, value in zip(
+                        batch.index.tolist(), _sum_terms(batch, name), strict=True
+                    ):
                         found[place][name] = value
         return found
 
     def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Batch]]:
-        """The micro-batches of each minibatch, none of an empty one. Called on every rank, by ``prepare``.
+        """The micro-batches of each minibatch, none of an empty one. Called on every rank, by
+        ``prepare``.
 
-        A policy whose actions are no tokens overrides it. What it gives reaches the engine as it is; the training
-        program itself uses only ``index`` and ``columns``, which must be as in ``Batch``. A record that teaches nothing
-        is left out.
+        A policy whose actions are no tokens overrides it. What it gives reaches the engine as it
+        is; the training program itself uses only ``index`` and ``columns``, which must be as in
+        ``Batch``. A record that teaches nothing is left out.
         """
         parts = [
             [
@@ -199,7 +234,9 @@ class LanguageTrainer:
                     images=Images.of(record.columns, record.media),
                 )
                 for place, record in minibatch
-                if len(record.columns.get("action_ids", ()))  # a record without actions teaches nothing
+                if len(
+                    record.columns.get("action_ids", ())
+                )  # a record without actions teaches nothing
             ]
             for minibatch in minibatches
         ]
@@ -232,18 +269,24 @@ class LanguageTrainer:
             return cheapest_layout(samples, self._engine.hidden_size)
         return "shared" if "shared" in self._layouts else "padded"
 
-    def _fill(self, batches: Sequence[Batch | None], name: str, model: Literal["policy", "reference"]) -> None:
+    def _fill(
+        self, batches: Sequence[Batch | None], name: str, model: Literal["policy", "reference"]
+    ) -> None:
         self._context.progress()
         for batch, logp in zip(batches, self._engine.logprobs(batches, model), strict=True):
             if batch is not None and logp is not None:
                 batch.columns[name] = logp
 
-    # -- training -----------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
-    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
-        """See ``Trainer.train``. Besides the promised metrics gives those of the objective, actions and updates.
+    def train(
+        self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+    ) -> dict[str, float]:
+        """See ``Trainer.train``. Besides the promised metrics gives those of the objective, actions
+        and updates.
 
-        ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout policy, current policy).
+        ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout policy, current
+        policy).
         """
         prepared = self._prepared
         if prepared is None or len(advantages) != len(prepared.records):
@@ -251,19 +294,26 @@ class LanguageTrainer:
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
         progress = Progress(step=step)
         for batch in filter(None, prepared.all()):
-            by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(self._engine.device)
+            by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(
+                self._engine.device
+            )
             batch.columns["advantage"] = by_record[batch.columns["record"]]
-            fresh = torch.tensor([prepared.records[i].fresh for i in batch.index], device=self._engine.device)
+            fresh = torch.tensor(
+                [prepared.records[i].fresh for i in batch.index], device=self._engine.device
+            )
             batch.columns["fresh"] = fresh[batch.columns["record"]]
         if "old_logp" in self._objective.requires:
-            # the first minibatch needs no pass of its own: its first update starts from these very weights
+            # the first minibatch needs no pass of its own: its first update starts from these very
+            # weights
             if not prepared.has_old_logp:
                 self._fill(prepared.all(first=1), "old_logp", "policy")
             for batch in filter(None, prepared.all(first=1)):
                 progress.compare(batch.columns["old_logp"], batch)
         for epoch in range(epochs):
             for minibatch in range(minibatches):
-                part = prepared.minibatches[minibatch] if minibatch < len(prepared.minibatches) else []
+                part = (
+                    prepared.minibatches[minibatch] if minibatch < len(prepared.minibatches) else []
+                )
                 self._update(prepared, part, progress, first=epoch == 0 and minibatch == 0)
         self._prepared = None
         self.version = step + 1
@@ -271,11 +321,16 @@ class LanguageTrainer:
         metrics = progress.metrics(ranks.add_up(progress.sums), ranks.max([progress.gap])[0])
         if self._engine.device.type == "cuda":
             torch.cuda.empty_cache()  # generators that slept meanwhile take their memory again
-        # sharded ranks wait for each other inside an accelerator's kernels; the shell's clock knows processors only
+        # sharded ranks wait for each other inside an accelerator's kernels; the shell's clock knows
+        # processors only
         return metrics if self._engine.device.type == "cpu" else {**metrics, "busy_s": 0.0}
 
-    def _update(self, prepared: _Prepared, part: Sequence[Batch | None], progress: Progress, *, first: bool) -> None:
-        rate = rate_at(self._settings, self._updates, self._context.steps * self._context.updates_per_step)
+    def _update(
+        self, prepared: _Prepared, part: Sequence[Batch | None], progress: Progress, *, first: bool
+    ) -> None:
+        rate = rate_at(
+            self._settings, self._updates, self._context.steps * self._context.updates_per_step
+        )
         weight = self._engine.ranks.sum([sum(map(self._weight, filter(None, part)))])[0]
         pass_ = _Pass(weight=weight, progress=progress, first=first)
         if part:
@@ -332,14 +387,18 @@ class LanguageTrainer:
             for index in [] if batch is None else batch.index.tolist():
                 record = prepared.records[index]
                 for name, column in record.columns.items():
-                    arrays[f"{record.ordinal}/{record.sample}/{name}"] = np.ascontiguousarray(column)
+                    arrays[f"{record.ordinal}/{record.sample}/{name}"] = np.ascontiguousarray(
+                        column
+                    )
         if arrays:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(arrays, path)
         return NonFiniteLoss(
             f"{what} in update {update} of step {progress.step}, rank {rank}.",
             where=f"roles.{self._context.role}",
-            why=f"The records that led to it are in {path}." if arrays else "This rank had no part in it.",
+            why=f"The records that led to it are in {path}."
+            if arrays
+            else "This rank had no part in it.",
             todo="Look for infinite log-probs or advantages there, or lower learning_rate.",
             step=progress.step,
             rank=rank,
@@ -347,13 +406,15 @@ class LanguageTrainer:
             file=str(path) if arrays else "",
         )
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
         return self._engine.weight_specs()
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        """Weights by Hugging Face name; an array may be a view of live memory, valid until ``train``."""
+        """Weights by Hugging Face name; an array may be a view of live memory, valid until
+        ``train``.
+        """
         return self._engine.export_weights()
 
     def numbers(self) -> dict[str, Any]:
@@ -378,7 +439,9 @@ class LanguageTrainer:
 
 @dataclass(kw_only=True)
 class _Pass:
-    """One update's forward and backward. weight: the normaliser, over all ranks; loss: this rank's sum, before it."""
+    """One update's forward and backward. weight: the normaliser, over all ranks; loss: this rank's
+    sum, before it.
+    """
 
     weight: float
     progress: Progress
@@ -393,4 +456,8 @@ def _sum_terms(batch: Batch, name: str) -> list[float]:
     """A preparation scalar of each of the batch's records."""
     columns = batch.columns
     terms = _SCALARS[name](columns["old_logp"] - columns["ref_logp"]) * columns["mask"]
-    return torch.zeros(len(batch.index), device=terms.device).index_add_(0, columns["record"], terms).tolist()
+    return (
+        torch.zeros(len(batch.index), device=terms.device)
+        .index_add_(0, columns["record"], terms)
+        .tolist()
+    )

@@ -25,7 +25,9 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def named_tensors(model: Any) -> dict[str, Tensor]:
-    """The state dict without the second and later names of tied tensors, as a safetensors checkpoint would have it."""
+    """The state dict without the second and later names of tied tensors, as a safetensors
+    checkpoint would have it.
+    """
     seen: set[int] = set()
     found = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -36,7 +38,9 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def spec_of(name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
-    """Describes the tensor as it will be exported: floating point as ``dtype``, anything else as it is."""
+    """Describes the tensor as it will be exported: floating point as ``dtype``, anything else as it
+    is.
+    """
     kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     return TensorSpec(name, _NAMES[kind], tuple(tensor.shape), tensor.numel() * kind.itemsize)
 
@@ -70,7 +74,9 @@ def to_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
 
 
 def from_bytes(spec: TensorSpec, content: np.ndarray | Tensor) -> Tensor:
-    """A tensor of its own from flat uint8 of ``spec``, which may be memory that does not outlive the call."""
+    """A tensor of its own from flat uint8 of ``spec``, which may be memory that does not outlive
+    the call.
+    """
     copied = content.clone() if isinstance(content, Tensor) else torch.from_numpy(content.copy())
     return copied.view(_DTYPES[spec.dtype]).view(spec.shape)
 

@@ -16,8 +16,12 @@ from gcore_core.protocols import WorkerContext
 @pytest.mark.parametrize("device, told", [("cpu", None), ("cuda", 0.0)])
 def test_only_a_processor_tells_how_long_a_rank_worked(device, told):
     ranks = SimpleNamespace(sum=np.array, max=np.array, add_up=dict)
-    engine = SimpleNamespace(device=torch.device(device), layouts=frozenset({"padded"}), ranks=ranks, hidden_size=8)
-    context = WorkerContext(role="policy", parts={"objective": SimpleNamespace(requires=frozenset())})
+    engine = SimpleNamespace(
+        device=torch.device(device), layouts=frozenset({"padded"}), ranks=ranks, hidden_size=8
+    )
+    context = WorkerContext(
+        role="policy", parts={"objective": SimpleNamespace(requires=frozenset())}
+    )
     trainer = LanguageTrainer(TrainerSettings(packing="padded"), context, engine)
     trainer.prepare([], frozenset())
     assert trainer.train(0, np.zeros(0), 1, 1).get("busy_s") == told

@@ -1,5 +1,6 @@
-"""Pushes that stay on a device, between processes of their own. On a CPU a file stands for CUDA's handle, and gloo for
-NCCL; what only CUDA can show is skipped without it."""
+"""Pushes that stay on a device, between processes of their own. On a CPU a file stands for CUDA's
+handle, and gloo for NCCL; what only CUDA can show is skipped without it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ import msgspec
 import pytest
 import torch
 from gcore_language import device_push
-from gcore_language.device_push import CudaHandle, DeviceReader, Handle, IpcWriter, choose, fingerprint, offers_of
+from gcore_language.device_push import (
+    CudaHandle,
+    DeviceReader,
+    Handle,
+    IpcWriter,
+    choose,
+    fingerprint,
+    offers_of,
+)
 from gcore_language.push_group import PushGroup
 from gcore_language.testing import has_cuda, used_on_device
 
@@ -144,19 +153,23 @@ class Plain(Generator):
 
     def load_weights(self, tensors):
         super().load_weights((spec, torch.from_numpy(array.copy())) for spec, array in tensors)
-'''
+'''  # noqa: E501
 
 
 class Site(PushSite):
     """Whose pushes stay on a device."""
 
-    async def begin(self, version: int, transport: str, receivers: int = 2, attempt: int = 0) -> None:
+    async def begin(
+        self, version: int, transport: str, receivers: int = 2, attempt: int = 0
+    ) -> None:
         await self.open(OpenPush(version, 3 << 20, receivers, attempt, transport))
 
     async def push(self, version: int, transport: str, attempt: int = 0) -> list[bool]:
         """To both; whether each holds what was sent."""
         await self.begin(version, transport, attempt=attempt)
-        confirmed = await asyncio.gather(*(self.pull(number, version, attempt) for number in range(2)))
+        confirmed = await asyncio.gather(
+            *(self.pull(number, version, attempt) for number in range(2))
+        )
         assert {push.version for push in confirmed} == {version}
         return [push.verified for push in confirmed]
 
@@ -172,11 +185,16 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(transport: str, site: Site) -> None:
+async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(
+    transport: str, site: Site
+) -> None:
     async with asyncio.timeout(PATIENCE_S):
         for pipe in ("halted", "never"):
             os.mkfifo(site.directory / pipe)
-        told, halted = os.open(site.directory / "halted", os.O_RDWR | os.O_NONBLOCK), asyncio.Event()
+        told, halted = (
+            os.open(site.directory / "halted", os.O_RDWR | os.O_NONBLOCK),
+            asyncio.Event(),
+        )
         asyncio.get_running_loop().add_reader(told, halted.set)
         os.rename(site.directory / "halted", site.directory / "later")
         _, _, dying = await asyncio.gather(
@@ -193,9 +211,13 @@ async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(t
         with pytest.raises((WeightMismatch, ContractError)) as caught:
             await site.push(version, transport)
         await site.begin(version, transport, attempt=1)
-        failed = await asyncio.gather(*(site.pull(number, version) for number in range(2)), return_exceptions=True)
+        failed = await asyncio.gather(
+            *(site.pull(number, version) for number in range(2)), return_exceptions=True
+        )
         told_of = [str(error) for error in (caught.value, *failed)]
-        assert any("tensor 'head' is not what its sender hashed" in text for text in told_of), told_of
+        assert any("tensor 'head' is not what its sender hashed" in text for text in told_of), (
+            told_of
+        )
         assert await site.push(version, transport, attempt=1) == [True, True]
         # one that is killed in the middle, and its replacement
         version = await site.train()
@@ -217,7 +239,9 @@ async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(t
         assert site.leftovers() == []
 
 
-async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_for(site: Site) -> None:
+async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_for(
+    site: Site,
+) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(
             site.start("policy.0", FactorySpec("backends:Trainer")),
@@ -225,10 +249,15 @@ async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_
             site.start("rollout.1", FactorySpec("backends:Plain")),
         )
         version = await site.train()
-        with pytest.raises(ConfigError, match="push_transport: weights cannot be pushed by 'ipc'") as caught:
+        with pytest.raises(
+            ConfigError, match="push_transport: weights cannot be pushed by 'ipc'"
+        ) as caught:
             await site.push(version, "ipc")
         lines = str(caught.value).splitlines()
-        assert [line.partition(" speaks ")[0] for line in lines[1:4]] == ["  The trainer", *["  A generator"] * 2]
+        assert [line.partition(" speaks ")[0] for line in lines[1:4]] == [
+            "  The trainer",
+            *["  A generator"] * 2,
+        ]
         assert lines[1].count("ipc push-1 ") == lines[2].count("ipc push-1 ") == 1
         assert lines[3:] == ["  A generator speaks shm.", "  Use auto, or one of shm."]
         await site.begin(version, "auto", 1, attempt=1)
@@ -236,11 +265,13 @@ async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_
         await site.network.peer("rollout.1").call("pull", request, PushConfirmed)
 
 
-# -- digests ----------------------------------------------------------------------------------------------------------
+# -- digests ---------------------------------------------------------------------------------------
 
 
 def noise(nbytes: int) -> torch.Tensor:
-    return torch.randint(0, 256, (nbytes,), generator=torch.Generator().manual_seed(nbytes), dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (nbytes,), generator=torch.Generator().manual_seed(nbytes), dtype=torch.uint8
+    )
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 4096, (4 << 20) - 1, (4 << 20) + 12])
@@ -265,16 +296,25 @@ def test_what_moved_or_cancels_out_shows_in_a_digest() -> None:
     """Words that were swapped, signs that were all turned, and zeros at the end."""
     values = torch.arange(1, 4097, dtype=torch.float32)
     swapped = values.view(-1, 2).flip(0).reshape(-1)
-    signs = torch.where(torch.arange(4096) % 2 == 1, -values, values)  # the highest bit of every word
-    found = [x.contiguous().view(torch.uint8) for x in (values, swapped, -values, signs, values.roll(2))]
+    signs = torch.where(
+        torch.arange(4096) % 2 == 1, -values, values
+    )  # the highest bit of every word
+    found = [
+        x.contiguous().view(torch.uint8) for x in (values, swapped, -values, signs, values.roll(2))
+    ]
     found.append(torch.cat([found[0], torch.zeros(8, dtype=torch.uint8)]))
     found.append(torch.cat([torch.zeros(8, dtype=torch.uint8), found[0]]))
     assert len({fingerprint(content) for content in found}) == len(found)
 
 
 def test_a_digest_is_this_number() -> None:
-    """Both sides of a push may have other versions of this module: who changes digests changes their format's name."""
-    assert (device_push._FORMAT, fingerprint(torch.arange(20, dtype=torch.uint8))) == ("push-1", KNOWN_DIGEST)
+    """Both sides of a push may have other versions of this module: who changes digests changes
+    their format's name.
+    """
+    assert (device_push._FORMAT, fingerprint(torch.arange(20, dtype=torch.uint8))) == (
+        "push-1",
+        KNOWN_DIGEST,
+    )
 
 
 @pytest.mark.skipif(not has_cuda(), reason="needs CUDA")
@@ -283,7 +323,7 @@ def test_a_digest_is_the_same_on_a_device() -> None:
     assert fingerprint(content.cuda()) == fingerprint(content)
 
 
-# -- what is chosen ---------------------------------------------------------------------------------------------------
+# -- what is chosen --------------------------------------------------------------------------------
 
 
 CUDA = {"ipc": ["box", "1", "gpu0", "gpu1"], "nccl": ["box nccl 2.29", "1", "gpu0"], "shm": []}
@@ -312,13 +352,18 @@ def other(process: int, device: int, **changes: list[str] | None) -> dict[str, l
         ([other(2, 1), {}], "shm"),
     ],
 )
-def test_the_best_that_all_can_use_together_is_chosen(generators: list[dict[str, list[str]]], chosen: str) -> None:
+def test_the_best_that_all_can_use_together_is_chosen(
+    generators: list[dict[str, list[str]]], chosen: str
+) -> None:
     assert choose("auto", [CUDA, *generators]) == chosen
 
 
 def test_on_a_cpu_shared_memory_is_chosen_unless_another_is_asked_for() -> None:
     mine = offers_of(CPU)
-    theirs = {name: [*words[:1], *(f"{word}0" for word in words[1:2]), *words[2:]] for name, words in mine.items()}
+    theirs = {
+        name: [*words[:1], *(f"{word}0" for word in words[1:2]), *words[2:]]
+        for name, words in mine.items()
+    }
     assert list(mine) == ["shm", "ipc", "nccl"]
     assert [choose(wanted, [mine, theirs]) for wanted in ("auto", "shm", "ipc", "nccl")] == [
         "shm",
@@ -332,7 +377,7 @@ def test_on_a_cpu_shared_memory_is_chosen_unless_another_is_asked_for() -> None:
         choose("pigeon", [mine, theirs])
 
 
-# -- handles ----------------------------------------------------------------------------------------------------------
+# -- handles ---------------------------------------------------------------------------------------
 
 
 def bucket_of(handle: bytes, digest: int = 0) -> Bucket:
@@ -346,7 +391,9 @@ class Nobody:
         self.held = [content.clone() for _, content in tensors]
 
 
-def test_a_handle_is_plain_fields_and_the_memory_behind_it_is_what_was_written(tmp_path: Path) -> None:
+def test_a_handle_is_plain_fields_and_the_memory_behind_it_is_what_was_written(
+    tmp_path: Path,
+) -> None:
     writer = IpcWriter(CPU, tmp_path / "push", 32)
     told = msgspec.msgpack.decode(writer.handle)
     assert told[0] == 32 and Path(told[1]).parent == tmp_path and told[2:] == [None, 0]
@@ -359,7 +406,9 @@ def test_a_handle_is_plain_fields_and_the_memory_behind_it_is_what_was_written(t
     assert list(tmp_path.iterdir()) == []
     reader.load(bucket_of(writer.handle, digest))  # who has opened it keeps it
     reader.close()
-    with pytest.raises(WeightMismatch, match="a bucket's memory cannot be opened\n  .*No such file"):
+    with pytest.raises(
+        WeightMismatch, match="a bucket's memory cannot be opened\n  .*No such file"
+    ):
         reader.load(bucket_of(writer.handle, digest))
     writer.close()
 
@@ -371,8 +420,12 @@ def test_a_handle_that_is_none_or_names_less_memory_is_refused(tmp_path: Path) -
         reader.load(bucket_of(b"\x93\x01"))
     with pytest.raises(WeightMismatch, match="it has 8 bytes, not 16"):
         reader.load(bucket_of(encode(Handle(16, file=str(tmp_path / "short")))))
-    with pytest.raises(WeightMismatch, match="cannot be opened"):  # CUDA's, of a device that is not here
-        reader.load(bucket_of(encode(Handle(16, cuda=CudaHandle("gpu", b"", 16, 0, b"", 0, b"", False)))))
+    with pytest.raises(
+        WeightMismatch, match="cannot be opened"
+    ):  # CUDA's, of a device that is not here
+        reader.load(
+            bucket_of(encode(Handle(16, cuda=CudaHandle("gpu", b"", 16, 0, b"", 0, b"", False))))
+        )
 
 
 def test_who_does_not_come_to_a_group_is_told(tmp_path: Path) -> None:
@@ -388,7 +441,11 @@ def test_memory_of_a_device_goes_to_another_process_and_comes_back_free(tmp_path
     content = noise(1 << 20).cuda()
     digest = writer.fill(4096, content)
     done = subprocess.run(
-        [sys.executable, "-c", OPENS, writer.handle.hex()], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", OPENS, writer.handle.hex()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.stdout.split() == [str(digest)], done.stderr
     writer.close()

@@ -42,9 +42,19 @@ def test_a_whole_push_sets_the_version(inbox: WeightInbox) -> None:
 
 def test_a_plan_of_another_model_is_refused_by_the_tensors_name(inbox: WeightInbox) -> None:
     refused("lacks tensor b", "b", inbox.begin, WeightPlan(1, [A]))
-    refused("has tensor c, which", "c", inbox.begin, WeightPlan(1, [A, B, TensorSpec("c", "F32", (1,), 4)]))
+    refused(
+        "has tensor c, which",
+        "c",
+        inbox.begin,
+        WeightPlan(1, [A, B, TensorSpec("c", "F32", (1,), 4)]),
+    )
     wide = TensorSpec("a", "F32", (3,), 12)
-    refused(r"a has shape \(3,\) in the plan and \(2,\) here", "a", inbox.begin, WeightPlan(1, [wide, B]))
+    refused(
+        r"a has shape \(3,\) in the plan and \(2,\) here",
+        "a",
+        inbox.begin,
+        WeightPlan(1, [wide, B]),
+    )
     inbox.check_idle()
 
 

@@ -16,10 +16,19 @@ from gcore_core.records import TensorSpec
 from gcore_core.testing.safetensors_files import write_safetensors
 
 
-def save(directory: Path, *, tied: bool = False, names: tuple[str, ...] = ("embed.weight", "lm_head.weight")) -> Path:
-    (directory / "config.json").write_text(json.dumps({"vocab_size": 4, "tie_word_embeddings": tied}))
+def save(
+    directory: Path,
+    *,
+    tied: bool = False,
+    names: tuple[str, ...] = ("embed.weight", "lm_head.weight"),
+) -> Path:
+    (directory / "config.json").write_text(
+        json.dumps({"vocab_size": 4, "tie_word_embeddings": tied})
+    )
     array = np.zeros(4 * 2 * 4, np.uint8)
-    write_safetensors(directory / "model.safetensors", [(TensorSpec(n, "F32", (4, 2), 32), array) for n in names])
+    write_safetensors(
+        directory / "model.safetensors", [(TensorSpec(n, "F32", (4, 2), 32), array) for n in names]
+    )
     return directory
 
 
@@ -46,7 +55,9 @@ def test_files_that_the_index_does_not_name_are_not_read(tmp_path: Path) -> None
 def test_a_model_directory_that_is_missing_is_refused() -> None:
     with pytest.raises(DataError, match="/no/such/model: model directory does not exist"):
         look("/no/such/model")
-    with pytest.raises(ConfigError, match=r"roles\.rollout\.model\.path: no model directory is given"):
+    with pytest.raises(
+        ConfigError, match=r"roles\.rollout\.model\.path: no model directory is given"
+    ):
         open_model_files(WorkerContext(role="rollout"))
 
 
@@ -64,11 +75,15 @@ def test_a_model_directory_without_a_part_is_refused(tmp_path: Path) -> None:
         look(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(DataError, match=r"(?s)no weights in safetensors.*pytorch_model\.bin, which can run code"):
+    with pytest.raises(
+        DataError, match=r"(?s)no weights in safetensors.*pytorch_model\.bin, which can run code"
+    ):
         look(tmp_path)
     index = {"weight_map": {"a": "model-1.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match=r"(?s)half written.*names model-1\.safetensors, which is missing"):
+    with pytest.raises(
+        DataError, match=r"(?s)half written.*names model-1\.safetensors, which is missing"
+    ):
         look(tmp_path)
 
 
@@ -76,7 +91,9 @@ def test_a_model_directory_without_a_part_is_refused(tmp_path: Path) -> None:
 def test_a_half_written_file_is_refused(tmp_path: Path, kept: int) -> None:
     file = save(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"model\.safetensors: model directory is damaged or half written"):
+    with pytest.raises(
+        DataError, match=r"model\.safetensors: model directory is damaged or half written"
+    ):
         look(tmp_path)
 
 

@@ -1,4 +1,6 @@
-"""Policies whose actions are no tokens train by overriding ``pack``: coins, each thrown with one learned chance."""
+"""Policies whose actions are no tokens train by overriding ``pack``: coins, each thrown with one
+learned chance.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,12 @@ def test_records_reach_the_engine_as_pack_lays_them_and_each_gets_its_own_advant
     assert engine.batches == [[0, 3], [4], [1, 5]]
     logit = 0.0
     for minibatch in range(2):
-        part = [(a, h) for a, (heads, m) in zip(advantages, thrown, strict=True) if m == minibatch for h in heads]
+        part = [
+            (a, h)
+            for a, (heads, m) in zip(advantages, thrown, strict=True)
+            if m == minibatch
+            for h in heads
+        ]
         chance = 1 / (1 + np.exp(-logit))
         logit += 0.5 * sum(a * (h - chance) for a, h in part) / len(part)
     assert engine.logit.item() == pytest.approx(logit, abs=1e-6)

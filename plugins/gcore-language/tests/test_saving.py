@@ -1,4 +1,6 @@
-"""A rank's file is one that the safetensors library reads, and ranks' rows make whole tensors again."""
+"""A rank's file is one that the safetensors library reads, and ranks' rows make whole tensors
+again.
+"""
 
 from __future__ import annotations
 
@@ -50,33 +52,54 @@ def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_rows_of_any_number_of_ranks_are_whole_again(tmp_path: Path, ranks: int) -> None:
     """Also over the files of a save by more ranks, and where a rank has no rows."""
-    whole = {"weight/a": torch.arange(20.0).reshape(5, 4), "exp_avg/a": torch.ones(5, 4), "weight/b": torch.ones(2)}
+    whole = {
+        "weight/a": torch.arange(20.0).reshape(5, 4),
+        "exp_avg/a": torch.ones(5, 4),
+        "weight/b": torch.ones(2),
+    }
     for count in (ranks + 2, ranks):
         for rank in range(count):
             rows = {key: tensor.tensor_split(count)[rank] for key, tensor in whole.items()}
             save_rank(tmp_path, rank_of(rank, count), rows, {"version": count})
-    found = {f"{part}/{name}": tensor for part, name, tensor in load_parts(tmp_path, {"a": (5, 4), "b": (2,)})}
+    found = {
+        f"{part}/{name}": tensor
+        for part, name, tensor in load_parts(tmp_path, {"a": (5, 4), "b": (2,)})
+    }
     assert found.keys() == whole.keys()
     assert all(torch.equal(found[key], tensor) for key, tensor in whole.items())
     assert load_numbers(tmp_path) == {"version": ranks}
 
 
-def test_whole_tensors_in_several_files_load_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_tensors_in_several_files_load_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As one rank writes them that has gathered them."""
     monkeypatch.setattr("gcore_language.state_files._FILE_BYTES", 100)
     whole = {f"weight/{name}": torch.full((5, 4), float(i)) for i, name in enumerate("abc")}
     save_state(tmp_path, whole.items(), {"version": 1}, writes=True)
     assert len(list(tmp_path.glob("state-*.safetensors"))) == 2
-    found = {f"{part}/{name}": tensor for part, name, tensor in load_parts(tmp_path, dict.fromkeys("abc", (5, 4)))}
-    assert found.keys() == whole.keys() and all(torch.equal(found[key], whole[key]) for key in whole)
+    found = {
+        f"{part}/{name}": tensor
+        for part, name, tensor in load_parts(tmp_path, dict.fromkeys("abc", (5, 4)))
+    }
+    assert found.keys() == whole.keys() and all(
+        torch.equal(found[key], whole[key]) for key in whole
+    )
 
 
-def test_a_state_in_another_format_is_an_error_that_says_which_key_to_change(tmp_path: Path) -> None:
+def test_a_state_in_another_format_is_an_error_that_says_which_key_to_change(
+    tmp_path: Path,
+) -> None:
     write_numbers(tmp_path, {"version": 2}, "sharded")
     assert read_numbers(tmp_path) == ("sharded", {"version": 2})
-    with pytest.raises(DataError, match="this state is in the format sharded, which this trainer cannot load") as told:
+    with pytest.raises(
+        DataError, match="this state is in the format sharded, which this trainer cannot load"
+    ) as told:
         load_numbers(tmp_path)
-    assert told.value.why == "It was saved with config.checkpoint: sharded; every trainer loads what whole saves."
+    assert (
+        told.value.why
+        == "It was saved with config.checkpoint: sharded; every trainer loads what whole saves."
+    )
     assert "config.checkpoint: whole" in told.value.todo
     write_numbers(tmp_path, {"version": 2})
     assert load_numbers(tmp_path) == {"version": 2}
@@ -86,14 +109,18 @@ def test_one_count_of_steps_stands_for_all_tensors_or_is_refused(tmp_path: Path)
     assert take_steps({"optimizer_steps": {}}, tmp_path) == 0
     numbers = {"optimizer_steps": {"a": 4.0, "b": 4.0}, "version": 1}
     assert (take_steps(numbers, tmp_path), numbers) == (4, {"version": 1})
-    with pytest.raises(DataError, match="counts 2 different numbers of steps, and this trainer one for all"):
+    with pytest.raises(
+        DataError, match="counts 2 different numbers of steps, and this trainer one for all"
+    ):
         take_steps({"optimizer_steps": {"a": 4.0, "b": 3.0}}, tmp_path)
 
 
 def test_a_disk_that_is_full_is_told_once_every_rank_has_given_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes after a file that failed is taken and not written, and there are no numbers: this is no state."""
+    """What comes after a file that failed is taken and not written, and there are no numbers: this
+    is no state.
+    """
     monkeypatch.setattr("gcore_language.state_files._FILE_BYTES", 100)
     (tmp_path / "state-00000.safetensors").symlink_to("/dev/full")
     given = []
@@ -209,7 +236,9 @@ def test_what_fails_in_the_background_is_raised_at_the_end_and_once(tmp_path: Pa
 
 
 def test_a_file_that_cannot_be_written_is_an_error_with_its_name() -> None:
-    with pytest.raises(CheckpointError, match="/dev/full: trainer state could not be written") as caught:
+    with pytest.raises(
+        CheckpointError, match="/dev/full: trainer state could not be written"
+    ) as caught:
         write_tensors(Path("/dev/full"), {"a": torch.ones(4)})
     assert caught.value.why == "the system says: No space left on device"
     assert caught.value.facts == {"full_disk": True}

@@ -1,4 +1,6 @@
-"""The plugin named ``megatron``: a trainer on Megatron-Core, for policies that one device cannot hold."""
+"""The plugin named ``megatron``: a trainer on Megatron-Core, for policies that one device cannot
+hold.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from gcore_megatron.config import MegatronTrainerConfig
 @hookimpl
 def gcore_trainers() -> Iterable[TrainerProvider]:
     yield TrainerProvider(
-        summary="AdamW on Megatron-Core: tensor, pipeline, context and data parallel, for Llama, Mistral and Qwen",
+        summary=(
+            "AdamW on Megatron-Core: tensor, pipeline, context and data parallel, for Llama, "
+            "Mistral and Qwen"
+        ),
         factory="gcore_megatron.trainer:MegatronTrainer",
         config=MegatronTrainerConfig,
         capabilities=frozenset({"save.background", "sharding"}),
@@ -31,5 +36,9 @@ def gcore_environments() -> Iterable[EnvironmentProvider]:
         beside=beside,
     )
     yield EnvironmentProvider(
-        name="cuda", summary="Megatron-Core for CUDA", engine="megatron-core", extras=("engine",), beside=beside
+        name="cuda",
+        summary="Megatron-Core for CUDA",
+        engine="megatron-core",
+        extras=("engine",),
+        beside=beside,
     )

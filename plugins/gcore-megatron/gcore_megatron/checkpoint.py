@@ -1,8 +1,10 @@
-"""A trainer's state as Megatron-Core's distributed checkpoint (torch_dist, fully reshardable) and one JSON file.
+"""A trainer's state as Megatron-Core's distributed checkpoint (torch_dist, fully reshardable) and
+one JSON file.
 
-A thread writes while training goes on: Megatron-Core's own writer forks, and the fork of a worker, which has other
-threads, may hang. The JSON file is written last: a directory without it is no state. Megatron-Core's own files contain
-pickles; a state is opened only where whoever calls trusts its directory.
+A thread writes while training goes on: Megatron-Core's own writer forks, and the fork of a worker,
+which has other threads, may hang. The JSON file is written last: a directory without it is no
+state. Megatron-Core's own files contain pickles; a state is opened only where whoever calls trusts
+its directory.
 """
 
 from __future__ import annotations
@@ -40,12 +42,18 @@ class PendingSave:
         self._finish = finish
 
     def wait(self) -> None:
-        """Until the state is whole; every rank calls it, once. Raises what went wrong in writing."""
+        """Until the state is whole; every rank calls it, once. Raises what went wrong in
+        writing.
+        """
         self._finish()
 
 
 def begin_save(
-    directory: Path, model: PolicyModel, optimizer: Any, numbers: dict[str, Any], progress: Callable[[], None]
+    directory: Path,
+    model: PolicyModel,
+    optimizer: Any,
+    numbers: dict[str, Any],
+    progress: Callable[[], None],
 ) -> PendingSave:
     """Copies this rank's part of the state and starts to write it; every rank calls it."""
     shards = directory / _SHARDS
@@ -75,15 +83,21 @@ def begin_save(
 
 
 def _writer(request: Any) -> Callable[[Callable[[], None]], None]:
-    """What writes the files that Megatron-Core asks for, from a copy of their tensors that is made now."""
+    """What writes the files that Megatron-Core asks for, from a copy of their tensors that is made
+    now.
+    """
     if request.async_fn is None:
         return lambda wrote: None  # this rank has nothing to write
     transforms, *_ = request.async_fn.args
     _, asked, results = request.async_fn_args
     files = []
-    for (path, key, (numbers, tensors)), (*_, (_, staged)) in zip(asked, request.preload_fn(), strict=True):
+    for (path, key, (numbers, tensors)), (*_, (_, staged)) in zip(
+        asked, request.preload_fn(), strict=True
+    ):
         pairs = zip(tensors, staged, strict=True)
-        copies = [(item, host if live.is_cuda else live.clone()) for (item, live), (_, host) in pairs]
+        copies = [
+            (item, host if live.is_cuda else live.clone()) for (item, live), (_, host) in pairs
+        ]
         files.append((path, key, (numbers, copies)))
 
     def write(wrote: Callable[[], None]) -> None:
@@ -91,7 +105,9 @@ def _writer(request: Any) -> Callable[[Callable[[], None]], None]:
         for place, file in enumerate(files):
             told, counts = queue.Queue[Any](), queue.Queue[int]()
             counts.put(place)
-            FileSystemWriterAsync.write_preloaded_data(transforms, place, file, told, counts, use_fsync=True)
+            FileSystemWriterAsync.write_preloaded_data(
+                transforms, place, file, told, counts, use_fsync=True
+            )
             _, found[place] = told.get()
             wrote()
         failed = [outcome for outcome in found.values() if isinstance(outcome, Exception)]
@@ -110,7 +126,9 @@ def load_state(directory: Path, model: PolicyModel, optimizer: Any) -> dict[str,
     _, numbers = read_numbers(directory)
     wanted = _sharded(model, optimizer, loading=True)
     try:
-        found = dist_checkpointing.load(wanted, str(directory / _SHARDS), TorchDistLoadShardedStrategy())
+        found = dist_checkpointing.load(
+            wanted, str(directory / _SHARDS), TorchDistLoadShardedStrategy()
+        )
     except (CheckpointingException, CheckpointException) as error:
         cause: BaseException = error
         if isinstance(error, CheckpointException):  # rank -> (exception, traceback)

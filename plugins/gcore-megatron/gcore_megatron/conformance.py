@@ -1,4 +1,6 @@
-"""What ``g-core conformance megatron`` runs: the contract of a trainer on tiny random models, with the real library."""
+"""What ``g-core conformance megatron`` runs: the contract of a trainer on tiny random models, with
+the real library.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from gcore_core.testing import TrainerContract
 
 class OnTinyModel(TrainerContract):
     provider = "megatron"
-    # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+    # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
+    # that should be zero
     config = {"learning_rate": 1e-3, "eps": 1e-2}
     micro_batches = {"budget_tokens": 1}
     family = "llama"

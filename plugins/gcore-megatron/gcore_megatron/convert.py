@@ -1,12 +1,13 @@
 """Hugging Face tensors to Megatron-Core's parameters and back, one tensor at a time.
 
-Both sides differ in three ways. Megatron-Core fuses: query, key and value of a group of heads lie one after the other
-in ``linear_qkv``, gate and up in ``linear_fc1``. It splits: a tensor-parallel rank holds some rows or columns of a
-matrix, a pipeline stage some layers, counted from its own first. And it fills up the vocabulary.
+Both sides differ in three ways. Megatron-Core fuses: query, key and value of a group of heads lie
+one after the other in ``linear_qkv``, gate and up in ``linear_fc1``. It splits: a tensor-parallel
+rank holds some rows or columns of a matrix, a pipeline stage some layers, counted from its own
+first. And it fills up the vocabulary.
 
-So a Hugging Face tensor is a slice of rows or columns on each tensor-parallel rank of one stage (of two for tied
-embeddings), and the slice lies in a *window*, a view of one parameter. Loading copies slices into windows; exporting
-gathers windows.
+So a Hugging Face tensor is a slice of rows or columns on each tensor-parallel rank of one stage (of
+two for tied embeddings), and the slice lies in a *window*, a view of one parameter. Loading copies
+slices into windows; exporting gathers windows.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def _whole(parameter: Tensor) -> Tensor:
 class Piece:
     """A Hugging Face tensor and where its slices lie.
 
-    parameters: stage -> name of the parameter there; the first one is exported. split: the dimension that the
-    tensor-parallel ranks share, None when each has all. filled: size of that dimension, with what fills it up.
+    parameters: stage -> name of the parameter there; the first one is exported. split: the
+    dimension that the tensor-parallel ranks share, None when each has all. filled: size of that
+    dimension, with what fills it up.
     """
 
     name: str
@@ -64,7 +66,13 @@ def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece
 
     def of_vocabulary(name: str, parameters: Mapping[int, str]) -> Piece:
         shape = (model.vocabulary, model.hidden)
-        return Piece(name=name, parameters=parameters, shape=shape, split=0, filled=model.rows(tensor_parallel))
+        return Piece(
+            name=name,
+            parameters=parameters,
+            shape=shape,
+            split=0,
+            filled=model.rows(tensor_parallel),
+        )
 
     embedding = {0: "embedding.word_embeddings.weight"}
     if model.tied and stages > 1:
@@ -83,11 +91,19 @@ def _layer(model: Architecture, layer: int, stage: int, own: int) -> Iterator[Pi
     """The tensors of a layer that is number ``own`` of its stage."""
 
     def piece(
-        name: str, parameter: str, shape: tuple[int, ...], split: int | None = None, window: Window = _whole
+        name: str,
+        parameter: str,
+        shape: tuple[int, ...],
+        split: int | None = None,
+        window: Window = _whole,
     ) -> Piece:
         parameters = {stage: f"decoder.layers.{own}.{parameter}"}
         return Piece(
-            name=f"model.layers.{layer}.{name}", parameters=parameters, shape=shape, split=split, window=window
+            name=f"model.layers.{layer}.{name}",
+            parameters=parameters,
+            shape=shape,
+            split=split,
+            window=window,
         )
 
     hidden, size, feed_forward = model.hidden, model.head_size, model.feed_forward
@@ -96,15 +112,25 @@ def _layer(model: Architecture, layer: int, stage: int, own: int) -> Iterator[Pi
     for part, (start, stop) in spans.items():
         width = model.kv_heads * (stop - start) * size
         window = _heads((group + 2) * size, start * size, stop * size)
-        yield piece(f"self_attn.{part}_proj.weight", "self_attention.linear_qkv.weight", (width, hidden), 0, window)
+        yield piece(
+            f"self_attn.{part}_proj.weight",
+            "self_attention.linear_qkv.weight",
+            (width, hidden),
+            0,
+            window,
+        )
         if model.qkv_bias:
-            yield piece(f"self_attn.{part}_proj.bias", "self_attention.linear_qkv.bias", (width,), 0, window)
+            yield piece(
+                f"self_attn.{part}_proj.bias", "self_attention.linear_qkv.bias", (width,), 0, window
+            )
     width = model.query_heads * size
     yield piece("self_attn.o_proj.weight", "self_attention.linear_proj.weight", (hidden, width), 1)
     if model.head_norm:
         yield piece("self_attn.q_norm.weight", "self_attention.q_layernorm.weight", (size,))
         yield piece("self_attn.k_norm.weight", "self_attention.k_layernorm.weight", (size,))
-    yield piece("mlp.gate_proj.weight", "mlp.linear_fc1.weight", (feed_forward, hidden), 0, _half(0))
+    yield piece(
+        "mlp.gate_proj.weight", "mlp.linear_fc1.weight", (feed_forward, hidden), 0, _half(0)
+    )
     yield piece("mlp.up_proj.weight", "mlp.linear_fc1.weight", (feed_forward, hidden), 0, _half(1))
     yield piece("mlp.down_proj.weight", "mlp.linear_fc2.weight", (hidden, feed_forward), 1)
     yield piece("input_layernorm.weight", "input_layernorm.weight", (hidden,))
@@ -120,7 +146,7 @@ def _half(which: int) -> Window:
     return lambda parameter: parameter.view(2, -1, *parameter.shape[1:])[which]
 
 
-# -- loading ----------------------------------------------------------------------------------------------------------
+# -- loading ---------------------------------------------------------------------------------------
 
 
 def check(files: ModelFiles, found: Sequence[Piece]) -> None:
@@ -130,14 +156,21 @@ def check(files: ModelFiles, found: Sequence[Piece]) -> None:
         if name not in files.shapes:
             raise DataError(f"model directory lacks {name}.", where=where)
         if name not in expected:
-            raise DataError(f"model directory holds {name}, for which its config has no use.", where=where)
+            raise DataError(
+                f"model directory holds {name}, for which its config has no use.", where=where
+            )
         if files.shapes[name] != expected[name]:
-            raise DataError(f"{name} has shape {files.shapes[name]}, its config says {expected[name]}.", where=where)
+            raise DataError(
+                f"{name} has shape {files.shapes[name]}, its config says {expected[name]}.",
+                where=where,
+            )
 
 
 @torch.no_grad()
 def load(directory: Path, found: Sequence[Piece], parameters: Mapping[str, Tensor]) -> None:
-    """Fills this rank's parameters from a directory that was checked; reads what it needs of each tensor."""
+    """Fills this rank's parameters from a directory that was checked; reads what it needs of each
+    tensor.
+    """
     rank = parallel_state.get_tensor_model_parallel_rank()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     stage = parallel_state.get_pipeline_model_parallel_rank()
@@ -181,16 +214,18 @@ def _open(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     return files
 
 
-# -- exporting --------------------------------------------------------------------------------------------------------
+# -- exporting -------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def gather(
     found: Sequence[Piece], parameter: Callable[[str], Tensor], like: Tensor
 ) -> Iterator[tuple[Piece, Tensor | None]]:
-    """Whole tensors, one at a time, on global rank 0, and None on the others. All ranks iterate alike.
+    """Whole tensors, one at a time, on global rank 0, and None on the others. All ranks iterate
+    alike.
 
-    ``parameter`` gives this rank's part by the parameter's name, on all replicas at once; dtype and device as ``like``.
+    ``parameter`` gives this rank's part by the parameter's name, on all replicas at once; dtype and
+    device as ``like``.
     """
     stage = parallel_state.get_pipeline_model_parallel_rank()
     # one replica's first context-parallel rank has everything
@@ -213,7 +248,9 @@ def gather(
 
 
 def _join(piece: Piece, window: Tensor) -> Tensor:
-    """The slices of a stage's tensor-parallel ranks, put together and without what fills them up."""
+    """The slices of a stage's tensor-parallel ranks, put together and without what fills them
+    up.
+    """
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     own = window.detach().reshape(piece.slice_shape(ranks)).contiguous()
     if piece.split is None:
@@ -222,4 +259,6 @@ def _join(piece: Piece, window: Tensor) -> Tensor:
     if ranks > 1:
         slices = [torch.empty_like(own) for _ in range(ranks)]
         dist.all_gather(slices, own, group=parallel_state.get_tensor_model_parallel_group())
-    return torch.cat(slices, piece.split).narrow(piece.split, 0, piece.shape[piece.split]).contiguous()
+    return (
+        torch.cat(slices, piece.split).narrow(piece.split, 0, piece.shape[piece.split]).contiguous()
+    )

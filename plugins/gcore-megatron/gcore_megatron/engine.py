@@ -1,7 +1,8 @@
 """A policy on Megatron-Core: what ``gcore_language.training`` asks of an engine.
 
-Ranks of one replica are neighbours: the tensor-parallel ones nearest, then context, then pipeline; replicas come last.
-Gradients are added up, over micro-batches, replicas and context-parallel ranks, by Megatron-Core's own buffers.
+Ranks of one replica are neighbours: the tensor-parallel ones nearest, then context, then pipeline;
+replicas come last. Gradients are added up, over micro-batches, replicas and context-parallel ranks,
+by Megatron-Core's own buffers.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ from gcore_megatron.pretrained import write_pretrained
 from gcore_megatron.rows import Rows
 from gcore_megatron.whole import OptimizerState, load_whole, save_whole
 
-#: Most logits that a rank holds at once, in numbers; more actions than that go through the output layer in chunks.
+#: Most logits that a rank holds at once, in numbers; more actions than that go through the output
+#: layer in chunks.
 _CHUNK_LOGITS = 2**25
 
 
@@ -73,13 +75,20 @@ class MegatronEngine:
             reference = open_model_files(context, config.reference_path)
             convert.check(reference, self._pieces)
         trust = config.trust_remote_code
-        self._tokenizer = load_tokenizer(str(files.directory), model.vocabulary, trust_remote_code=trust)
+        self._tokenizer = load_tokenizer(
+            str(files.directory), model.vocabulary, trust_remote_code=trust
+        )
         self.hidden_size = model.hidden
-        self.layouts: frozenset[Layout] = frozenset({"padded"} if config.context_parallel > 1 else {"padded", "shared"})
+        self.layouts: frozenset[Layout] = frozenset(
+            {"padded"} if config.context_parallel > 1 else {"padded", "shared"}
+        )
         self.ranks = Ranks(context, self.device, always_meet=not dist.is_initialized())
         self._owns_groups = _join_groups(config)
         last = parallel_state.is_pipeline_last_stage()
-        first_of = (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_context_parallel_rank())
+        first_of = (
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_context_parallel_rank(),
+        )
         self.ranks.speaks = last and first_of == (0, 0)
         model_parallel_cuda_manual_seed(context.seed % 2**31 or 1)
         self._model = build(model, config, self.device)
@@ -97,15 +106,18 @@ class MegatronEngine:
         self._optimizer = self._make_optimizer()
         self._state = OptimizerState(self._optimizer, self._parameters)
         if isinstance(self._optimizer.optimizer, torch.optim.AdamW):
-            # the moments are there before the first step, so that a state can be saved and loaded before it
+            # the moments are there before the first step, so that a state can be saved and loaded
+            # before it
             self._state.reset(0)
-        self._chunk_actions = max(1, _CHUNK_LOGITS * config.tensor_parallel // model.rows(config.tensor_parallel))
+        self._chunk_actions = max(
+            1, _CHUNK_LOGITS * config.tensor_parallel // model.rows(config.tensor_parallel)
+        )
         self._schedule = get_forward_backward_func()
         self._model.config.finalize_model_grads_func = _finalize
         if config.overlap_grad_reduce:
             self._model.config.no_sync_func = self._replicated.no_sync
 
-    # -- opening ------------------------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------------------
 
     def _load(self, reference: Path | None) -> dict[str, Tensor]:
         """Fills the model; returns the reference's shards in host memory."""
@@ -113,7 +125,10 @@ class MegatronEngine:
         for directory in dict.fromkeys((reference or self._model_path, self._model_path)):
             convert.load(directory, self._pieces, self._parameters)
             if directory == reference:
-                kept = {name: parameter.detach().to("cpu", copy=True) for name, parameter in self._parameters.items()}
+                kept = {
+                    name: parameter.detach().to("cpu", copy=True)
+                    for name, parameter in self._parameters.items()
+                }
         return kept
 
     def _make_optimizer(self) -> Any:
@@ -138,7 +153,7 @@ class MegatronEngine:
             shim.mend_optimizer(optimizer)
         return optimizer
 
-    # -- forward and backward -----------------------------------------------------------------------------------------
+    # -- forward and backward ----------------------------------------------------------------------
 
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
@@ -177,8 +192,9 @@ class MegatronEngine:
                 kept.copy_(now)
 
     def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
-        """See ``TrainingEngine``. Replicas need not have the same number of micro-batches, only one at least, in whose
-        backward pass their gradients meet."""
+        """See ``TrainingEngine``. Replicas need not have the same number of micro-batches, only one
+        at least, in whose backward pass their gradients meet.
+        """
         given = [batch for batch in batches if batch is not None]
         if given:
             self._run(given, loss, entropy)
@@ -186,7 +202,9 @@ class MegatronEngine:
             self._run([stand_in(self.device)], lambda _, logp, __: logp.sum() * 0.0, "metric")
 
     def _run(self, batches: Sequence[Batch], loss: LossOf | None, entropy: Entropy) -> list[Tensor]:
-        """Forward, and backward for a ``loss``. Log-probs of each batch on the last stage, else nothing."""
+        """Forward, and backward for a ``loss``. Log-probs of each batch on the last stage, else
+        nothing.
+        """
 
         def forward(turns: Iterator[Rows], model: Any) -> tuple[Tensor, Any]:
             self._context.progress()
@@ -217,7 +235,9 @@ class MegatronEngine:
     def _action_logp(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Of the batch's actions, on every rank of the last stage."""
         if self._config.sequence_parallel:
-            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=False
+            )
         batch, own = rows.batch, rows.own_actions
         hidden = hidden.flatten(0, 1).index_select(0, rows.predict)
         targets, temperature = batch.targets, batch.temperature
@@ -225,7 +245,9 @@ class MegatronEngine:
             targets, temperature = targets[own], None if temperature is None else temperature[own]
         group = parallel_state.get_tensor_model_parallel_group()
 
-        def run(hidden: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+        def run(
+            hidden: Tensor, targets: Tensor, temperature: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
             logits = self._model.logits(hidden)
             return action_logp(logits, targets, temperature, self._architecture.vocabulary, group)
 
@@ -237,12 +259,14 @@ class MegatronEngine:
         logp, entropies = sum_over(whole, parallel_state.get_context_parallel_group())
         return logp, entropies
 
-    # -- update -------------------------------------------------------------------------------------------------------
+    # -- update ------------------------------------------------------------------------------------
 
     def update(self, rate: float, clip: float) -> float:
         """See ``TrainingEngine``."""
         optimizer = self._optimizer
-        for group in optimizer.param_groups:  # anew each time, since loading a state brings its settings along
+        for group in (
+            optimizer.param_groups
+        ):  # anew each time, since loading a state brings its settings along
             group["lr"], group["weight_decay"] = rate, self._config.weight_decay * group["wd_mult"]
             group["betas"], group["eps"] = tuple(self._config.betas), self._config.eps
         optimizer.prepare_grads()
@@ -259,13 +283,14 @@ class MegatronEngine:
         self._replicated.zero_grad_buffer()
         self._optimizer.zero_grad()
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
         dtype = DTYPES[self._config.dtype]
         name = {torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]
         return [
-            TensorSpec(piece.name, name, piece.shape, math.prod(piece.shape) * dtype.itemsize) for piece in self._pieces
+            TensorSpec(piece.name, name, piece.shape, math.prod(piece.shape) * dtype.itemsize)
+            for piece in self._pieces
         ]
 
     def _gathered(self) -> Iterator[tuple[convert.Piece, Tensor | None]]:
@@ -294,7 +319,9 @@ class MegatronEngine:
 
     def save_pretrained(self, directory: Path) -> None:
         """Weights, config and tokenizer in Hugging Face layout."""
-        write_pretrained(directory, self.weight_specs(), self._gathered(), writes=self.ranks.rank == 0)
+        write_pretrained(
+            directory, self.weight_specs(), self._gathered(), writes=self.ranks.rank == 0
+        )
         if self.ranks.rank == 0:
             self._hf_config.dtype = DTYPES[self._config.dtype]
             self._hf_config.save_pretrained(directory)
@@ -339,13 +366,16 @@ def _join_groups(config: MegatronTrainerConfig) -> bool:
             "context": parallel_state.get_context_parallel_world_size(),
         }
         if found != sizes:
-            raise RuntimeError(f"one process has one set of Megatron-Core's groups: {found}, asked for {sizes}")
+            raise RuntimeError(
+                f"one process has one set of Megatron-Core's groups: {found}, asked for {sizes}"
+            )
         return False
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
         context_parallel_size=config.context_parallel,
-        # there are no experts, but their groups are laid out too, and asked to have the pipelines of the others
+        # there are no experts, but their groups are laid out too, and asked to have the pipelines
+        # of the others
         expert_tensor_parallel_size=config.tensor_parallel * config.context_parallel,
         order="tp-cp-ep-pp-dp",
     )
@@ -353,7 +383,12 @@ def _join_groups(config: MegatronTrainerConfig) -> bool:
 
 
 def _finalize(
-    models: list[Any], num_tokens: Tensor | None, pg_collection: Any = None, force_all_reduce: bool = False
+    models: list[Any],
+    num_tokens: Tensor | None,
+    pg_collection: Any = None,
+    force_all_reduce: bool = False,
 ) -> None:
     """Adds gradients up over ranks without dividing them by tokens: the loss comes normalised."""
-    finalize_model_grads(models, None, pg_collection=pg_collection, force_all_reduce=force_all_reduce)
+    finalize_model_grads(
+        models, None, pg_collection=pg_collection, force_all_reduce=force_all_reduce
+    )

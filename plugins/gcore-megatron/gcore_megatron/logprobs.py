@@ -1,4 +1,6 @@
-"""Log-probs and entropies of actions from logits whose vocabulary is split over ranks; no rank ever has all logits."""
+"""Log-probs and entropies of actions from logits whose vocabulary is split over ranks; no rank ever
+has all logits.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-#: In place of the logits of rows that only fill up the vocabulary; finite, because 0 times it must be 0.
+#: In place of the logits of rows that only fill up the vocabulary; finite, because 0 times it must
+#: be 0.
 _NEVER = -1e30
 
 
 class _ActionLogp(torch.autograd.Function):
-    """Softmax over the ranks of ``group``. With x the logits over the temperature, less their maximum, and Z the sum of
-    exp x over all ranks: log p(t) = x_t - log Z, H = log Z - sum p x."""
+    """Softmax over the ranks of ``group``. With x the logits over the temperature, less their
+    maximum, and Z the sum of
+    exp x over all ranks: log p(t) = x_t - log Z, H = log Z - sum p x.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, group: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, first: int, group: Any
+    ) -> tuple[Tensor, Tensor]:
         most = logits.amax(-1)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
         x = logits - most[:, None]
@@ -36,7 +43,9 @@ class _ActionLogp(torch.autograd.Function):
         return chosen - log_total, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(
+        ctx: Any, grad_logp: Tensor, grad_entropy: Tensor
+    ) -> tuple[Tensor, None, None, None]:
         x, log_total, entropy, place, own = ctx.saved_tensors
         logp = x - log_total[:, None]
         p = logp.exp()
@@ -69,10 +78,11 @@ def sum_over(x: Tensor, group: Any) -> Tensor:
 def action_logp(
     logits: Tensor, targets: Tensor, temperature: Tensor | None, vocabulary: int, group: Any
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs float32[A] of ``targets``, entropies float32[A]), the same on all ranks of ``group``.
+    """(log-probs float32[A] of ``targets``, entropies float32[A]), the same on all ranks of
+    ``group``.
 
-    logits [A, n]: this rank's part, the group's ranks hold n each, in order; targets int64[A]; temperature float32[A]
-    or None for 1; vocabulary: rows from that one on only fill up.
+    logits [A, n]: this rank's part, the group's ranks hold n each, in order; targets int64[A];
+    temperature float32[A] or None for 1; vocabulary: rows from that one on only fill up.
     """
     x = logits.float()
     if temperature is not None:
@@ -92,8 +102,9 @@ def in_chunks(
     temperature: Tensor | None,
     actions: int,
 ) -> tuple[Tensor, Tensor]:
-    """``run(hidden, targets, temperature)``, so many actions at a time; what is between is computed again in the
-    backward pass, which holds the logits of one chunk then."""
+    """``run(hidden, targets, temperature)``, so many actions at a time; what is between is computed
+    again in the backward pass, which holds the logits of one chunk then.
+    """
     if len(hidden) <= actions:
         return run(hidden, targets, temperature)
     parts = []

@@ -1,7 +1,7 @@
 """Llama, Mistral, Qwen2 and Qwen3 as models of Megatron-Core, built of its own layers.
 
-Legend of shapes: B rows, S positions of a row that this context-parallel rank holds, D hidden size, H query heads, K
-key-value heads, E head size.
+Legend of shapes: B rows, S positions of a row that this context-parallel rank holds, D hidden size,
+H query heads, K key-value heads, E head size.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 #: Rotary embeddings whose angles are positions times constants.
 _ROTARY = ("default", "linear", "llama3")
-#: Rows of embedding and output layer are filled up to a multiple of this and of tensor_parallel, so that a checkpoint
-#: has one shape for every tensor_parallel that is a power of two up to it.
+#: Rows of embedding and output layer are filled up to a multiple of this and of tensor_parallel, so
+#: that a checkpoint has one shape for every tensor_parallel that is a power of two up to it.
 _VOCABULARY_MULTIPLE = 128
 
 
@@ -42,8 +42,8 @@ _VOCABULARY_MULTIPLE = 128
 class Architecture:
     """What a Hugging Face config says of a model, in numbers.
 
-    rotary: inverse frequencies float32[E / 2] of the rotary embedding. qkv_bias: whether query, key and value
-    projections have biases; head_norm: whether queries and keys are normalised (Qwen3).
+    rotary: inverse frequencies float32[E / 2] of the rotary embedding. qkv_bias: whether query, key
+    and value projections have biases; head_norm: whether queries and keys are normalised (Qwen3).
     """
 
     layers: int
@@ -67,23 +67,33 @@ class Architecture:
 
 
 def architecture(config: PreTrainedConfig, path: str) -> Architecture:
-    """Reads a config of transformers. Raises DataError for what is not of the families that are built here."""
+    """Reads a config of transformers. Raises DataError for what is not of the families that are
+    built here.
+    """
 
     def refuse(holds: bool, what: str, why: str = "") -> None:
         if holds:
             raise DataError(
                 what,
                 where=path,
-                why=why or f"Built here: {', '.join(FAMILIES)}, with plain causal attention and SwiGLU.",
+                why=why
+                or f"Built here: {', '.join(FAMILIES)}, with plain causal attention and SwiGLU.",
                 todo="Train this model with use: torch.",
             )
 
     kind = config.model_type
     refuse(kind not in FAMILIES, f"megatron has no model for the family {kind!r}.")
-    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    sliding = (
+        getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True)
+        else None
+    )
     refuse(bool(sliding), f"megatron has no sliding window, this model's is {sliding}.")
     refuse(config.hidden_act != "silu", f"megatron has no activation {config.hidden_act!r} here.")
-    refuse(bool(getattr(config, "mlp_bias", False)), "megatron has no biases in the feed-forward layers here.")
+    refuse(
+        bool(getattr(config, "mlp_bias", False)),
+        "megatron has no biases in the feed-forward layers here.",
+    )
     refuse(
         kind != "qwen2" and bool(getattr(config, "attention_bias", False)),
         "megatron has no bias in the attention's output projection here.",
@@ -107,7 +117,9 @@ def architecture(config: PreTrainedConfig, path: str) -> Architecture:
     )
 
 
-def _rotary(config: PreTrainedConfig, size: int, refuse: Callable[[bool, str, str], None]) -> Tensor:
+def _rotary(
+    config: PreTrainedConfig, size: int, refuse: Callable[[bool, str, str], None]
+) -> Tensor:
     """base^(-2 i / E) (Su et al. 2021, eq. 15), scaled where the config says so."""
     rotary = config.rope_parameters
     kind, part = rotary.get("rope_type", "default"), rotary.get("partial_rotary_factor") or 1.0
@@ -149,8 +161,10 @@ class Norm(torch.nn.RMSNorm):
 
 
 class FusedAttention(torch.nn.Module):
-    """Attention by torch's fused kernels. A context-parallel rank has the queries of its positions and gathers the keys
-    and values of all; Megatron-Core leaves context parallelism to Transformer Engine."""
+    """Attention by torch's fused kernels. A context-parallel rank has the queries of its positions
+    and gathers the keys and values of all; Megatron-Core leaves context parallelism to Transformer
+    Engine.
+    """
 
     def __init__(
         self,
@@ -176,11 +190,14 @@ class FusedAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """query [S, B, H, E], key and value [S, B, K, E]; attention_mask bool, true where a query sees a key, or None
-        for causal attention. Returns [S, B, H E]."""
+        """query [S, B, H, E], key and value [S, B, K, E]; attention_mask bool, true where a query
+        sees a key, or None for causal attention. Returns [S, B, H E].
+        """
         if self._group.size() > 1:
             key, value = (
-                tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=self._group)
+                tensor_parallel.gather_from_sequence_parallel_region(
+                    x.contiguous(), group=self._group
+                )
                 for x in (key, value)
             )
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
@@ -197,9 +214,13 @@ class FusedAttention(torch.nn.Module):
 
 
 class PolicyModel(GPTModel):
-    """One pipeline stage. The last gives hidden states, not logits: few of them go through the output layer."""
+    """One pipeline stage. The last gives hidden states, not logits: few of them go through the
+    output layer.
+    """
 
-    def __init__(self, config: TransformerConfig, spec: TransformerBlockSubmodules, model: Architecture) -> None:
+    def __init__(
+        self, config: TransformerConfig, spec: TransformerBlockSubmodules, model: Architecture
+    ) -> None:
         super().__init__(
             config=config,
             transformer_layer_spec=spec,
@@ -214,8 +235,9 @@ class PolicyModel(GPTModel):
         self._rotary = model.rotary
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """ids int64[B, S]; positions int64[B or 1, S]; mask as in ``FusedAttention``. Returns [S, B, D]; with sequence
-        parallelism this rank's part of S."""
+        """ids int64[B, S]; positions int64[B or 1, S]; mask as in ``FusedAttention``. Returns [S,
+        B, D]; with sequence parallelism this rank's part of S.
+        """
         hidden = self.embedding(input_ids=ids, position_ids=positions) if self.pre_process else None
         self._rotary = self._rotary.to(ids.device)
         angles = positions.t()[..., None].float() * self._rotary
@@ -224,7 +246,11 @@ class PolicyModel(GPTModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[A, D] whole hidden states to this rank's part [A, V / tensor_parallel] of the logits."""
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        weight = (
+            self.shared_embedding_or_output_weight()
+            if self.share_embeddings_and_output_weights
+            else None
+        )
         return self.output_layer(hidden, weight=weight)[0]
 
 
@@ -238,7 +264,9 @@ def build(model: Architecture, config: MegatronTrainerConfig, device: torch.devi
     attention.core_attention = FusedAttention
     if model.head_norm:
         attention.q_layernorm = attention.k_layernorm = HeadNorm
-    spec = TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(transformer), layer_norm=Norm)
+    spec = TransformerBlockSubmodules(
+        layer_specs=[layer] * get_num_layers_to_build(transformer), layer_norm=Norm
+    )
     built = PolicyModel(transformer, spec, model)
     if built.post_process:
         # it is given whole sequences of a few positions, also where what lies before it shares them
@@ -258,8 +286,9 @@ class HeadNorm(Norm):
 
 
 def _mark_shards(model: PolicyModel) -> None:
-    """What Megatron-Core does only while it draws initial weights: says which parameters are shards, for the norm of
-    the gradient."""
+    """What Megatron-Core does only while it draws initial weights: says which parameters are
+    shards, for the norm of the gradient.
+    """
     for module in model.modules():
         dimension = 1 if isinstance(module, tensor_parallel.RowParallelLinear) else 0
         kinds = (
@@ -271,11 +300,17 @@ def _mark_shards(model: PolicyModel) -> None:
             tensor_parallel.set_tensor_model_parallel_attributes(module.weight, True, dimension, 1)
 
 
-def _transformer_config(model: Architecture, config: MegatronTrainerConfig, device: torch.device) -> TransformerConfig:
+def _transformer_config(
+    model: Architecture, config: MegatronTrainerConfig, device: torch.device
+) -> TransformerConfig:
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     recompute: dict[str, Any] = {}
     if config.gradient_checkpointing:
-        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        recompute = {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -297,13 +332,15 @@ def _transformer_config(model: Architecture, config: MegatronTrainerConfig, devi
         context_parallel_size=config.context_parallel,
         sequence_parallel=config.sequence_parallel,
         variable_seq_lengths=config.pipeline_parallel > 1,
-        moe_token_dispatcher_type="alltoall",  # there are no experts, but the default refuses variable lengths
+        # there are no experts, but the default refuses variable lengths
+        moe_token_dispatcher_type="alltoall",
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=config.dtype == "bfloat16",
         use_cpu_initialization=device.type == "cpu",
         perform_initialization=False,
-        calculate_per_token_loss=True,  # the loss comes normalised: gradients are added, never averaged
+        # the loss comes normalised: gradients are added, never averaged
+        calculate_per_token_loss=True,
         # fusions of Transformer Engine and Apex
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,

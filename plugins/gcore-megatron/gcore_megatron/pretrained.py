@@ -24,7 +24,9 @@ def write_pretrained(
     writes: bool,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Every rank calls it, since a tensor is put together by all; the one that has them ``writes``."""
+    """Every rank calls it, since a tensor is put together by all; the one that has them
+    ``writes``.
+    """
     files: list[list[str]] = [[]]
     held_bytes = 0
     for spec in specs:
@@ -36,7 +38,9 @@ def write_pretrained(
     names = [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
     if len(files) == 1:
         names = ["model.safetensors"]
-    file_of = {tensor: name for tensors, name in zip(files, names, strict=True) for tensor in tensors}
+    file_of = {
+        tensor: name for tensors, name in zip(files, names, strict=True) for tensor in tensors
+    }
     last_of = {name: tensors[-1] for tensors, name in zip(files, names, strict=True)}
     if writes:
         directory.mkdir(parents=True, exist_ok=True)
@@ -50,5 +54,8 @@ def write_pretrained(
             save_file(held, directory / name, {"format": "pt"})
             held = {}
     if writes and len(files) > 1:
-        index = {"metadata": {"total_size": sum(spec.nbytes for spec in specs)}, "weight_map": file_of}
+        index = {
+            "metadata": {"total_size": sum(spec.nbytes for spec in specs)},
+            "weight_map": file_of,
+        }
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

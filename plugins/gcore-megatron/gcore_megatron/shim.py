@@ -1,7 +1,8 @@
 """Megatron-Core 0.16 on a machine without CUDA: its sources are rewritten while they are imported.
 
-Megatron-Core places tensors on "the current CUDA device" by name. Nothing in its arithmetic needs CUDA, so on a CPU
-eight rules rewrite where tensors lie, in ``megatron.core`` alone and in memory alone; no file changes. Upstream has no
+Megatron-Core places tensors on "the current CUDA device" by name. Nothing in its arithmetic needs
+CUDA, so on a CPU eight rules rewrite where tensors lie, in ``megatron.core`` alone and in memory
+alone; no file changes. Upstream has no
 CPU device: these rules can go when it has one.
 
     R1   torch.cuda.current_device()                   the CPU       rotary embedding, gradient buffers
@@ -14,13 +15,14 @@ CPU device: these rules can go when it has one.
                                                        and tensor-parallel ranks diverge without a word
     R10  pin_memory=True                               False         context-parallel rotary embedding
 
-Three rules are no matter of CUDA. They mend how AdamW of torch, which is used when neither Transformer Engine nor Apex
-is installed, comes back from a checkpoint, and are applied to the optimizer object:
+Three rules are no matter of CUDA. They mend how AdamW of torch, which is used when neither
+Transformer Engine nor Apex is installed, comes back from a checkpoint, and are applied to the
+optimizer object:
 
     R8   a ``DistributedOptimizer`` forgets the ``step`` of each parameter: KeyError
     R9   all its parameters share one ``step`` tensor afterwards, so an update counts once for each of them: silent
     R11  the other optimizers leave a step of 0 out of what they save: KeyError
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ from types import CodeType, ModuleType
 from typing import Any
 
 _PACKAGE = "megatron.core"
-_CPU_TYPES = {f"torch.cuda.{name}": f"torch.{name}" for name in ("FloatTensor", "HalfTensor", "BFloat16Tensor")}
+_CPU_TYPES = {
+    f"torch.cuda.{name}": f"torch.{name}"
+    for name in ("FloatTensor", "HalfTensor", "BFloat16Tensor")
+}
 _NOTHING = frozenset({"torch.cuda.synchronize", "torch.cuda.empty_cache"})
 _RANDOM = {
     "torch.cuda.get_rng_state": "get_rng_state",
@@ -46,8 +51,10 @@ _RANDOM = {
 
 
 def install() -> None:
-    """Makes ``megatron.core`` importable for this machine; call it before anything imports that. Does nothing more
-    where torch sees a CUDA device, or when it was called before. Raises RuntimeError when it comes too late."""
+    """Makes ``megatron.core`` importable for this machine; call it before anything imports that.
+    Does nothing more where torch sees a CUDA device, or when it was called before. Raises
+    RuntimeError when it comes too late.
+    """
     import torch
 
     # With more than one queue the kernels that overlap communication may run in another order.
@@ -77,7 +84,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        """Compiles the rewritten source, past the cache of byte code, so that nothing of it reaches the disk."""
+        """Compiles the rewritten source, past the cache of byte code, so that nothing of it reaches
+        the disk.
+        """
         path = self.get_filename(fullname)
         tree = ast.fix_missing_locations(_Rewrite().visit(ast.parse(self.get_data(path), path)))
         return compile(tree, path, "exec", dont_inherit=True)
@@ -97,9 +106,17 @@ class _Rewrite(ast.NodeTransformer):
         if name in _NOTHING:  # R2
             return ast.copy_location(ast.Constant(None), node)
         if name in _RANDOM:  # R3
-            return ast.copy_location(_call(_RANDOM[name], node.args if name.endswith("seed") else []), node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda" and name != "torch.cuda":  # R4
-            return ast.copy_location(ast.Call(ast.Attribute(node.func.value, "cpu", ast.Load()), [], []), node)
+            return ast.copy_location(
+                _call(_RANDOM[name], node.args if name.endswith("seed") else []), node
+            )
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr == "cuda"
+            and name != "torch.cuda"
+        ):  # R4
+            return ast.copy_location(
+                ast.Call(ast.Attribute(node.func.value, "cpu", ast.Load()), [], []), node
+            )
         for keyword in node.keywords:
             value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
             if keyword.arg == "device" and value == "cuda":  # R5
@@ -124,7 +141,9 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _call(function: str, arguments: list[ast.expr]) -> ast.Call:
-    return ast.Call(ast.Attribute(ast.Name("torch", ast.Load()), function, ast.Load()), arguments, [])
+    return ast.Call(
+        ast.Attribute(ast.Name("torch", ast.Load()), function, ast.Load()), arguments, []
+    )
 
 
 def _track_cpu_generator(module: Any) -> None:
@@ -139,7 +158,9 @@ def _track_cpu_generator(module: Any) -> None:
 
     @contextlib.contextmanager
     def fork(tracker: Any, name: str = module._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
-        """As upstream's, without its refusal of a CPU generator that changed: here it is the one that is tracked."""
+        """As upstream's, without its refusal of a CPU generator that changed: here it is the one
+        that is tracked.
+        """
         if name not in tracker.states_:
             raise KeyError(f"random stream {name} was not added")
         outer, outer_state = tracker._current_state_name, torch.get_rng_state()
@@ -167,12 +188,17 @@ def mend_optimizer(optimizer: Any) -> None:
 
 def _keep_steps_apart(optimizer: Any) -> None:
     """R8 and R9."""
-    take_parameter, take_all = optimizer._set_main_param_and_optimizer_states, optimizer.load_state_dict
+    take_parameter, take_all = (
+        optimizer._set_main_param_and_optimizer_states,
+        optimizer.load_state_dict,
+    )
 
     def set_states(parameter: Any, tensors: dict[str, Any]) -> None:
         group, place = optimizer.model_param_group_index_map[parameter]
         state = optimizer.optimizer.state[optimizer.optimizer.param_groups[group]["params"][place]]
-        take_parameter(parameter, {"step": state["step"], **tensors} if "step" in state else tensors)
+        take_parameter(
+            parameter, {"step": state["step"], **tensors} if "step" in state else tensors
+        )
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:
         take_all(state_dict)

@@ -1,7 +1,8 @@
-"""A trainer's state as whole tensors in Hugging Face layout, which every trainer loads: ``gcore_language.state_files``.
+"""A trainer's state as whole tensors in Hugging Face layout, which every trainer loads:
+``gcore_language.state_files``.
 
-Moments are gathered and taken apart as ``convert`` does it with weights. Where replicas share AdamW's state, each has a
-span of every flattened parameter, or nothing of it.
+Moments are gathered and taken apart as ``convert`` does it with weights. Where replicas share
+AdamW's state, each has a span of every flattened parameter, or nothing of it.
 """
 
 from __future__ import annotations
@@ -24,27 +25,38 @@ from gcore_megatron.library import parallel_state
 
 
 class OptimizerState:
-    """Float32 weights and AdamW's moments of one of Megatron-Core's optimizers, by the model's names."""
+    """Float32 weights and AdamW's moments of one of Megatron-Core's optimizers, by the model's
+    names.
+    """
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
         self._inner, self._parameters = optimizer.optimizer, parameters
         self._replicas = getattr(optimizer, "data_parallel_group", None)  # None: each has all
         self.like = next(iter(parameters.values())).new_empty(0, dtype=torch.float32)
-        self._held: dict[str, tuple[slice, Tensor]] = {}  # this rank's span, and the float32 weights that are updated
+        self._held: dict[
+            str, tuple[slice, Tensor]
+        ] = {}  # this rank's span, and the float32 weights that are updated
         for name, parameter in parameters.items():
             if self._replicas is None:
-                main = getattr(parameter, "main_param", parameter)  # a copy, where the model is in bfloat16
+                main = getattr(
+                    parameter, "main_param", parameter
+                )  # a copy, where the model is in bfloat16
                 self._held[name] = slice(0, parameter.numel()), main
             elif parameter in optimizer.model_param_group_index_map:
                 group, place = optimizer.model_param_group_index_map[parameter]
                 span = optimizer._get_model_param_range_map(parameter)["param"]
-                self._held[name] = slice(span.start, span.end), self._inner.param_groups[group]["params"][place]
+                self._held[name] = (
+                    slice(span.start, span.end),
+                    self._inner.param_groups[group]["params"][place],
+                )
 
     @property
     def steps(self) -> int:
         """Steps that AdamW has made."""
         counts = [state["step"] for state in self._inner.state.values() if "step" in state]
-        counts += [group["step"] for group in self._inner.param_groups if "step" in group]  # fused ones
+        counts += [
+            group["step"] for group in self._inner.param_groups if "step" in group
+        ]  # fused ones
         return max(map(int, counts), default=0)
 
     def reset(self, steps: int) -> None:
@@ -55,11 +67,15 @@ class OptimizerState:
                 group["step"] = steps
             for main in group["params"]:
                 state = {moment: torch.zeros_like(main) for moment in MOMENTS}
-                self._inner.state[main] = state | ({"step": torch.tensor(float(steps))} if counts_apart else {})
+                self._inner.state[main] = state | (
+                    {"step": torch.tensor(float(steps))} if counts_apart else {}
+                )
 
     @torch.no_grad()
     def whole(self, part: str, name: str) -> Tensor:
-        """A part of this rank's parameter, put together from the spans of all replicas, who call it together."""
+        """A part of this rank's parameter, put together from the spans of all replicas, who call it
+        together.
+        """
         parameter = self._parameters[name]
         found = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         if name in self._held:
@@ -91,15 +107,23 @@ class OptimizerState:
 
 
 def save_whole(
-    directory: Path, pieces: Sequence[convert.Piece], state: OptimizerState, numbers: Mapping[str, Any], ranks: Ranks
+    directory: Path,
+    pieces: Sequence[convert.Piece],
+    state: OptimizerState,
+    numbers: Mapping[str, Any],
+    ranks: Ranks,
 ) -> PendingSave:
-    """Saves at once, a tensor at a time, by rank 0; ``wait`` of what it returns raises what went wrong in writing."""
+    """Saves at once, a tensor at a time, by rank 0; ``wait`` of what it returns raises what went
+    wrong in writing.
+    """
     steps = int(ranks.max([state.steps])[0])  # a replica may hold nothing
     counted = {piece.name: float(steps) for piece in pieces} if steps else {}
     parts = _parts(pieces, state, ("weight", *MOMENTS) if steps else ("weight",))
     failed: list[CheckpointError] = []
     try:
-        save_state(directory, parts, {**numbers, "optimizer_steps": counted}, writes=ranks.rank == 0)
+        save_state(
+            directory, parts, {**numbers, "optimizer_steps": counted}, writes=ranks.rank == 0
+        )
     except CheckpointError as error:
         failed.append(error)
     ranks.wait()
@@ -114,7 +138,9 @@ def save_whole(
 def _parts(
     pieces: Sequence[convert.Piece], state: OptimizerState, parts: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """("part/name", whole tensor) on rank 0, one at a time; nothing on the others, which iterate alike."""
+    """("part/name", whole tensor) on rank 0, one at a time; nothing on the others, which iterate
+    alike.
+    """
     for part in parts:
         # a parameter of several tensors, which lie near each other, is put together once
         parameter = functools.lru_cache(maxsize=2)(functools.partial(state.whole, part))
@@ -123,8 +149,12 @@ def _parts(
                 yield f"{part}/{piece.name}", whole
 
 
-def load_whole(directory: Path, pieces: Sequence[convert.Piece], state: OptimizerState) -> dict[str, Any]:
-    """Takes a saved state of any trainer; returns the numbers. Raises DataError. Every rank reads all tensors."""
+def load_whole(
+    directory: Path, pieces: Sequence[convert.Piece], state: OptimizerState
+) -> dict[str, Any]:
+    """Takes a saved state of any trainer; returns the numbers. Raises DataError. Every rank reads
+    all tensors.
+    """
     numbers = load_numbers(directory)
     state.reset(take_steps(numbers, directory))
     places = {piece.name: piece for piece in pieces}

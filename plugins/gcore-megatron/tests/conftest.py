@@ -1,4 +1,6 @@
-"""What the trainer should compute, written down without any of its code: transformers' model, one record at a time."""
+"""What the trainer should compute, written down without any of its code: transformers' model, one
+record at a time.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,15 @@ from transformers import AutoModelForCausalLM
 from gcore_core.factories import import_attribute
 from gcore_core.protocols import TrainRecord, WorkerContext
 
-#: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
-SETTINGS = {"learning_rate": 3e-3, "eps": 1e-3, "clip_grad_norm": 0.3, "weight_decay": 0.1, "budget_tokens": 64}
+#: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
+#: that should be zero
+SETTINGS = {
+    "learning_rate": 3e-3,
+    "eps": 1e-3,
+    "clip_grad_norm": 0.3,
+    "weight_decay": 0.1,
+    "budget_tokens": 64,
+}
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +57,21 @@ def make_objective(name: str, settings: dict[str, Any]) -> Any:
 
 
 def make_context(model: Path, objective: Any, **changes: Any) -> WorkerContext:
-    facts = {"role": "policy", "steps": 10, "model": {"path": str(model)}, "parts": {"objective": objective}}
+    facts = {
+        "role": "policy",
+        "steps": 10,
+        "model": {"path": str(model)},
+        "parts": {"objective": objective},
+    }
     return WorkerContext(**(facts | changes))
 
 
-def make_records(groups: int = 4, samples: int = 3, *, minibatches: int = 1, seed: int = 0) -> list[TrainRecord]:
-    """Random records with prompts and completions of different lengths; the last action of each is masked."""
+def make_records(
+    groups: int = 4, samples: int = 3, *, minibatches: int = 1, seed: int = 0
+) -> list[TrainRecord]:
+    """Random records with prompts and completions of different lengths; the last action of each is
+    masked.
+    """
     draw = np.random.default_rng(seed)
     records = []
     for group in range(groups):
@@ -69,7 +87,11 @@ def make_records(groups: int = 4, samples: int = 3, *, minibatches: int = 1, see
                 "action_mask": mask,
                 "temperature": np.array(np.float32(0.7 if group == 1 else 1.0)),
             }
-            records.append(TrainRecord(ordinal=group, sample=sample, minibatch=group % minibatches, columns=columns))
+            records.append(
+                TrainRecord(
+                    ordinal=group, sample=sample, minibatch=group % minibatches, columns=columns
+                )
+            )
     return records
 
 
@@ -86,12 +108,17 @@ def changed(model: Path, directory: Path, **changes: Any) -> Path:
 class Plain:
     """A policy, its reference and torch's AdamW; the loss of all records of a minibatch at once."""
 
-    def __init__(self, model: Path, reference: Path, settings: dict[str, Any], objective: Any) -> None:
+    def __init__(
+        self, model: Path, reference: Path, settings: dict[str, Any], objective: Any
+    ) -> None:
         self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.reference = AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
         self._settings, self._objective = settings, objective
         groups = [
-            {"params": [p for p in self.policy.parameters() if (p.dim() > 1) == matrices], "weight_decay": decay}
+            {
+                "params": [p for p in self.policy.parameters() if (p.dim() > 1) == matrices],
+                "weight_decay": decay,
+            }
             for matrices, decay in ((True, settings["weight_decay"]), (False, 0.0))
         ]
         self._optimizer = torch.optim.AdamW(
@@ -103,7 +130,9 @@ class Plain:
         with torch.no_grad():
             pairs = [(logp_of(self.policy, r)[0], logp_of(self.reference, r)[0]) for r in records]
         masks = [torch.from_numpy(r.columns["action_mask"].astype(np.float32)) for r in records]
-        return [float(((old - ref) * mask).sum()) for (old, ref), mask in zip(pairs, masks, strict=True)]
+        return [
+            float(((old - ref) * mask).sum()) for (old, ref), mask in zip(pairs, masks, strict=True)
+        ]
 
     def train(
         self, records: Sequence[TrainRecord], advantages: np.ndarray, minibatches: int, epochs: int
@@ -127,7 +156,11 @@ class Plain:
                 self._optimizer.zero_grad()
                 (loss / weight).backward()
                 norms.append(
-                    float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings["clip_grad_norm"]))
+                    float(
+                        torch.nn.utils.clip_grad_norm_(
+                            self.policy.parameters(), self._settings["clip_grad_norm"]
+                        )
+                    )
                 )
                 self._optimizer.step()
                 losses.append(float(loss / weight))
@@ -143,7 +176,9 @@ def columns_of(records: Sequence[TrainRecord], advantages: np.ndarray) -> dict[s
     lengths = [len(r.columns["action_ids"]) for r in records]
     return {
         "record": torch.from_numpy(np.repeat(np.arange(len(records)), lengths)),
-        "mask": torch.from_numpy(np.concatenate([r.columns["action_mask"] for r in records]).astype(bool)),
+        "mask": torch.from_numpy(
+            np.concatenate([r.columns["action_mask"] for r in records]).astype(bool)
+        ),
         "rollout_logp": torch.from_numpy(np.concatenate([r.columns["logp"] for r in records])),
         "advantage": torch.from_numpy(np.repeat(advantages.astype(np.float32), lengths)),
     }
@@ -155,4 +190,6 @@ def logp_of(model: Any, record: TrainRecord) -> tuple[Tensor, Tensor]:
     ids = torch.from_numpy(np.concatenate([prompt.astype(np.int64), actions]))[None]
     logits = model(ids).logits[0, len(prompt) - 1 : -1] / float(record.columns["temperature"])
     logp = logits.log_softmax(-1)
-    return logp.gather(1, torch.from_numpy(actions)[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
+    return logp.gather(1, torch.from_numpy(actions)[:, None]).squeeze(1), -(logp.exp() * logp).sum(
+        -1
+    )

@@ -1,4 +1,6 @@
-"""One rank of a trainer in a process of its own, run by the tests: ``python one_rank.py SPEC RANK``."""
+"""One rank of a trainer in a process of its own, run by the tests: ``python one_rank.py SPEC
+RANK``.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from conftest import make_context, make_objective, make_records
 
 
 def run(spec: dict[str, Any], rank: int) -> None:
-    """Two steps, a saved state, one step more; then, from the state in ``resume``, that last step again.
+    """Two steps, a saved state, one step more; then, from the state in ``resume``, that last step
+    again.
 
-    Writes numbers.json and weights.npz (after two steps, after the third, after the resumed one) to ``spec["work"]``.
+    Writes numbers.json and weights.npz (after two steps, after the third, after the resumed one) to
+    ``spec["work"]``.
     """
     work = Path(spec["work"])
     config = MegatronTrainerConfig(**spec["settings"])
@@ -50,7 +54,9 @@ def run(spec: dict[str, Any], rank: int) -> None:
             if (array.size > 0) != (rank == 0):
                 raise RuntimeError(f"rank {rank} exports {array.size} bytes of {tensor.name}")
             if rank == 0:
-                weights[f"{when}/{tensor.name}"] = array.copy().view(np.float32).reshape(tensor.shape)
+                weights[f"{when}/{tensor.name}"] = (
+                    array.copy().view(np.float32).reshape(tensor.shape)
+                )
 
     step(0)
     step(1)

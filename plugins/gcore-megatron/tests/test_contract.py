@@ -26,7 +26,11 @@ class TestQwen2Trainer(conformance.TestQwen2Trainer):
 class TestWholeOptimizer(conformance.TestLlamaTrainer):
     """Every replica has all of AdamW's state."""
 
-    config = {**conformance.OnTinyModel.config, "distributed_optimizer": False, "overlap_grad_reduce": True}
+    config = {
+        **conformance.OnTinyModel.config,
+        "distributed_optimizer": False,
+        "overlap_grad_reduce": True,
+    }
 
 
 @pytest.mark.engine

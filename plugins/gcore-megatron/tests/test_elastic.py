@@ -1,4 +1,6 @@
-"""What one split saves, in either format, any other goes on from, and so does the torch trainer; and back."""
+"""What one split saves, in either format, any other goes on from, and so does the torch trainer;
+and back.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ TARGETS = {
     "data": megatron(2),
     "data, whole optimizer": megatron(2, distributed_optimizer=False),
 }
-WHOLE = {f"{n}: whole": megatron(t.ranks, **t.settings, checkpoint="whole") for n, t in TARGETS.items()}
+WHOLE = {
+    f"{n}: whole": megatron(t.ranks, **t.settings, checkpoint="whole") for n, t in TARGETS.items()
+}
 DISTRIBUTED = {f"{n}: distributed": t for n, t in TARGETS.items()}
 SOURCES = {"torch": TORCH, **WHOLE, **DISTRIBUTED}
 
 
 def goes(source: str, target: str) -> bool:
     """Distributed states are loaded with the same ``distributed_optimizer``."""
-    return source not in DISTRIBUTED or ("whole optimizer" in source) == ("whole optimizer" in target)
+    return source not in DISTRIBUTED or ("whole optimizer" in source) == (
+        "whole optimizer" in target
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,9 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(works: Path, models: dict[str, tuple[Path, Path]]) -> dict[str, str]:
-    return elastic.run_sources({"torch": TORCH, **WHOLE}, models["qwen2"][0], works, "room of whole ones")
+    return elastic.run_sources(
+        {"torch": TORCH, **WHOLE}, models["qwen2"][0], works, "room of whole ones"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +63,19 @@ def distributed(works: Path, models: dict[str, tuple[Path, Path]]) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def in_torch(works: Path, whole: dict[str, str], models: dict[str, tuple[Path, Path]]) -> Path:
-    job = Job(layout=TORCH, model=str(models["qwen2"][0]), work=str(works / "in torch"), states=whole)
+    job = Job(
+        layout=TORCH, model=str(models["qwen2"][0]), work=str(works / "in torch"), states=whole
+    )
     elastic.run_jobs([job], works / "torch targets")
     return Path(job.work)
 
 
 @pytest.fixture(scope="module")
 def in_all(
-    works: Path, whole: dict[str, str], distributed: dict[str, str], models: dict[str, tuple[Path, Path]]
+    works: Path,
+    whole: dict[str, str],
+    distributed: dict[str, str],
+    models: dict[str, tuple[Path, Path]],
 ) -> dict[str, Path]:
     return elastic.run_targets(TARGETS, whole | distributed, goes, models["qwen2"][0], works)
 
@@ -74,7 +87,11 @@ def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)])
-def test_any_split_goes_on_from_a_state(source: str, target: str, works: Path, in_all: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)]
+)
+def test_any_split_goes_on_from_a_state(
+    source: str, target: str, works: Path, in_all: dict[str, Path]
+) -> None:
     expected, resumed = elastic.outcome(works / source), elastic.outcome(in_all[target], source)
     elastic.assert_goes_on(resumed, expected, exact=source.partition(":")[0] == target)

@@ -25,13 +25,16 @@ OBJECTIVES = [
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
-def engine(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]], tools: Any) -> Iterator[Any]:
+def engine(
+    request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]], tools: Any
+) -> Iterator[Any]:
     from gcore_megatron.engine import MegatronEngine
 
     model, reference = models[request.param]
     objective = tools.make_objective(*OBJECTIVES[0])
     made = MegatronEngine(
-        MegatronTrainerConfig(**tools.SETTINGS, reference_path=str(reference)), tools.make_context(model, objective)
+        MegatronTrainerConfig(**tools.SETTINGS, reference_path=str(reference)),
+        tools.make_context(model, objective),
     )
     made.plain = tools.Plain(model, reference, tools.SETTINGS, objective)
     yield made
@@ -49,28 +52,40 @@ def batches_of(records: list[Any], layout: Any, budget: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective[0])
-@pytest.mark.parametrize(("layout", "budget"), [("padded", 10**6), ("padded", 1), ("shared", 10**6), ("shared", 40)])
+@pytest.mark.parametrize(
+    ("layout", "budget"), [("padded", 10**6), ("padded", 1), ("shared", 10**6), ("shared", 40)]
+)
 def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
     engine: Any, tools: Any, objective: tuple[str, Any], layout: str, budget: int
 ) -> None:
-    """Whole and split batches, to 1e-5 of the normalised loss and of each tensor's largest gradient."""
+    """Whole and split batches, to 1e-5 of the normalised loss and of each tensor's largest
+    gradient.
+    """
     from gcore_megatron import convert
 
     loss_of = tools.make_objective(*objective)
     records = tools.make_records()
     advantages = np.random.default_rng(0).standard_normal(len(records))
-    old = [-np.random.default_rng(i).uniform(1, 3, len(r.columns["action_ids"])) for i, r in enumerate(records)]
+    old = [
+        -np.random.default_rng(i).uniform(1, 3, len(r.columns["action_ids"]))
+        for i, r in enumerate(records)
+    ]
 
     def columns_for(chosen: Any) -> dict[str, Any]:
         columns = tools.columns_of([records[i] for i in chosen], advantages[chosen])
-        columns["old_logp"] = torch.from_numpy(np.concatenate([old[i] for i in chosen]).astype(np.float32))
+        columns["old_logp"] = torch.from_numpy(
+            np.concatenate([old[i] for i in chosen]).astype(np.float32)
+        )
         columns["ref_logp"] = columns["old_logp"] - 0.1
         return columns
 
     plain = engine.plain.policy
     everything = np.arange(len(records))
     parts = [tools.logp_of(plain, record) for record in records]
-    current = {"logp": torch.cat([p[0] for p in parts]), "entropy": torch.cat([p[1] for p in parts])}
+    current = {
+        "logp": torch.cat([p[0] for p in parts]),
+        "entropy": torch.cat([p[1] for p in parts]),
+    }
     loss, weight, _ = loss_of.loss(columns_for(everything), current)
     plain.zero_grad()
     (loss / weight).backward()
@@ -85,11 +100,16 @@ def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
     engine.accumulate([*batches_of(records, layout, budget), None], part_of_loss, "gradient")
     gradients = {name: parameter.main_grad for name, parameter in engine._parameters.items()}
     like = next(iter(gradients.values()))
-    found = {piece.name: whole for piece, whole in convert.gather(engine._pieces, gradients.__getitem__, like)}
+    found = {
+        piece.name: whole
+        for piece, whole in convert.gather(engine._pieces, gradients.__getitem__, like)
+    }
     assert sum(seen) / float(weight) == pytest.approx(float(loss / weight), abs=1e-5)
     for name, parameter in plain.named_parameters():
         scale = float(parameter.grad.abs().max())
-        torch.testing.assert_close(found[name], parameter.grad, atol=1e-5 * max(scale, 1), rtol=1e-5, msg=name)
+        torch.testing.assert_close(
+            found[name], parameter.grad, atol=1e-5 * max(scale, 1), rtol=1e-5, msg=name
+        )
     engine.discard()
 
 
@@ -111,25 +131,35 @@ def test_the_reference_is_swapped_in_and_out(engine: Any, tools: Any, layout: st
 
 def test_exported_weights_are_the_models(engine: Any) -> None:
     expected = dict(engine.plain.policy.named_parameters())
-    assert [spec.name for spec in engine.weight_specs()] == [spec.name for spec, _ in engine.export_weights()]
+    assert [spec.name for spec in engine.weight_specs()] == [
+        spec.name for spec, _ in engine.export_weights()
+    ]
     assert {spec.name for spec in engine.weight_specs()} == set(expected)
     for spec, array in engine.export_weights():
         assert array.tobytes() == expected[spec.name].detach().numpy().tobytes(), spec.name
 
 
-def test_chunks_of_the_output_layer_do_not_matter(engine: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_the_output_layer_do_not_matter(
+    engine: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = batches_of(tools.make_records(), "padded", 10**6)
     norms = []
     for actions in (10**6, 7):
         monkeypatch.setattr(engine, "_chunk_actions", actions)
-        engine.accumulate(batches, lambda _, logp, entropies: (logp * logp + entropies).sum(), "gradient")
+        engine.accumulate(
+            batches, lambda _, logp, entropies: (logp * logp + entropies).sum(), "gradient"
+        )
         norms.append(engine.update(0.0, 0.0))
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights(engine: Any, tools: Any) -> None:
     before = [array.tobytes() for _, array in engine.export_weights()]
-    engine.accumulate(batches_of(tools.make_records(), "padded", 64), lambda *given: given[1].sum() * np.inf, "metric")
+    engine.accumulate(
+        batches_of(tools.make_records(), "padded", 64),
+        lambda *given: given[1].sum() * np.inf,
+        "metric",
+    )
     assert not np.isfinite(engine.update(1.0, 1.0))
     assert [array.tobytes() for _, array in engine.export_weights()] == before
 
@@ -138,7 +168,13 @@ def test_weights_are_written_in_files_of_bounded_size(engine: Any, tmp_path: Pat
     from gcore_megatron.pretrained import write_pretrained
 
     specs = engine.weight_specs()
-    write_pretrained(tmp_path, specs, engine._gathered(), writes=True, file_bytes=max(spec.nbytes for spec in specs))
+    write_pretrained(
+        tmp_path,
+        specs,
+        engine._gathered(),
+        writes=True,
+        file_bytes=max(spec.nbytes for spec in specs),
+    )
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     assert len(set(index.values())) > 2
     found = {
@@ -149,8 +185,12 @@ def test_weights_are_written_in_files_of_bounded_size(engine: Any, tmp_path: Pat
     assert found == {spec.name: array.tobytes() for spec, array in engine.export_weights()}
 
 
-def test_bfloat16_trains_on_float32_weights(models: dict[str, tuple[Path, Path]], tools: Any) -> None:
-    """Exports are bfloat16; log-probs within 5e-2 of float32's; small updates add up, as they would not in bfloat16."""
+def test_bfloat16_trains_on_float32_weights(
+    models: dict[str, tuple[Path, Path]], tools: Any
+) -> None:
+    """Exports are bfloat16; log-probs within 5e-2 of float32's; small updates add up, as they would
+    not in bfloat16.
+    """
     from gcore_megatron.engine import MegatronEngine
 
     model, reference = models["qwen2"]
@@ -174,7 +214,12 @@ def test_bfloat16_trains_on_float32_weights(models: dict[str, tuple[Path, Path]]
         engine.close()
 
 
-SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+SCALED = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 
 @pytest.mark.parametrize(
@@ -216,11 +261,18 @@ def test_log_probs_are_those_of_transformers(
 def test_whole_tensors_hold_float32_weights_and_moments_bit_by_bit(
     models: dict[str, tuple[Path, Path]], tools: Any, tmp_path: Path, dtype: str, shared: bool
 ) -> None:
-    """What goes on from them makes the same update; what has not had an update has no moments to save."""
+    """What goes on from them makes the same update; what has not had an update has no moments to
+    save.
+    """
     from gcore_language.state_files import MOMENTS, load_parts
     from gcore_megatron.engine import MegatronEngine
 
-    settings = {**tools.SETTINGS, "dtype": dtype, "distributed_optimizer": shared, "checkpoint": "whole"}
+    settings = {
+        **tools.SETTINGS,
+        "dtype": dtype,
+        "distributed_optimizer": shared,
+        "checkpoint": "whole",
+    }
     context = tools.make_context(models["qwen2"][0], tools.make_objective("Cispo", {}))
     engine = MegatronEngine(MegatronTrainerConfig(**settings), context)
     shapes = {spec.name: spec.shape for spec in engine.weight_specs()}
@@ -233,13 +285,18 @@ def test_whole_tensors_hold_float32_weights_and_moments_bit_by_bit(
 
     def saved(name: str) -> dict[str, bytes]:
         engine.save(tmp_path / name, {"updates": 1})
-        return {f"{part}/{tensor}": t.numpy().tobytes() for part, tensor, t in load_parts(tmp_path / name, shapes)}
+        return {
+            f"{part}/{tensor}": t.numpy().tobytes()
+            for part, tensor, t in load_parts(tmp_path / name, shapes)
+        }
 
     try:
         start = saved("start")
         assert start.keys() == {f"weight/{name}" for name in shapes}
         first = update()
-        assert first.keys() == {f"{part}/{name}" for part in ("weight", *MOMENTS) for name in shapes}
+        assert first.keys() == {
+            f"{part}/{name}" for part in ("weight", *MOMENTS) for name in shapes
+        }
         (tmp_path / "state").rename(tmp_path / "first")
         second = update()
         assert engine.load(tmp_path / "first") == {"updates": 1}
@@ -274,10 +331,13 @@ def test_the_state_of_another_model_is_refused(
     assert engine.load(tmp_path) == {"updates": 3}
     family = "llama" if engine.hidden_size == 128 else "qwen2"
     other = MegatronEngine(
-        MegatronTrainerConfig(), tools.make_context(models[family][0], tools.make_objective("Cispo", {}))
+        MegatronTrainerConfig(),
+        tools.make_context(models[family][0], tools.make_objective("Cispo", {})),
     )
     try:
-        with pytest.raises(DataError, match="(?s)trainer state is damaged or of another model.*shape mismatch"):
+        with pytest.raises(
+            DataError, match="(?s)trainer state is damaged or of another model.*shape mismatch"
+        ):
             other.load(tmp_path)
     finally:
         other.close()

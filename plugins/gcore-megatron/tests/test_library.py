@@ -18,19 +18,25 @@ pytestmark = pytest.mark.engine
 
 
 def test_the_library_is_the_real_one() -> None:
-    """Its module file is the distribution's, at the version whose sources the shim was written for."""
+    """Its module file is the distribution's, at the version whose sources the shim was written
+    for.
+    """
     import gcore_megatron.library  # noqa: F401  (first, for the shim)
     import megatron.core
 
     distribution = importlib.metadata.distribution("megatron-core")
     assert distribution.version.startswith("0.16.")
     assert distribution.version == importlib.metadata.version("megatron-core")
-    files = {Path(str(distribution.locate_file(file))).resolve() for file in distribution.files or ()}
+    files = {
+        Path(str(distribution.locate_file(file))).resolve() for file in distribution.files or ()
+    }
     assert Path(megatron.core.__file__).resolve() in files
 
 
 def test_random_streams_are_apart_on_a_machine_without_cuda() -> None:
-    """Each goes on where it stopped, and the default stream does not notice. Unmended, a fork is silently nothing."""
+    """Each goes on where it stopped, and the default stream does not notice. Unmended, a fork is
+    silently nothing.
+    """
     import gcore_megatron.library  # noqa: F401
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
@@ -70,11 +76,18 @@ ROTARY = {"rope_theta": 10000.0}
         ),
         ({"intermediate_size": 48}, r"down_proj\.weight has shape .*, its config says \(64, 48\)"),
         ({"num_hidden_layers": 3}, r"lacks model\.layers\.2\.input_layernorm\.weight"),
-        ({"num_hidden_layers": 1}, r"holds model\.layers\.1\.input_layernorm\.weight, for which its config has no use"),
+        (
+            {"num_hidden_layers": 1},
+            r"holds model\.layers\.1\.input_layernorm\.weight, for which its config has no use",
+        ),
     ],
 )
 def test_a_model_that_is_not_built_here_is_refused(
-    models: dict[str, tuple[Path, Path]], tools: Any, tmp_path: Path, changes: dict[str, Any], message: str
+    models: dict[str, tuple[Path, Path]],
+    tools: Any,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    message: str,
 ) -> None:
     from gcore_megatron.engine import MegatronEngine
 
@@ -88,13 +101,25 @@ def test_a_model_that_is_not_built_here_is_refused(
 @pytest.mark.parametrize(
     ("ranks", "settings", "message"),
     [
-        (4, {"tensor_parallel": 4}, r"policy\.config\.tensor_parallel: the model has 2 attention heads, which 4 slots"),
-        (3, {"pipeline_parallel": 3}, r"policy\.config\.pipeline_parallel: the model has 2 layers, which 3 slots cann"),
+        (
+            4,
+            {"tensor_parallel": 4},
+            r"policy\.config\.tensor_parallel: the model has 2 attention heads, which 4 slots",
+        ),
+        (
+            3,
+            {"pipeline_parallel": 3},
+            r"policy\.config\.pipeline_parallel: the model has 2 layers, which 3 slots cann",
+        ),
         (3, {"tensor_parallel": 2}, r"policy\.slots: 3 slots do not hold whole replicas of 2"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused_before_ranks_meet(
-    models: dict[str, tuple[Path, Path]], tools: Any, ranks: int, settings: dict[str, Any], message: str
+    models: dict[str, tuple[Path, Path]],
+    tools: Any,
+    ranks: int,
+    settings: dict[str, Any],
+    message: str,
 ) -> None:
     from gcore_megatron.engine import MegatronEngine
 
@@ -117,7 +142,9 @@ def test_neighbours_are_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dist, "new_group", without_gloo)
     for tensor, context, pipeline, data in itertools.product((1, 2), repeat=4):
-        config = MegatronTrainerConfig(tensor_parallel=tensor, context_parallel=context, pipeline_parallel=pipeline)
+        config = MegatronTrainerConfig(
+            tensor_parallel=tensor, context_parallel=context, pipeline_parallel=pipeline
+        )
         ranks = config.replica_slots() * data
         for rank in range(ranks):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

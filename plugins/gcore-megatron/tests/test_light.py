@@ -26,8 +26,14 @@ from gcore_core.errors import ConfigError
         ({"tensor_parallel": 0}, "tensor_parallel: must be at least 1, is 0"),
         ({"pipeline_parallel": -1}, "pipeline_parallel: must be at least 1, is -1"),
         ({"context_parallel": 0}, "context_parallel: must be at least 1, is 0"),
-        ({"sequence_parallel": True}, "sequence_parallel: shares work over .* but tensor_parallel is 1"),
-        ({"packing": "shared_prompt", "context_parallel": 2}, "packing: shared_prompt does not go with context_parall"),
+        (
+            {"sequence_parallel": True},
+            "sequence_parallel: shares work over .* but tensor_parallel is 1",
+        ),
+        (
+            {"packing": "shared_prompt", "context_parallel": 2},
+            "packing: shared_prompt does not go with context_parall",
+        ),
         ({"learning_rate": -1.0}, "learning_rate: must not be negative"),
     ],
 )
@@ -64,7 +70,9 @@ def test_the_shim_rewrites_where_tensors_lie(source: str, rewritten: str) -> Non
 
 def test_the_shim_refuses_to_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, shim._Finder)])
+    monkeypatch.setattr(
+        sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, shim._Finder)]
+    )
     monkeypatch.setitem(sys.modules, "megatron.core", ModuleType("megatron.core"))
     with pytest.raises(RuntimeError, match=r"megatron\.core was imported before"):
         shim.install()
@@ -72,14 +80,18 @@ def test_the_shim_refuses_to_come_too_late(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_shim_leaves_a_machine_with_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, shim._Finder)])
+    monkeypatch.setattr(
+        sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, shim._Finder)]
+    )
     before = list(sys.meta_path)
     shim.install()
     assert sys.meta_path == before
 
 
 def test_the_plugin_is_light() -> None:
-    code = "import sys, gcore_megatron; sys.exit('torch' in sys.modules or 'megatron' in sys.modules)"
+    code = (
+        "import sys, gcore_megatron; sys.exit('torch' in sys.modules or 'megatron' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

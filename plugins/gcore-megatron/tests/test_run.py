@@ -25,9 +25,15 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_run_that_torch_began_goes_on(tmp_path: Path) -> None:
-    """Two tensor-parallel slots take over from one rank of torch, with its moments, in a run of real processes."""
+    """Two tensor-parallel slots take over from one rank of torch, with its moments, in a run of
+    real processes.
+    """
     pytest.importorskip("gcore_torch")
     from gcore_language.elastic import assert_run_goes_on
 
-    overrides = ["roles.policy.use=megatron", "roles.policy.slots=2", "roles.policy.config.tensor_parallel=2"]
+    overrides = [
+        "roles.policy.use=megatron",
+        "roles.policy.slots=2",
+        "roles.policy.config.tensor_parallel=2",
+    ]
     assert_run_goes_on(QUICKSTART, tmp_path, overrides, timeout_s=300)

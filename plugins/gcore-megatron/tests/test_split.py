@@ -44,7 +44,13 @@ SPLITS: dict[str, tuple[str, int, dict[str, Any], tuple[str, dict[str, Any]], st
     ),
     "tensor, pipeline": ("llama", 4, {**SHARED, "pipeline_parallel": 2}, CISPO, ""),
     "tensor, data": ("qwen2", 4, {"tensor_parallel": 2}, PPO, "tensor"),
-    "context, pipeline": ("qwen3", 4, {"context_parallel": 2, "pipeline_parallel": 2}, GSPO, "context"),
+    "context, pipeline": (
+        "qwen3",
+        4,
+        {"context_parallel": 2, "pipeline_parallel": 2},
+        GSPO,
+        "context",
+    ),
 }
 
 
@@ -53,11 +59,15 @@ def run(work: Path, ranks: int, spec: dict[str, Any]) -> None:
     work.mkdir()
     file = work / "spec.json"
     file.write_text(json.dumps({**spec, "ranks": ranks, "work": str(work)}))
-    run_together([[str(TESTS / "one_rank.py"), str(file), str(rank)] for rank in range(ranks)], LIMIT_S)
+    run_together(
+        [[str(TESTS / "one_rank.py"), str(file), str(rank)] for rank in range(ranks)], LIMIT_S
+    )
 
 
 @pytest.fixture(scope="module")
-def expected(models: dict[str, tuple[Path, Path]], tools: Any) -> Callable[[str, tuple[str, Any]], dict[str, Any]]:
+def expected(
+    models: dict[str, tuple[Path, Path]], tools: Any
+) -> Callable[[str, tuple[str, Any]], dict[str, Any]]:
     """What plain torch makes of the three steps, once for each family and objective."""
     known: dict[str, dict[str, Any]] = {}
 
@@ -80,7 +90,9 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("works")
 
 
-@pytest.mark.parametrize("split", [pytest.param(s, marks=pytest.mark.slow if SPLITS[s][1] > 2 else ()) for s in SPLITS])
+@pytest.mark.parametrize(
+    "split", [pytest.param(s, marks=pytest.mark.slow if SPLITS[s][1] > 2 else ()) for s in SPLITS]
+)
 def test_a_split_model_trains_as_a_whole_one(
     split: str,
     models: dict[str, tuple[Path, Path]],
@@ -89,7 +101,9 @@ def test_a_split_model_trains_as_a_whole_one(
     expected: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Metrics, reference log-probs and weights; also from the state of another split, saved while training went on."""
+    """Metrics, reference log-probs and weights; also from the state of another split, saved while
+    training went on.
+    """
     monkeypatch.syspath_prepend(TESTS)
     family, ranks, settings, objective, resumed = SPLITS[split]
     model, reference = models[family]
@@ -103,7 +117,9 @@ def test_a_split_model_trains_as_a_whole_one(
         "resume": str(state) if resumed else "",
     }
     run(works / split, ranks, spec)
-    found = [json.loads((works / split / f"numbers{rank}.json").read_text()) for rank in range(ranks)]
+    found = [
+        json.loads((works / split / f"numbers{rank}.json").read_text()) for rank in range(ranks)
+    ]
     weights = dict(np.load(works / split / "weights.npz"))
     plain = expected(family, objective)
     told = {int(i): value for numbers in found for i, value in numbers["kl"].items()}
@@ -111,10 +127,15 @@ def test_a_split_model_trains_as_a_whole_one(
     for step, (metrics, _) in enumerate(plain["steps"]):
         for numbers in found:
             for name, value in metrics.items():
-                assert numbers["metrics"][step][name] == pytest.approx(value, rel=1e-5, abs=1e-6), (step, name)
+                assert numbers["metrics"][step][name] == pytest.approx(value, rel=1e-5, abs=1e-6), (
+                    step,
+                    name,
+                )
     for when, step in (("two", 1), ("three", 2), *((("resumed", 2),) if resumed else ())):
         for name, value in plain["steps"][step][1].items():
-            np.testing.assert_allclose(weights[f"{when}/{name}"], value, atol=1e-5, err_msg=f"{when} {name}")
+            np.testing.assert_allclose(
+                weights[f"{when}/{name}"], value, atol=1e-5, err_msg=f"{when} {name}"
+            )
         assert sum(key.startswith(when + "/") for key in weights) == len(plain["steps"][step][1])
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (works / split / "pretrained" / name).is_file()

@@ -19,7 +19,10 @@ def gcore_placement_policies() -> Iterable[PlacementProvider]:
     for name in ("default", "replay"):
         yield PlacementProvider(
             name=name,
-            summary="replays each step with the lengths then known, and jumps to the split of least regret",
+            summary=(
+                "replays each step with the lengths then known, and jumps to the split of "
+                "least regret"
+            ),
             factory="gcore_placement.replay:Replay",
             config=ReplayConfig,
         )

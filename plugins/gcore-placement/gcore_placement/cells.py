@@ -13,7 +13,9 @@ from gcore_core.placement.policy import every_slot
 
 @dataclass(frozen=True)
 class Split:
-    """A candidate: ``judge`` of the pool's cells judge, the others sample; in the other modes all do both."""
+    """A candidate: ``judge`` of the pool's cells judge, the others sample; in the other modes all
+    do both.
+    """
 
     mode: Mode
     judge: int = 0
@@ -30,10 +32,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Pool:
-    """Cells between which devices move. A cell holds whole replicas of either role: ``per_cell`` of them, by role.
+    """Cells between which devices move. A cell holds whole replicas of either role: ``per_cell`` of
+    them, by role.
 
-    The policy has engines on the first ``most_policy`` cells, the judges on the last ``most_judge``: so that a new
-    split moves only the cells between the old border and the new one.
+    The policy has engines on the first ``most_policy`` cells, the judges on the last
+    ``most_judge``: so that a new split moves only the cells between the old border and the new one.
     """
 
     policy: str
@@ -47,7 +50,9 @@ class Pool:
     @property
     def fewest(self) -> int:
         """Cells that judges must have in a split."""
-        return max(sum(self.least[judge] for judge in self.judges), len(self.cells) - self.most_policy)
+        return max(
+            sum(self.least[judge] for judge in self.judges), len(self.cells) - self.most_policy
+        )
 
     @property
     def most(self) -> int:
@@ -63,7 +68,9 @@ class Pool:
         return self.most_policy == self.most_judge == len(self.cells)
 
     def awake(self, split: Split, weights: Mapping[str, float]) -> dict[str, tuple[Cell, ...]]:
-        """Role -> cells. Several judges share theirs by ``weights``, each with at least what it must keep."""
+        """Role -> cells. Several judges share theirs by ``weights``, each with at least what it
+        must keep.
+        """
         if split.mode != "split":
             return dict.fromkeys((self.policy, *self.judges), self.cells)
         border = len(self.cells) - split.judge
@@ -91,7 +98,11 @@ def find_pool(window: Window) -> Pool | None:
         return None
     for role in (*policies, *judges):
         if window.slots[role] > len(window.devices):
-            _refuse(role, "slots", f"wants {window.slots[role]} slots, there are {len(window.devices)} devices")
+            _refuse(
+                role,
+                "slots",
+                f"wants {window.slots[role]} slots, there are {len(window.devices)} devices",
+            )
     size = math.lcm(*(need.size for need in generators.values()))
     asked = window.slots[policies[0]] + max(window.slots[judge] for judge in judges)
     cells = _cells(window.devices[:asked], size)
@@ -100,20 +111,32 @@ def find_pool(window: Window) -> Pool | None:
     most = {role: min(window.slots[role] // size, len(cells)) for role in generators}
     for role in generators:
         if most[role] < least[role]:
-            what = f"{window.slots[role]} slots make {most[role]} whole cells of {size} devices, and it needs"
+            what = (
+                f"{window.slots[role]} slots make {most[role]} whole cells of {size} devices, "
+                "and it needs"
+            )
             _refuse(role, "slots", f"{what} at least {least[role]}")
     if sum(least.values()) > len(cells):
         needed = ", ".join(f"{role} {count}" for role, count in least.items())
-        what = f"generators need at least {sum(least.values())} cells of {size} devices ({needed}), there are"
+        what = (
+            f"generators need at least {sum(least.values())} cells of {size} devices "
+            f"({needed}), there are"
+        )
         _refuse(max(least, key=least.__getitem__), "slots", f"{what} {len(cells)}")
     most_judge = min(most[judge] for judge in judges)
     if sum(least[judge] for judge in judges) > most_judge:
         role = min(judges, key=most.__getitem__)
-        _refuse(role, "slots", f"the {most_judge} cells of this one are too few for {len(judges)} judges")
+        _refuse(
+            role,
+            "slots",
+            f"the {most_judge} cells of this one are too few for {len(judges)} judges",
+        )
     return Pool(policies[0], judges, cells, per_cell, least, most[policies[0]], most_judge)
 
 
-def decide(window: Window, pool: Pool, split: Split, weights: Mapping[str, float] | None = None) -> Decision:
+def decide(
+    window: Window, pool: Pool, split: Split, weights: Mapping[str, float] | None = None
+) -> Decision:
     """The split carried out: generators on their cells, every other role on its slots."""
     generators = (pool.policy, *pool.judges)
     others = {role: slots for role, slots in window.slots.items() if role not in generators}
@@ -132,15 +155,18 @@ class Rescue:
     """What the policies of this plugin do for a judge of which nobody answers: see ``Rescues``."""
 
     def rescue(self, partition: Partition, window: Window) -> Decision | None:
-        """The policy's cells, but for those it must keep, as far as the judge has an engine there that answers; where
-        that leaves none, the policy and the judge take turns on what there is."""
+        """The policy's cells, but for those it must keep, as far as the judge has an engine there
+        that answers; where that leaves none, the policy and the judge take turns on what there is.
+        """
         pool, judge = find_pool(window), window.starving
         if pool is None or judge not in pool.judges:
             return None
         lost = {role: set(window.lost.get(role, ())) for role in (pool.policy, judge)}
 
         def answers(role: str, cell: Cell) -> bool:
-            return cell in pool.engines()[role] and not lost[role] & {device.index for device in cell.devices}
+            return cell in pool.engines()[role] and not lost[role] & {
+                device.index for device in cell.devices
+            }
 
         held = partition.cells[pool.policy]
         able = [cell for cell in held if answers(judge, cell)]
@@ -150,11 +176,16 @@ class Rescue:
         if given:
             kept = tuple(cell for cell in held if cell not in given)
             cells |= {pool.policy: kept, judge: given}
-            return Decision(partition=Partition(cells), reason=f"{reason}: {len(given)} cells of {pool.policy} judge")
+            return Decision(
+                partition=Partition(cells),
+                reason=f"{reason}: {len(given)} cells of {pool.policy} judge",
+            )
         if not able:
             return None
         cells |= {pool.policy: tuple(able), judge: tuple(able)}
-        return Decision(partition=Partition(cells), mode="colocated", reason=f"{reason}: it takes turns")
+        return Decision(
+            partition=Partition(cells), mode="colocated", reason=f"{reason}: it takes turns"
+        )
 
 
 def split_of(partition: Partition, pool: Pool) -> Split | None:
@@ -163,7 +194,11 @@ def split_of(partition: Partition, pool: Pool) -> Split | None:
     if any(not set(cells) <= set(pool.cells) for cells in taken.values()):
         return None
     counts = [len(taken[judge]) for judge in pool.judges]
-    return Split("split", sum(counts)) if len(taken[pool.policy]) + sum(counts) == len(pool.cells) else None
+    return (
+        Split("split", sum(counts))
+        if len(taken[pool.policy]) + sum(counts) == len(pool.cells)
+        else None
+    )
 
 
 def _cells(devices: Sequence[Device], size: int) -> tuple[Cell, ...]:
@@ -171,11 +206,17 @@ def _cells(devices: Sequence[Device], size: int) -> tuple[Cell, ...]:
     nodes: dict[str, list[Device]] = {}
     for device in devices:
         nodes.setdefault(device.node, []).append(device)
-    return tuple(Cell(tuple(own[i : i + size])) for own in nodes.values() for i in range(0, len(own) - size + 1, size))
+    return tuple(
+        Cell(tuple(own[i : i + size]))
+        for own in nodes.values()
+        for i in range(0, len(own) - size + 1, size)
+    )
 
 
 def _shares(cells: int, pool: Pool, weights: Mapping[str, float]) -> list[int]:
-    """Whole numbers that add up to ``cells``: what each judge must keep, the rest by the largest remainders."""
+    """Whole numbers that add up to ``cells``: what each judge must keep, the rest by the largest
+    remainders.
+    """
     least = [pool.least[judge] for judge in pool.judges]
     told = [max(weights.get(judge, 1.0), 0.0) for judge in pool.judges]
     wanted = [cells * weight / (sum(told) or 1.0) for weight in told]
@@ -189,7 +230,13 @@ def _refuse(role: str, key: str, what: str) -> None:
     raise PlacementError(
         what,
         where=f"roles.{role}.{key}",
-        why="devices move between the policy's generator and the judges in cells that hold whole replicas of either",
-        todo="change the roles' slots or least, or set cluster.devices to the number that may be used",
+        why=(
+            "devices move between the policy's generator and the judges in cells that hold whole "
+            "replicas of either"
+        ),
+        todo=(
+            "change the roles' slots or least, or set cluster.devices to the number that may be "
+            "used"
+        ),
         role=role,
     )

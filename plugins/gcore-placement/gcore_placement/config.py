@@ -49,37 +49,56 @@ class UtilisationConfig:
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     share: float = 0.25
-    """Of the cells, for the judges, in the first step, when the expected lengths below are not given."""
+    """Of the cells, for the judges, in the first step, when the expected lengths below are not
+    given.
+    """
     policy_tokens: float = 0.0
-    """Expected length of an answer: with ``judge_tokens`` the first split follows from the work of both."""
+    """Expected length of an answer: with ``judge_tokens`` the first split follows from the work of
+    both.
+    """
     judge_tokens: float = 0.0
     """Expected length of a verdict."""
     modes: list[str] = field(default_factory=lambda: ["split", "colocated"])
-    """What may be chosen: split, colocated (once it was measured what changing roles costs), coresident."""
+    """What may be chosen: split, colocated (once it was measured what changing roles costs),
+    coresident.
+    """
     discount: float = 0.85
     """How much less a step counts than the one after it."""
     caution: float = 0.12
-    """How far from the best split of the latest steps that of the next one may lie: a standard deviation, in log-odds
-    of the judges' share."""
+    """How far from the best split of the latest steps that of the next one may lie: a standard
+    deviation, in log-odds of the judges' share.
+    """
     draws: int = 3
     """Times that a step is replayed, each with other groups drawn from it."""
     largest: int = 64
-    """Cells of the replayed cluster; of a larger one a part is replayed that has the same work a cell."""
+    """Cells of the replayed cluster; of a larger one a part is replayed that has the same work a
+    cell.
+    """
     splits: int = 32
     """Splits that are tried; the choice may lie between two of them."""
     tolerance: float = 0.3
     """A step is explained when its replay takes as long as it did, within this share."""
     patience: int = 5
-    """After as many steps in a row that were not explained, the best fixed split that was seen is taken."""
+    """After as many steps in a row that were not explained, the best fixed split that was seen is
+    taken.
+    """
     seed: int = 0
 
     def __post_init__(self) -> None:
         _share(self, "share")
-        _require(0 <= self.discount < 1, "discount", f"must be at least 0 and below 1, is {self.discount:g}")
+        _require(
+            0 <= self.discount < 1,
+            "discount",
+            f"must be at least 0 and below 1, is {self.discount:g}",
+        )
         _require(self.caution >= 0, "caution", f"must not be negative, is {self.caution:g}")
         for name in ("draws", "splits", "patience"):
-            _require(getattr(self, name) >= 1, name, f"must be at least 1, is {getattr(self, name)}")
+            _require(
+                getattr(self, name) >= 1, name, f"must be at least 1, is {getattr(self, name)}"
+            )
         _require(self.largest >= 2, "largest", f"must be at least 2, is {self.largest}")
         unknown = sorted(set(self.modes) - {"split", "colocated", "coresident"})
-        _require(not unknown, "modes", f"{', '.join(unknown)}: there are split, colocated and coresident")
+        _require(
+            not unknown, "modes", f"{', '.join(unknown)}: there are split, colocated and coresident"
+        )
         _require("split" in self.modes, "modes", "must hold split, which every cluster can do")

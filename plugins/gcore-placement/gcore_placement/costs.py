@@ -1,5 +1,6 @@
-"""``g-core placement costs RUN``, and the same as a section of the run's summary: where the time of every device went,
-what was idle, what measuring cost, and how far off the predictions were."""
+"""``g-core placement costs RUN``, and the same as a section of the run's summary: where the time of
+every device went, what was idle, what measuring cost, and how far off the predictions were.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ _LISTED = 16  # devices that are told one by one
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of all steps that ended. Shares count the time of all devices, from the push to the end of training.
+    """Of all steps that ended. Shares count the time of all devices, from the push to the end of
+    training.
 
-    shares: cause -> share. devices: first device of a cell -> cause -> share of its own time. idle: cause -> share of
-    the rollouts' time. monitoring: share of the same time that telling, hearing and deciding took, as if every device
-    had waited for it. off_median, off_p95: distance of a step's predicted from its measured seconds, over the measured
-    ones; None where nothing was predicted.
+    shares: cause -> share. devices: first device of a cell -> cause -> share of its own time. idle:
+    cause -> share of the rollouts' time. monitoring: share of the same time that telling, hearing
+    and deciding took, as if every device had waited for it. off_median, off_p95: distance of a
+    step's predicted from its measured seconds, over the measured ones; None where nothing was
+    predicted.
     """
 
     steps: int
@@ -42,8 +45,14 @@ class Costs:
 
 
 def spent(outcome: journal.Measured) -> dict[int, dict[str, float]]:
-    """First device of each cell -> cause -> seconds of the step, from the push to the end of training."""
-    stages = {"training": outcome.training_s, "pushing": outcome.pushing_s, "changing roles": outcome.switch_s}
+    """First device of each cell -> cause -> seconds of the step, from the push to the end of
+    training.
+    """
+    stages = {
+        "training": outcome.training_s,
+        "pushing": outcome.pushing_s,
+        "changing roles": outcome.switch_s,
+    }
     return {
         device: {f"{role} runs": seconds for role, seconds in ran.items()}
         | {_waits(ran): outcome.waited[device]}
@@ -56,7 +65,9 @@ def idle(outcome: journal.Measured) -> dict[str, float]:
     """Cause -> share of the devices' time in the rollout."""
     found: dict[str, float] = defaultdict(float)
     for device, ran in outcome.ran.items():
-        found[_waits(ran)] += outcome.waited[device] / len(outcome.ran) / max(outcome.measured_s, 1e-9)
+        found[_waits(ran)] += (
+            outcome.waited[device] / len(outcome.ran) / max(outcome.measured_s, 1e-9)
+        )
     if outcome.turns_s:
         found["changing roles"] = outcome.turns_s / max(outcome.measured_s, 1e-9)
     return dict(found)
@@ -66,7 +77,9 @@ def _waits(ran: Mapping[str, float]) -> str:
     return "all wait" if len(ran) > 1 else f"{next(iter(ran))} waits"
 
 
-def costs_of(decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, journal.Measured]) -> Costs:
+def costs_of(
+    decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, journal.Measured]
+) -> Costs:
     """Adds up a run's journal. Raises DataError when no step of it ended."""
     if not outcomes:
         raise DataError(
@@ -91,7 +104,9 @@ def costs_of(decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, jo
     off = [
         abs(decisions[step].predicted_s[decisions[step].chosen] / max(outcome.measured_s, 1e-9) - 1)
         for step, outcome in outcomes.items()
-        if step in decisions and decisions[step].chosen in decisions[step].predicted_s and not decisions[step].rescues
+        if step in decisions
+        and decisions[step].chosen in decisions[step].predicted_s
+        and not decisions[step].rescues
     ]
     step_s = max((sum(causes.values()) for causes in by_device.values()), default=rollout_s)
     return Costs(
@@ -110,14 +125,22 @@ def costs_of(decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, jo
 
 def section(run_dir: Path) -> str:
     """The costs as Markdown."""
-    return "\n".join(["## Where the devices' time went\n", *_markdown(costs_of(*journal.read(run_dir)))]) + "\n"
+    return (
+        "\n".join(
+            ["## Where the devices' time went\n", *_markdown(costs_of(*journal.read(run_dir)))]
+        )
+        + "\n"
+    )
 
 
 def run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="g-core placement costs", description="Says where the time of every device went, over a whole run."
+        prog="g-core placement costs",
+        description="Says where the time of every device went, over a whole run.",
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the run's directory, e.g. runs/judge/001")
+    parser.add_argument(
+        "run_dir", type=Path, metavar="RUN", help="the run's directory, e.g. runs/judge/001"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(words)
     costs = costs_of(*journal.read(args.run_dir))
@@ -127,7 +150,9 @@ def run(words: list[str]) -> int:
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = max(sum(seconds.values()), 1e-9)
-    return {cause: value / whole for cause, value in sorted(seconds.items(), key=lambda item: -item[1])}
+    return {
+        cause: value / whole for cause, value in sorted(seconds.items(), key=lambda item: -item[1])
+    }
 
 
 def _markdown(costs: Costs) -> Iterator[str]:
@@ -144,20 +169,38 @@ def _markdown(costs: Costs) -> Iterator[str]:
     )
     yield ""
     if len(costs.devices) > _LISTED:
-        yield f"- {len(costs.devices) - _LISTED} more devices: `g-core placement costs RUN --json` tells all"
-    waited = ", ".join(f"{share:.1%} {cause}" for cause, share in costs.idle.items() if share > 0) or "nothing"
+        yield (
+            f"- {len(costs.devices) - _LISTED} more devices: `g-core placement costs RUN "
+            "--json` tells all"
+        )
+    waited = (
+        ", ".join(f"{share:.1%} {cause}" for cause, share in costs.idle.items() if share > 0)
+        or "nothing"
+    )
     yield f"- idle in the rollout: {waited}"
-    yield f"- {costs.moved} cells changed roles in {costs.steps} steps, which took {costs.switch_s:.1f} s"
+    yield (
+        f"- {costs.moved} cells changed roles in {costs.steps} steps, which took "
+        f"{costs.switch_s:.1f} s"
+    )
     yield f"- measuring and deciding took {costs.monitoring:.2%} of the time"
     if costs.off_median is not None and costs.off_p95 is not None:
-        yield f"- predictions were off by {costs.off_median:.1%} (median), {costs.off_p95:.1%} (95th percentile)"
+        yield (
+            f"- predictions were off by {costs.off_median:.1%} (median), {costs.off_p95:.1%} "
+            "(95th percentile)"
+        )
     if costs.fallbacks:
-        yield f"- {costs.fallbacks} times the predictions were wrong for too long: the best split that ran was taken"
+        yield (
+            f"- {costs.fallbacks} times the predictions were wrong for too long: the best "
+            "split that ran was taken"
+        )
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [" | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = [
+        " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
     rule = "|".join("-" * (width + 1) + ":" for width in widths)
     yield f"| {lines[0]} |"
     yield f"|{rule}|"

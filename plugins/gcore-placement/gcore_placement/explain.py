@@ -1,5 +1,6 @@
-"""``g-core placement explain RUN --step N``: what was seen, what was expected of each candidate, what was chosen, what
-came of it."""
+"""``g-core placement explain RUN --step N``: what was seen, what was expected of each candidate,
+what was chosen, what came of it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +19,16 @@ from gcore_placement.costs import idle
 
 def run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="g-core placement explain", description="Says why the devices of a step were placed as they were."
+        prog="g-core placement explain",
+        description="Says why the devices of a step were placed as they were.",
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the run's directory, e.g. runs/quickstart/001")
+    parser.add_argument(
+        "run_dir", type=Path, metavar="RUN", help="the run's directory, e.g. runs/quickstart/001"
+    )
     parser.add_argument("--step", type=int, help="which step; without it, every step in a line")
-    parser.add_argument("--json", action="store_true", help="print the records of the step as one JSON object")
+    parser.add_argument(
+        "--json", action="store_true", help="print the records of the step as one JSON object"
+    )
     args = parser.parse_args(words)
     decisions, outcomes = journal.read(args.run_dir)
     if args.step is None:
@@ -31,7 +37,9 @@ def run(words: list[str]) -> int:
     if args.step not in decisions:
         steps = f"steps {min(decisions)} to {max(decisions)}" if decisions else "no steps"
         raise DataError(
-            f"there is no decision for step {args.step}.", where=str(args.run_dir), why=f"there are {steps}"
+            f"there is no decision for step {args.step}.",
+            where=str(args.run_dir),
+            why=f"there are {steps}",
         )
     decided, measured = decisions[args.step], outcomes.get(args.step)
     if args.json:
@@ -42,23 +50,33 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _lines(decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, journal.Measured]) -> Iterator[str]:
+def _lines(
+    decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, journal.Measured]
+) -> Iterator[str]:
     yield f"{'step':>5}  {'chosen':<12} {'predicted s':>11} {'measured s':>11} {'error':>7}  reason"
     for step, decided in sorted(decisions.items()):
         predicted, measured = decided.predicted_s.get(decided.chosen), outcomes.get(step)
         numbers = [
             "" if predicted is None else f"{predicted:.1f}",
             "" if measured is None else f"{measured.measured_s:.1f}",
-            "" if predicted is None or measured is None else f"{predicted / measured.measured_s - 1:+.1%}",
+            ""
+            if predicted is None or measured is None
+            else f"{predicted / measured.measured_s - 1:+.1%}",
         ]
-        yield f"{step:>5}  {decided.chosen:<12} {numbers[0]:>11} {numbers[1]:>11} {numbers[2]:>7}  {decided.reason}"
+        yield (
+            f"{step:>5}  {decided.chosen:<12} {numbers[0]:>11} {numbers[1]:>11} "
+            f"{numbers[2]:>7}  {decided.reason}"
+        )
 
 
 def _told(decided: journal.Decided, measured: journal.Measured | None) -> Iterator[str]:
     yield f"step {decided.step}: {decided.chosen or decided.mode} ({decided.mode})"
     yield f"  because  {decided.reason}"
     for role, cells in decided.cells.items():
-        yield f"  {role:<8} {len(cells)} cells: devices {_ranges([index for cell in cells for index in cell])}"
+        yield (
+            f"  {role:<8} {len(cells)} cells: devices "
+            f"{_ranges([index for cell in cells for index in cell])}"
+        )
     if decided.seen:
         yield "seen"
         yield from (f"  {name:<18} {_plain(value)}" for name, value in decided.seen.items())
@@ -67,21 +85,32 @@ def _told(decided: journal.Decided, measured: journal.Measured | None) -> Iterat
         least = min(decided.predicted_s.values())
         for name, seconds in decided.predicted_s.items():
             mark = "  <- chosen" if name == decided.chosen else ""
-            yield f"  {name:<18} {seconds:>9.1f}  {seconds / least - 1:+6.1%} of the latest step's least{mark}"
+            yield (
+                f"  {name:<18} {seconds:>9.1f}  {seconds / least - 1:+6.1%} of the latest "
+                f"step's least{mark}"
+            )
     for rescue in decided.rescues:
         yield f"rescue of {rescue.rescued} ({rescue.mode})"
         yield f"  because  {rescue.reason}"
         for role, cells in rescue.cells.items():
-            yield f"  {role:<8} {len(cells)} cells: devices {_ranges([index for cell in cells for index in cell])}"
+            yield (
+                f"  {role:<8} {len(cells)} cells: devices "
+                f"{_ranges([index for cell in cells for index in cell])}"
+            )
         yield from (f"  {name:<18} {_plain(value)}" for name, value in rescue.seen.items())
     if measured is None:
         yield "measured: nothing, the step did not end"
         return
-    yield f"measured: {measured.measured_s:.1f} s; {measured.moved} cells changed roles in {measured.switch_s:.1f} s"
+    yield (
+        f"measured: {measured.measured_s:.1f} s; {measured.moved} cells changed roles in "
+        f"{measured.switch_s:.1f} s"
+    )
     predicted = decided.predicted_s.get(decided.chosen)
     if predicted is not None:
         yield f"  the prediction was off by {predicted / measured.measured_s - 1:+.1%}"
-    yield from (f"  idle {share:>6.1%}  {cause}" for cause, share in idle(measured).items() if share > 0)
+    yield from (
+        f"  idle {share:>6.1%}  {cause}" for cause, share in idle(measured).items() if share > 0
+    )
 
 
 def _plain(value: Any) -> str:

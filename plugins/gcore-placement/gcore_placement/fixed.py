@@ -26,9 +26,15 @@ class _Together:
             return Even().revise(partition, window)
         if not pool.shared():
             raise PlacementError(
-                f"{self.mode} generators are everywhere, so all must have as many slots as the others.",
+                (
+                    f"{self.mode} generators are everywhere, so all must have as many slots as the "
+                    "others."
+                ),
                 where=f"roles.{pool.judges[0]}.slots",
-                why=f"{pool.policy} may occupy {pool.most_policy} cells, judges {pool.most_judge} of {len(pool.cells)}",
+                why=(
+                    f"{pool.policy} may occupy {pool.most_policy} cells, judges "
+                    f"{pool.most_judge} of {len(pool.cells)}"
+                ),
                 todo="give each of them the slots of all devices, or use placement/split",
             )
         return replace(decide(window, pool, Split(self.mode)), reason=self.reason)

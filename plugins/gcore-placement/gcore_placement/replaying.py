@@ -17,17 +17,24 @@ from gcore_placement.config import ReplayConfig
 
 
 class Replayed:
-    """Groups of the latest step. Its refills are issued at once: when they came was that step's luck."""
+    """Groups of the latest step. Its refills are issued at once: when they came was that step's
+    luck.
+    """
 
     def __init__(self, window: Window, pool: Pool, config: ReplayConfig) -> None:
         present = [judge for judge in pool.judges if judge in window.requests]
-        policy, judged = lengths(window.requests[pool.policy], [window.requests[judge] for judge in present])
+        policy, judged = lengths(
+            window.requests[pool.policy], [window.requests[judge] for judge in present]
+        )
         self._pool, self._switch_s = pool, window.switch_s or 0.0
         self._groups = as_groups(policy, judged)
         self._random = np.random.default_rng([config.seed, window.step])
         self._draws, self._largest = config.draws, config.largest
         told = [window.profiles.get(role, Profile()) for role in (pool.policy, *present)]
-        work = [float(p.seconds(r.prompt, r.actions).sum()) for p, r in zip(told, (policy, *judged), strict=True)]
+        work = [
+            float(p.seconds(r.prompt, r.actions).sum())
+            for p, r in zip(told, (policy, *judged), strict=True)
+        ]
         self.weights = dict(zip(present, work[1:], strict=True))
         self._profiles = told[0], told[1 + int(np.argmax(work[1:]))]
         self.seen: dict[str, Any] = {
@@ -40,19 +47,26 @@ class Replayed:
         }
 
     def costs(self, splits: Sequence[Split], near: float) -> dict[Split, float]:
-        """Mean seconds by candidate. The first draw decides which are worth the others: those within ``near`` times
-        the least; what it cost the rest is scaled by what the others made of those near."""
+        """Mean seconds by candidate. The first draw decides which are worth the others: those
+        within ``near`` times the least; what it cost the rest is scaled by what the others made of
+        those near.
+        """
         cells = min(len(self._pool.cells), self._largest)
         count = max(round(len(self._groups) * cells / len(self._pool.cells)), 1)
         draws = [self._random.integers(0, len(self._groups), count) for _ in range(self._draws)]
         first = {split: self._play(split, draws[0], cells) for split in splits}
         close = [split for split, cost in first.items() if cost <= near * min(first.values())]
-        mean = {s: float(np.mean([first[s], *(self._play(s, draw, cells) for draw in draws[1:])])) for s in close}
+        mean = {
+            s: float(np.mean([first[s], *(self._play(s, draw, cells) for draw in draws[1:])]))
+            for s in close
+        }
         ratio = sum(mean.values()) / sum(first[split] for split in close)
         return {split: mean.get(split, cost * ratio) for split, cost in first.items()}
 
     def exact(self, split: Split) -> float:
-        """Seconds of the groups as they were; of a part of them where the cluster is larger than what is replayed."""
+        """Seconds of the groups as they were; of a part of them where the cluster is larger than
+        what is replayed.
+        """
         cells = min(len(self._pool.cells), self._largest)
         count = max(round(len(self._groups) * cells / len(self._pool.cells)), 1)
         return self._play(split, np.arange(len(self._groups))[:count], cells)
@@ -74,8 +88,9 @@ class Replayed:
 
 
 def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
-    """Groups in the order of their ordinals. What several judges write of a record counts as one verdict; samples that
-    a group lacks have no actions."""
+    """Groups in the order of their ordinals. What several judges write of a record counts as one
+    verdict; samples that a group lacks have no actions.
+    """
     ordinals, place = np.unique(policy.group, return_inverse=True)
     first = np.argsort(place, kind="stable")
     counts = np.bincount(place)
@@ -104,7 +119,9 @@ def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
 
 
 def lengths(policy: Requests, judges: Sequence[Requests]) -> tuple[Requests, list[Requests]]:
-    """The requests of the latest step alone; judges' ``parent`` then counts in the policy's that are left."""
+    """The requests of the latest step alone; judges' ``parent`` then counts in the policy's that
+    are left.
+    """
     latest = policy.step == policy.step.max()
     index = np.cumsum(latest) - 1
     found = []

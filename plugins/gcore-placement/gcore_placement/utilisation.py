@@ -1,4 +1,6 @@
-"""``placement/utilisation``: one cell at a time from the role that is used less (arXiv 2507.22789), for comparison."""
+"""``placement/utilisation``: one cell at a time from the role that is used less (arXiv 2507.22789),
+for comparison.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,26 @@ class Utilisation(Rescue):
         before = split_of(partition, pool) if partition else None
         if before is None:
             split = pool.limited(config.share * len(pool.cells))
-            return replace(decide(window, pool, split), reason="nothing is measured yet: the configured share")
+            return replace(
+                decide(window, pool, split), reason="nothing is measured yet: the configured share"
+            )
         used = window.busy if config.signal == "busy" else window.filled
         policy = used.get(pool.policy, 0.0)
         judges = [used[judge] for judge in pool.judges if judge in used]
         judge = sum(judges) / len(judges) if judges else 0.0
-        move = 0 if abs(policy - judge) <= config.threshold else config.cells if judge > policy else -config.cells
+        move = (
+            0
+            if abs(policy - judge) <= config.threshold
+            else config.cells
+            if judge > policy
+            else -config.cells
+        )
         split = pool.limited(before.judge + move)
         told = f"{config.signal}: policy {policy:.0%}, judge {judge:.0%}"
-        reason = f"{told}, so {abs(split.judge - before.judge)} cells move" if used else "nothing was measured"
+        reason = (
+            f"{told}, so {abs(split.judge - before.judge)} cells move"
+            if used
+            else "nothing was measured"
+        )
         seen = {"signal": config.signal, "policy": policy, "judge": judge}
         return replace(decide(window, pool, split), reason=reason, seen=seen)

@@ -71,7 +71,9 @@ def test_idle_moves_monitoring_and_errors_of_predictions_are_told(run: Path) -> 
 
 
 def test_the_prediction_of_a_step_with_a_rescue_is_not_held_against_its_policy(run: Path) -> None:
-    rescue = journal.Decided(step=1, mode="split", cells={}, reason="no replica of judge answers", rescued="judge")
+    rescue = journal.Decided(
+        step=1, mode="split", cells={}, reason="no replica of judge answers", rescued="judge"
+    )
     journal.append(run, rescue)
     assert costs.costs_of(*journal.read(run)).off_median == pytest.approx(0.0)
 
@@ -79,7 +81,13 @@ def test_the_prediction_of_a_step_with_a_rescue_is_not_held_against_its_policy(r
 def test_the_command_prints_a_table_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["placement", "costs", str(run)]) == 0
     shown = capsys.readouterr().out
-    for words in ("judge waits", "12.5%", "off by 10.0% (median)", "0.05% of the time", "1 cells changed roles"):
+    for words in (
+        "judge waits",
+        "12.5%",
+        "off by 10.0% (median)",
+        "0.05% of the time",
+        "1 cells changed roles",
+    ):
         assert words in shown, words
     assert cli.main(["placement", "costs", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2
@@ -91,7 +99,9 @@ def test_a_run_of_which_no_step_ended_is_refused(tmp_path: Path) -> None:
         costs.costs_of(*journal.read(tmp_path))
 
 
-def test_the_end_of_a_run_leaves_the_section_only_where_devices_moved(run: Path, tmp_path: Path) -> None:
+def test_the_end_of_a_run_leaves_the_section_only_where_devices_moved(
+    run: Path, tmp_path: Path
+) -> None:
     facts = RunFacts(name="judge", directory=str(run), steps=2, config={})
     gcore_placement.gcore_run_end(facts, "")
     assert (run / costs.SECTION).read_text().startswith("## Where the devices' time went")

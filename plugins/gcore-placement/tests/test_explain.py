@@ -17,7 +17,10 @@ from gcore_core.placement.devices import Cell, Decision, Device, Need, Partition
 
 def decision() -> Decision:
     devices = [Device(index=index, kind="cpu") for index in range(4)]
-    cells = {"rollout": tuple(Cell((device,)) for device in devices[:3]), "judge": (Cell((devices[3],)),)}
+    cells = {
+        "rollout": tuple(Cell((device,)) for device in devices[:3]),
+        "judge": (Cell((devices[3],)),),
+    }
     return Decision(
         partition=Partition(cells),
         chosen="split 1",
@@ -34,17 +37,32 @@ def run(tmp_path: Path) -> Path:
     journal.append(
         tmp_path,
         journal.Measured(
-            step=11, measured_s=9.0, moved=2, ran={0: {"rollout": 9.0}, 3: {"judge": 4.5}}, waited={0: 0.0, 3: 4.5}
+            step=11,
+            measured_s=9.0,
+            moved=2,
+            ran={0: {"rollout": 9.0}, 3: {"judge": 4.5}},
+            waited={0: 0.0, 3: 4.5},
         ),
     )
     journal.append(tmp_path, journal.decided(12, decision()))
     return tmp_path
 
 
-def test_it_tells_what_was_seen_expected_chosen_and_measured(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_tells_what_was_seen_expected_chosen_and_measured(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["placement", "explain", str(run), "--step", "11"]) == 0
     shown = capsys.readouterr().out
-    for words in ("least regret", "judge_tokens", "120.5", "devices 0-2", "<- chosen", "+25.0%", "9.0 s", "-11.1%"):
+    for words in (
+        "least regret",
+        "judge_tokens",
+        "120.5",
+        "devices 0-2",
+        "<- chosen",
+        "+25.0%",
+        "9.0 s",
+        "-11.1%",
+    ):
         assert words in shown, words
     assert "25.0%  judge waits" in shown
 
@@ -53,11 +71,22 @@ def test_it_tells_a_rescue_with_its_reason_beside_the_decision_that_it_replaced(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = {"rollout": (), "judge": (Cell((Device(index=2, kind="cpu"),)),)}
-    made = Decision(partition=Partition(cells), reason="no replica of judge answers", seen={"lost": {"judge": [3]}})
+    made = Decision(
+        partition=Partition(cells),
+        reason="no replica of judge answers",
+        seen={"lost": {"judge": [3]}},
+    )
     journal.append(run, journal.decided(12, made, rescued="judge"))
     assert cli.main(["placement", "explain", str(run), "--step", "12"]) == 0
     shown = capsys.readouterr().out
-    for words in ("least regret", "devices 0-2", "rescue of judge", "no replica of judge", "'judge': [3]", "devices 2"):
+    for words in (
+        "least regret",
+        "devices 0-2",
+        "rescue of judge",
+        "no replica of judge",
+        "'judge': [3]",
+        "devices 2",
+    ):
         assert words in shown, words
     decisions, _ = journal.read(run)
     assert decisions[12].chosen == "split 1" and decisions[11].rescues == []
@@ -65,7 +94,10 @@ def test_it_tells_a_rescue_with_its_reason_beside_the_decision_that_it_replaced(
 
 def test_without_a_step_it_lists_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["placement", "explain", str(run)]) == 0
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]] == [["11", "split"], ["12", "split"]]
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["11", "split"],
+        ["12", "split"],
+    ]
 
 
 def test_json_has_both_records(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +111,9 @@ def test_a_step_that_is_not_there_is_refused(run: Path, capsys: pytest.CaptureFi
     assert "there is no decision for step 3" in capsys.readouterr().err
 
 
-def test_a_run_without_a_journal_is_refused_and_half_a_line_at_the_end_is_not(run: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_journal_is_refused_and_half_a_line_at_the_end_is_not(
+    run: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="the run has no record of placement decisions"):
         journal.read(tmp_path / "other")
     with (run / journal.FILE).open("ab") as file:
@@ -96,9 +130,15 @@ def test_what_replay_says_survives_the_journal(tmp_path: Path) -> None:
     window = Window(
         devices=tuple(Device(index=index, kind="cpu") for index in range(4)),
         slots={"rollout": 4, "judge": 4},
-        needs={"rollout": Need(kind="generator", follows="policy"), "judge": Need(kind="generator")},
+        needs={
+            "rollout": Need(kind="generator", follows="policy"),
+            "judge": Need(kind="generator"),
+        },
     )
     made = Replay(ReplayConfig()).revise(None, window)
     journal.append(tmp_path, journal.decided(0, made))
     decisions, _ = journal.read(tmp_path)
-    assert decisions[0].state == made.state and decisions[0].cells == {"rollout": [[0], [1], [2]], "judge": [[3]]}
+    assert decisions[0].state == made.state and decisions[0].cells == {
+        "rollout": [[0], [1], [2]],
+        "judge": [[3]],
+    }

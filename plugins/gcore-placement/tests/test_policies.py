@@ -17,24 +17,42 @@ from gcore_core.errors import ConfigError, PlacementError
 from gcore_core.placement.devices import Decision, Device, Need, Window
 from gcore_core.placement.measured import Outcome, Profile, Requests
 
-PROFILE = Profile(base_s=0.01, running_s=1e-4, cached_s=1e-7, prefill_s=1e-5, max_running=16, cache_tokens=10**6)
+PROFILE = Profile(
+    base_s=0.01, running_s=1e-4, cached_s=1e-7, prefill_s=1e-5, max_running=16, cache_tokens=10**6
+)
 
 
-def window(devices: int, judge_tokens: float = 100, groups: int = 64, seed: int = 0, **changes: object) -> Window:
+def window(
+    devices: int, judge_tokens: float = 100, groups: int = 64, seed: int = 0, **changes: object
+) -> Window:
     """A step whose answers have about 200 tokens; both roles may occupy all devices."""
     random, samples = np.random.default_rng(seed), 4
     count = groups * samples
-    answers, verdicts = (np.ceil(random.lognormal(np.log(x), 0.4, count)) for x in (200, judge_tokens))
-    shared = {"group": np.arange(count) // samples, "kept": np.ones(count, bool), "step": np.zeros(count, np.int64)}
+    answers, verdicts = (
+        np.ceil(random.lognormal(np.log(x), 0.4, count)) for x in (200, judge_tokens)
+    )
+    shared = {
+        "group": np.arange(count) // samples,
+        "kept": np.ones(count, bool),
+        "step": np.zeros(count, np.int64),
+    }
     nothing = {name: np.zeros(count) for name in ("arrival_s", "start_s", "end_s", "replica")}
     requests = {
         "rollout": Requests(
-            **shared, **nothing, prompt=np.full(count, 50.0), actions=answers, parent=np.full(count, -1)
+            **shared,
+            **nothing,
+            prompt=np.full(count, 50.0),
+            actions=answers,
+            parent=np.full(count, -1),
         ),
-        "judge": Requests(**shared, **nothing, prompt=50 + answers, actions=verdicts, parent=np.arange(count)),
+        "judge": Requests(
+            **shared, **nothing, prompt=50 + answers, actions=verdicts, parent=np.arange(count)
+        ),
     }
     made = Window(
-        devices=tuple(Device(index=index, kind="cuda", node=f"node{index // 8}") for index in range(devices)),
+        devices=tuple(
+            Device(index=index, kind="cuda", node=f"node{index // 8}") for index in range(devices)
+        ),
         slots={"policy": devices, "rollout": devices, "judge": devices},
         needs={
             "policy": Need(kind="trainer"),
@@ -54,7 +72,9 @@ def judges(decision: Decision) -> int:
 
 
 def test_replay_gives_the_judge_more_when_its_verdicts_are_longer() -> None:
-    counts = [judges(Replay(ReplayConfig()).revise(None, window(16, tokens))) for tokens in (20, 100, 400)]
+    counts = [
+        judges(Replay(ReplayConfig()).revise(None, window(16, tokens))) for tokens in (20, 100, 400)
+    ]
     assert counts == sorted(counts) and counts[0] < counts[2]
 
 
@@ -66,14 +86,19 @@ def test_replay_chooses_the_least_of_what_it_predicts_and_says_why() -> None:
 
 
 def test_replay_is_a_function_of_what_it_is_given_also_over_json() -> None:
-    """A resumed run goes on as it would have: the state is all there is, and it survives being written down."""
+    """A resumed run goes on as it would have: the state is all there is, and it survives being
+    written down.
+    """
     first = Replay(ReplayConfig()).revise(None, window(16))
     state = msgspec.json.decode(msgspec.json.encode(first.state))
     shown = window(16, 300, seed=1, state=state)
     assert Replay(ReplayConfig()).revise(first.partition, shown) == Replay(ReplayConfig()).revise(
         first.partition, shown
     )
-    assert Replay(ReplayConfig()).revise(first.partition, replace(shown, state=first.state)).state != first.state
+    assert (
+        Replay(ReplayConfig()).revise(first.partition, replace(shown, state=first.state)).state
+        != first.state
+    )
 
 
 def test_replay_forgets_old_steps_by_and_by() -> None:
@@ -100,7 +125,9 @@ def test_before_anything_is_measured_the_expected_work_decides() -> None:
 
 def test_a_step_without_measurements_keeps_the_regrets() -> None:
     first = Replay(ReplayConfig()).revise(None, window(16))
-    again = Replay(ReplayConfig()).revise(first.partition, window(16, requests={}, state=first.state))
+    again = Replay(ReplayConfig()).revise(
+        first.partition, window(16, requests={}, state=first.state)
+    )
     assert again.partition == first.partition
 
 
@@ -108,17 +135,25 @@ def test_colocated_is_a_candidate_once_a_change_of_roles_was_measured() -> None:
     for switch_s, known in ((None, False), (0.1, True)):
         decision = Replay(ReplayConfig()).revise(None, window(2, switch_s=switch_s))
         assert ("colocated" in decision.predicted_s) == known
-    assert decision.mode == "colocated", "two devices, one of which would judge for a tenth of the work"
+    assert decision.mode == "colocated", (
+        "two devices, one of which would judge for a tenth of the work"
+    )
 
 
 def test_predictions_that_stay_wrong_fall_back_to_the_best_split_that_ran() -> None:
     policy, state, decision = Replay(ReplayConfig(modes=["split"], patience=3)), {}, None
     for step in range(1, 8):
-        ran = ("split 3", 50.0) if step % 2 else ("split 5", 40.0)  # seconds that no replay explains
-        last = Outcome(step=step, candidate=ran[0], predicted_s=1.0, measured_s=1000 * ran[1], work=1000.0)
+        ran = (
+            ("split 3", 50.0) if step % 2 else ("split 5", 40.0)
+        )  # seconds that no replay explains
+        last = Outcome(
+            step=step, candidate=ran[0], predicted_s=1.0, measured_s=1000 * ran[1], work=1000.0
+        )
         decision = policy.revise(None, window(8, step=step, outcomes=(last,), state=state))
         state = decision.state
-        assert (decision.chosen == "split 5" and "off by more than 30%" in decision.reason) == (step >= 3)
+        assert (decision.chosen == "split 5" and "off by more than 30%" in decision.reason) == (
+            step >= 3
+        )
     explained = decision.predicted_s
     last = replace(last, candidate="split 2", measured_s=explained["split 2"])
     recovered = policy.revise(None, window(8, outcomes=(last,), state=state))
@@ -133,7 +168,9 @@ def test_what_a_pool_has_learned_outlives_a_change_of_its_size() -> None:
 
 @pytest.mark.parametrize("devices", [64, 600])
 def test_replay_decides_for_large_pools_in_candidates_between_its_limits(devices: int) -> None:
-    decision = Replay(ReplayConfig(largest=32, draws=1)).revise(None, window(devices, groups=devices))
+    decision = Replay(ReplayConfig(largest=32, draws=1)).revise(
+        None, window(devices, groups=devices)
+    )
     assert len(decision.predicted_s) <= 34 and 0.1 < judges(decision) / devices < 0.6
 
 
@@ -152,17 +189,23 @@ def test_split_is_a_share_or_a_count_within_what_roles_must_keep() -> None:
     assert judges(FixedSplit(SplitConfig(cells=30)).revise(None, window(8))) == 7
 
 
-@pytest.mark.parametrize(("policy", "mode"), [(Colocated(), "colocated"), (Coresident(), "coresident")])
+@pytest.mark.parametrize(
+    ("policy", "mode"), [(Colocated(), "colocated"), (Coresident(), "coresident")]
+)
 def test_together_all_roles_have_all_cells(policy: Colocated, mode: str) -> None:
     decision = policy.revise(None, window(4))
     assert decision.mode == mode
     assert (
-        decision.partition.cells["judge"] == decision.partition.cells["rollout"] == decision.partition.cells["policy"]
+        decision.partition.cells["judge"]
+        == decision.partition.cells["rollout"]
+        == decision.partition.cells["policy"]
     )
 
 
 def test_a_new_split_moves_only_the_cells_between_the_borders() -> None:
-    before, after = (FixedSplit(SplitConfig(cells=n)).revise(None, window(16)).partition for n in (4, 6))
+    before, after = (
+        FixedSplit(SplitConfig(cells=n)).revise(None, window(16)).partition for n in (4, 6)
+    )
     assert set(before.cells["judge"]) < set(after.cells["judge"])
 
 
@@ -177,42 +220,73 @@ def test_a_cell_holds_whole_replicas_of_either_role_on_one_node() -> None:
     assert [len(cell.devices) for cell in pool.cells] == [4] * 5
     assert all(len({device.node for device in cell.devices}) == 1 for cell in pool.cells)
     assert pool.per_cell == {"rollout": 1, "judge": 2} and pool.fewest == 2
-    assert Replay(ReplayConfig()).revise(None, window(20, needs=needs)).chosen in {f"split {n}" for n in (2, 3, 4)}
+    assert Replay(ReplayConfig()).revise(None, window(20, needs=needs)).chosen in {
+        f"split {n}" for n in (2, 3, 4)
+    }
 
 
 def test_several_judges_share_their_cells_by_their_work() -> None:
     shown = window(16, 400)
     needs = {**shown.needs, "small": Need(kind="generator")}
     slots = {**shown.slots, "small": 16}
-    requests = {**shown.requests, "small": replace(shown.requests["judge"], actions=np.full(256, 20.0))}
-    decision = Replay(ReplayConfig()).revise(None, replace(shown, needs=needs, slots=slots, requests=requests))
+    requests = {
+        **shown.requests,
+        "small": replace(shown.requests["judge"], actions=np.full(256, 20.0)),
+    }
+    decision = Replay(ReplayConfig()).revise(
+        None, replace(shown, needs=needs, slots=slots, requests=requests)
+    )
     cells = decision.partition.cells
     assert len(cells["judge"]) > len(cells["small"]) >= 1
-    assert not set(cells["judge"]) & set(cells["small"]) and not set(cells["rollout"]) & set(cells["small"])
+    assert not set(cells["judge"]) & set(cells["small"]) and not set(cells["rollout"]) & set(
+        cells["small"]
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"slots": {"policy": 2, "rollout": 3, "judge": 2}}, "roles.rollout.slots: wants 3 slots, there are 2 devices"),
         (
-            {"needs": {"rollout": Need(kind="generator", follows="policy", least=2), "judge": Need(kind="generator")}},
+            {"slots": {"policy": 2, "rollout": 3, "judge": 2}},
+            "roles.rollout.slots: wants 3 slots, there are 2 devices",
+        ),
+        (
+            {
+                "needs": {
+                    "rollout": Need(kind="generator", follows="policy", least=2),
+                    "judge": Need(kind="generator"),
+                }
+            },
             r"generators need at least 3 cells of 1 devices \(rollout 2, judge 1\), there are 2",
         ),
         (
-            {"needs": {"rollout": Need(kind="generator", follows="policy", size=4), "judge": Need(kind="generator")}},
+            {
+                "needs": {
+                    "rollout": Need(kind="generator", follows="policy", size=4),
+                    "judge": Need(kind="generator"),
+                }
+            },
             "2 slots make 0 whole cells of 4 devices, and it needs at least 1",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_numbers(changes: dict[str, object], words: str) -> None:
-    for policy in (Replay(ReplayConfig()), FixedSplit(SplitConfig()), Colocated(), Utilisation(UtilisationConfig())):
+def test_what_does_not_fit_is_refused_with_the_numbers(
+    changes: dict[str, object], words: str
+) -> None:
+    for policy in (
+        Replay(ReplayConfig()),
+        FixedSplit(SplitConfig()),
+        Colocated(),
+        Utilisation(UtilisationConfig()),
+    ):
         with pytest.raises(PlacementError, match=words):
             policy.revise(None, window(2, **changes))
 
 
 def test_colocation_needs_engines_of_both_roles_in_every_cell() -> None:
-    with pytest.raises(PlacementError, match="roles.judge.slots: colocated generators are everywhere"):
+    with pytest.raises(
+        PlacementError, match="roles.judge.slots: colocated generators are everywhere"
+    ):
         Colocated().revise(None, window(4, slots={"policy": 4, "rollout": 4, "judge": 2}))
 
 
@@ -222,11 +296,17 @@ def test_colocation_needs_engines_of_both_roles_in_every_cell() -> None:
         (lambda: SplitConfig(share=1.5), "placement.config.share: must be between 0 and 1, is 1.5"),
         (lambda: SplitConfig(cells=-1), "placement.config.cells: must not be negative, is -1"),
         (lambda: UtilisationConfig(cells=0), "placement.config.cells: must be at least 1, is 0"),
-        (lambda: ReplayConfig(discount=1), "placement.config.discount: must be at least 0 and below 1, is 1"),
+        (
+            lambda: ReplayConfig(discount=1),
+            "placement.config.discount: must be at least 0 and below 1, is 1",
+        ),
         (lambda: ReplayConfig(caution=-1), "placement.config.caution: must not be negative, is -1"),
         (lambda: ReplayConfig(draws=0), "placement.config.draws: must be at least 1, is 0"),
         (lambda: ReplayConfig(largest=1), "placement.config.largest: must be at least 2, is 1"),
-        (lambda: ReplayConfig(modes=["split", "apart"]), "placement.config.modes: apart: there are split, colocated"),
+        (
+            lambda: ReplayConfig(modes=["split", "apart"]),
+            "placement.config.modes: apart: there are split, colocated",
+        ),
         (lambda: ReplayConfig(modes=["colocated"]), "placement.config.modes: must hold split"),
     ],
 )

@@ -1,4 +1,6 @@
-"""A judge whose replicas are gone for good gets cells of the policy: on virtual time, through the real controllers."""
+"""A judge whose replicas are gone for good gets cells of the policy: on virtual time, through the
+real controllers.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from gcore_core.placement.devices import Device, Need, Window
 from gcore_core.testing.faults import Faults, MortalService
 from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 
-SPLIT = FactorySpec("gcore_placement.fixed:FixedSplit", "gcore_placement.config:SplitConfig", {"cells": 1})
+SPLIT = FactorySpec(
+    "gcore_placement.fixed:FixedSplit", "gcore_placement.config:SplitConfig", {"cells": 1}
+)
 JOB = SimulatedJob(
-    shards=3, scorers=1, steps=4, prompts=4, samples=2, evaluate_prompts=0, filter="gcore_core.filters:Varied"
+    shards=3,
+    scorers=1,
+    steps=4,
+    prompts=4,
+    samples=2,
+    evaluate_prompts=0,
+    filter="gcore_core.filters:Varied",
 )
 
 
 class Ending(Faults):
-    """At its ``ask``-th question, one process is gone and never comes back; nothing else goes wrong."""
+    """At its ``ask``-th question, one process is gone and never comes back; nothing else goes
+    wrong.
+    """
 
     def __init__(self, name: str, ask: int) -> None:
         super().__init__(0, rate=0.0, kills=0.0)
@@ -30,7 +42,9 @@ class Ending(Faults):
     async def travel(self, source: str, target: str, method: str) -> int:
         if target == self._name and method == "ask":
             self._left -= 1
-            if not self._left and isinstance(service := self._network.services.pop(self._name), MortalService):
+            if not self._left and isinstance(
+                service := self._network.services.pop(self._name), MortalService
+            ):
                 service.life.end()
         if self._left <= 0:
             self.after.add((target, method))
@@ -53,7 +67,9 @@ def test_a_run_whose_only_judge_is_gone_for_good_consumes_what_any_other_does(
     found = run(tmp_path / "found", cells, weather, rests)
     calm = run(tmp_path / "calm", cells, None)
     assert violations(found, calm, weather, JOB) == []
-    others = {name for name, method in weather.after if method == "ask" and name != f"judge.{cells - 1}"}
+    others = {
+        name for name, method in weather.after if method == "ask" and name != f"judge.{cells - 1}"
+    }
     assert others, "no other judge was asked: this tests nothing"
     assert ("rollout.0", "generate") in weather.after
 
@@ -66,16 +82,22 @@ def window(**told: object) -> Window:
 
 def cells_of(lost: dict[str, list[int]], awake: int = 1) -> tuple[str, dict[str, list[int]]] | None:
     policy = FixedSplit(SplitConfig(cells=awake))
-    found = policy.rescue(policy.revise(None, window()).partition, window(starving="judge", lost=lost))
+    found = policy.rescue(
+        policy.revise(None, window()).partition, window(starving="judge", lost=lost)
+    )
     if found is None:
         return None
-    cells = {role: [cell.devices[0].index for cell in own] for role, own in found.partition.cells.items()}
+    cells = {
+        role: [cell.devices[0].index for cell in own] for role, own in found.partition.cells.items()
+    }
     return found.mode, cells
 
 
 def test_the_judge_gets_what_the_policy_need_not_keep_and_can_use() -> None:
     assert cells_of({"judge": [3]}) == ("split", {"rollout": [0], "judge": [1, 2]})
-    assert cells_of({"judge": [2, 3]}) == ("split", {"rollout": [2], "judge": [0, 1]}), "its engine on 2 is gone"
+    assert cells_of({"judge": [2, 3]}) == ("split", {"rollout": [2], "judge": [0, 1]}), (
+        "its engine on 2 is gone"
+    )
     assert cells_of({"judge": [3], "rollout": [0]}) == ("split", {"rollout": [0, 1], "judge": [2]})
     assert cells_of({"judge": [1, 2, 3]}, awake=3) == ("colocated", {"rollout": [0], "judge": [0]})
     assert cells_of({"judge": [0, 1, 2, 3]}) is None

@@ -1,15 +1,16 @@
 """The compiled part: one rollout, from the first group issued to the last verdict, event by event.
 
-Every replica decodes in rounds: with b sequences running and K tokens cached a round takes A = base + running b +
-cached K seconds and gives each sequence a token, so x rounds take A x + cached b x^2 / 2. Between two events nothing
-else changes, and the equation is solved exactly. An event is the end of a sequence; what ended makes a request to the
-judge, a group's last verdict may make new groups, and waiting requests go to the replica that runs the fewest.
+Every replica decodes in rounds: with b sequences running and K tokens cached a round takes A = base
++ running b + cached K seconds and gives each sequence a token, so x rounds take A x + cached b x^2
+/ 2. Between two events nothing else changes, and the equation is solved exactly. An event is the
+end of a sequence; what ended makes a request to the judge, a group's last verdict may make new
+groups, and waiting requests go to the replica that runs the fewest.
 
 A replica that serves both roles gives each of them a round in turn: both read their weights.
 
-The policy's records are dealt out by shards: each to the replica that owes this shard the fewest, as long as that is
-less than the shard's room there. What a replica was dealt waits at that replica. Without room (0) records wait in one
-queue for all, as requests to the judge do.
+The policy's records are dealt out by shards: each to the replica that owes this shard the fewest,
+as long as that is less than the shard's room there. What a replica was dealt waits at that replica.
+Without room (0) records wait in one queue for all, as requests to the judge do.
 """
 
 from __future__ import annotations
@@ -81,14 +82,15 @@ def _pop(ends, who, size):
 
 
 @njit
-def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_turn, dealing):
+def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_turn, dealing):  # noqa: C901, PLR0912, PLR0915
     """See ``gcore_queueing.step.play``, which has the same arguments with names and checks.
 
-    actions, prompts: float64[2, N, G] of the policy and the judge. keep: bool[N]. serves: int8[replicas], a bit for
-    each role. profiles: float64[2, 6]. in_turn: all replicas serve one role, then the other. dealing: (room, shards).
+    actions, prompts: float64[2, N, G] of the policy and the judge. keep: bool[N]. serves:
+    int8[replicas], a bit for each role. profiles: float64[2, 6]. in_turn: all replicas serve one
+    role, then the other. dealing: (room, shards).
 
-    Returns (seconds, issued, kept, spent[SPENT], order[N] of groups by when they finished, times[3, 2, N, G] of
-    arrival, start and end, replica[2, N, G]).
+    Returns (seconds, issued, kept, spent[SPENT], order[N] of groups by when they finished, times[3,
+    2, N, G] of arrival, start and end, replica[2, N, G]).
     """
     groups, samples = actions.shape[1], actions.shape[2]
     total, replicas = groups * samples, len(serves)
@@ -100,16 +102,32 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
     loads = np.full((2, 2 * width), np.inf)
     most = int(profiles[0, MOST] + profiles[1, MOST])
     ends, who = np.empty((replicas, most)), np.empty((replicas, most), np.int64)
-    running, offset = np.zeros((replicas, 2), np.int64), np.zeros((replicas, 2))  # cached = offset + running * rounds
+    running, offset = (
+        np.zeros((replicas, 2), np.int64),
+        np.zeros((replicas, 2)),
+    )  # cached = offset + running * rounds
     rounds, at, debt = np.zeros(replicas), np.zeros(replicas), np.zeros(replicas)
-    waiting, head, tail = np.empty((2, total), np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    waiting, head, tail = (
+        np.empty((2, total), np.int64),
+        np.zeros(2, np.int64),
+        np.zeros(2, np.int64),
+    )
     times, replica = np.zeros((3, 2, total)), np.full((2, total), -1, np.int64)
-    active, busy, filled, width_of = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2)
+    active, busy, filled, width_of = (
+        np.zeros(2, np.int64),
+        np.zeros(2, np.int64),
+        np.zeros(2, np.int64),
+        np.zeros(2),
+    )
     left, order, spent = np.full(groups, samples), np.empty(groups, np.int64), np.zeros(SPENT)
     touched, is_touched, count = np.empty(replicas, np.int64), np.zeros(replicas, np.bool_), 0
-    # queues in the order of ``following``: what a replica was dealt, and, behind these, what a shard has still to deal
+    # queues in the order of ``following``: what a replica was dealt, and, behind these, what a
+    # shard has still to deal
     room, shards = dealing
-    first_of, last_of = np.full(replicas + shards, -1, np.int64), np.full(replicas + shards, -1, np.int64)
+    first_of, last_of = (
+        np.full(replicas + shards, -1, np.int64),
+        np.full(replicas + shards, -1, np.int64),
+    )
     following, shard_of = np.empty(total, np.int64), np.empty(groups, np.int64)
     owed, rooms = np.full((shards, 2 * width), np.inf), np.zeros(shards)
     now, phase = 0.0, POLICY
@@ -121,7 +139,9 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
                 _set(loads[role], i, 0.0)
     abreast = int(width_of[POLICY])
     for shard in range(shards):
-        for i in range(abreast):  # policy's replicas come first; of those that owe the same, from the shard's own on
+        for i in range(
+            abreast
+        ):  # policy's replicas come first; of those that owe the same, from the shard's own on
             _set(owed[shard], i, (i - shard * abreast // shards) % abreast / (2 * abreast))
 
     issue = min(_missing(needed, 0, 0, 0, rule), groups)
@@ -139,11 +159,28 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
                 for request in range(begin * samples, end * samples):
                     _append(replicas + shard, request, first_of, last_of, following)
                 rooms[shard] = max(rooms[shard], room, (end - begin) * samples // (2 * abreast))
-                count = _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, is_touched, count)
+                count = _deal(
+                    shard,
+                    replicas,
+                    owed,
+                    rooms,
+                    first_of,
+                    last_of,
+                    following,
+                    touched,
+                    is_touched,
+                    count,
+                )
                 begin = end
-        issued, in_flight, active[POLICY] = issued + issue, in_flight + issue, active[POLICY] + issue * samples
+        issued, in_flight, active[POLICY] = (
+            issued + issue,
+            in_flight + issue,
+            active[POLICY] + issue * samples,
+        )
 
-        if in_turn and active[phase] == 0 and active[1 - phase] > 0:  # nothing runs: all change roles
+        if (
+            in_turn and active[phase] == 0 and active[1 - phase] > 0
+        ):  # nothing runs: all change roles
             phase = 1 - phase
             now += switch_s
             spent[SWAPPING] += switch_s * width_of[phase]
@@ -155,7 +192,9 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
                 while first_of[i] >= 0:
                     request = first_of[i]
                     _advance(i, now, rounds, at, debt, running, offset, profiles)
-                    cached = offset[i, 0] + offset[i, 1] + (running[i, 0] + running[i, 1]) * rounds[i]
+                    cached = (
+                        offset[i, 0] + offset[i, 1] + (running[i, 0] + running[i, 1]) * rounds[i]
+                    )
                     here = running[i, 0] + running[i, 1]
                     if running[i, POLICY] >= profiles[POLICY, MOST]:
                         break
@@ -186,7 +225,13 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
                 if here and cached + prompts[role, request] > profiles[role, CACHE]:
                     break
                 head[role] += 1
-                _push(ends[i], who[i], here, rounds[i] + actions[role, request], request + role * total)
+                _push(
+                    ends[i],
+                    who[i],
+                    here,
+                    rounds[i] + actions[role, request],
+                    request + role * total,
+                )
                 offset[i, role] += prompts[role, request] - rounds[i]
                 running[i, role] += 1
                 debt[i] += prompts[role, request] * profiles[role, PREFILL]
@@ -221,10 +266,16 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
             spent[BUSY + role] += passed * busy[role]
             spent[FILLED + role] += passed * filled[role] / profiles[role, MOST]
         if not in_turn:
-            spent[TAIL if active[POLICY] else NO_VERDICT] += passed * (width_of[POLICY] - busy[POLICY])
-            spent[NO_RECORD if active[POLICY] else JUDGE_TAIL] += passed * (width_of[JUDGE] - busy[JUDGE])
+            spent[TAIL if active[POLICY] else NO_VERDICT] += passed * (
+                width_of[POLICY] - busy[POLICY]
+            )
+            spent[NO_RECORD if active[POLICY] else JUDGE_TAIL] += passed * (
+                width_of[JUDGE] - busy[JUDGE]
+            )
         else:
-            spent[TAIL if phase == POLICY else JUDGE_TAIL] += passed * (width_of[phase] - busy[phase])
+            spent[TAIL if phase == POLICY else JUDGE_TAIL] += passed * (
+                width_of[phase] - busy[phase]
+            )
         now, issue = until, 0
         touched[count], is_touched[i], count = i, True, count + 1
         _advance(i, now, rounds, at, debt, running, offset, profiles)
@@ -240,7 +291,18 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
             if role == POLICY and room:
                 shard = shard_of[request // samples]
                 _set(owed[shard], i, owed[shard, width + i] - 1)
-                count = _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, is_touched, count)
+                count = _deal(
+                    shard,
+                    replicas,
+                    owed,
+                    rooms,
+                    first_of,
+                    last_of,
+                    following,
+                    touched,
+                    is_touched,
+                    count,
+                )
             filled[role] -= 1
             busy[role] -= running[i, role] == 0
             if role == POLICY and actions[JUDGE, request] > 0:
@@ -263,7 +325,15 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
             if serves[i] >> role & 1:
                 _set(loads[role], i, float(running[i, 0] + running[i, 1]))
     shape = (2, groups, samples)
-    return now, issued, kept, spent, order[:finished], times.reshape((3, *shape)), replica.reshape(shape)
+    return (
+        now,
+        issued,
+        kept,
+        spent,
+        order[:finished],
+        times.reshape((3, *shape)),
+        replica.reshape(shape),
+    )
 
 
 @njit
@@ -277,7 +347,9 @@ def _append(queue, request, first_of, last_of, following):
 
 @njit
 def _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, is_touched, count):
-    """Gives replicas of what the shard has while there is room; returns how many replicas are touched then."""
+    """Gives replicas of what the shard has while there is room; returns how many replicas are
+    touched then.
+    """
     half = owed.shape[1] // 2
     while first_of[replicas + shard] >= 0:
         i = _least(owed[shard])
@@ -294,12 +366,18 @@ def _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, i
 
 @njit
 def _pace(i, rounds, running, offset, profiles):
-    """(seconds of the next round, half of what a round more costs for the tokens that this one adds)."""
+    """(seconds of the next round, half of what a round more costs for the tokens that this one
+    adds).
+    """
     first, growth = 0.0, 0.0
     for role in range(2):
         if running[i, role]:
             here, terms = running[i, role], profiles[role]
-            first += terms[BASE] + terms[RUNNING] * here + terms[CACHED] * (offset[i, role] + here * rounds[i])
+            first += (
+                terms[BASE]
+                + terms[RUNNING] * here
+                + terms[CACHED] * (offset[i, role] + here * rounds[i])
+            )
             growth += terms[CACHED] * here / 2
     return first, growth
 
@@ -317,22 +395,37 @@ def _advance(i, now, rounds, at, debt, running, offset, profiles):
     if passed > 0:
         first, growth = _pace(i, rounds, running, offset, profiles)
         if growth > 0:
-            # The root of growth x^2 + first x = passed, in the form that does not cancel for small growth.
+            # The root of growth x^2 + first x = passed, in the form that does not cancel for small
+            # growth.
             rounds[i] += 2 * passed / (first + math.sqrt(first * first + 4 * growth * passed))
         else:
             rounds[i] += passed / first
 
 
 def _compiled_once(rule):
-    """``play``, kept on disk between processes. The compiler looks at the source of this file alone when it asks
-    whether what it kept is still right; so a rule of oversampling that has changed is another constant of the closure.
+    """``play``, kept on disk between processes. The compiler looks at the source of this file alone
+    when it asks whether what it kept is still right; so a rule of oversampling that has changed is
+    another constant of the closure.
     """
 
     @njit(cache=True)
     def play(actions, prompts, keep, serves, profiles, rate, needed, switch_s, in_turn, dealing):
-        return _play(actions, prompts, keep, serves, profiles, rate, needed + 0 * rule, switch_s, in_turn, dealing)
+        return _play(
+            actions,
+            prompts,
+            keep,
+            serves,
+            profiles,
+            rate,
+            needed + 0 * rule,
+            switch_s,
+            in_turn,
+            dealing,
+        )
 
     return play
 
 
-play = _compiled_once(zlib.crc32(groups_missing.__code__.co_code + repr(groups_missing.__code__.co_consts).encode()))
+play = _compiled_once(
+    zlib.crc32(groups_missing.__code__.co_code + repr(groups_missing.__code__.co_consts).encode())
+)

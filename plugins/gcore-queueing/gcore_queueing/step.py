@@ -1,4 +1,6 @@
-"""One rollout with named arguments: what is to be sampled, on which replicas, and what came of it."""
+"""One rollout with named arguments: what is to be sampled, on which replicas, and what came of
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from gcore_queueing import events
 
 Mode = Literal["split", "colocated", "coresident"]
 
-#: records that all shards together have at a replica at a time; more when that is less than half of its even share
+#: records that all shards together have at a replica at a time; more when that is less than half of
+#: its even share
 ROOM = 256
 
 #: why a replica ran nothing -> row of ``events.play``'s ``spent``
@@ -31,8 +34,10 @@ CAUSES = {
 class Groups:
     """What may be sampled, N groups of G in the order in which they are issued.
 
-    policy, judge: float64[N, G], actions of each record and of its verdict; 0 for a record that is not judged.
-    policy_prompt, judge_prompt: float64[N, G], tokens that are read first. kept: bool[N], whether the group teaches.
+    policy, judge: float64[N, G], actions of each record and of its verdict; 0 for a record that is
+        not judged.
+    policy_prompt, judge_prompt: float64[N, G], tokens that are read first. kept: bool[N], whether
+        the group teaches.
     """
 
     policy: np.ndarray
@@ -56,8 +61,9 @@ class Groups:
 
 @dataclass(frozen=True)
 class Engines:
-    """Who serves what. split: ``policy`` and ``judge`` replicas; colocated: first all of the one, then all of the
-    other; coresident: each of the ``policy`` replicas holds both models."""
+    """Who serves what. split: ``policy`` and ``judge`` replicas; colocated: first all of the one,
+    then all of the other; coresident: each of the ``policy`` replicas holds both models.
+    """
 
     mode: Mode
     policy: int
@@ -72,7 +78,9 @@ class Engines:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Played:
-    """One rollout. issued, kept: groups. order: issued groups by when they finished. requests: by role."""
+    """One rollout. issued, kept: groups. order: issued groups by when they finished. requests: by
+    role.
+    """
 
     seconds: float
     issued: int
@@ -96,7 +104,10 @@ class Played:
     @property
     def idle(self) -> dict[str, float]:
         """Cause -> share of all replica-seconds."""
-        return {name: float(self.spent[row] / max(self.engines * self.seconds, 1e-12)) for name, row in CAUSES.items()}
+        return {
+            name: float(self.spent[row] / max(self.engines * self.seconds, 1e-12))
+            for name, row in CAUSES.items()
+        }
 
     def requests(self, role: int, step: int) -> Requests:
         """The columns of a role, as a run would have measured them."""
@@ -129,20 +140,34 @@ def play(
     switch_s: float = 0,
     dealing: tuple[int, int] = (ROOM, 1),
 ) -> Played:
-    """Samples until ``needed`` groups are kept and every issued one has its verdict, or there are no more groups.
+    """Samples until ``needed`` groups are kept and every issued one has its verdict, or there are
+    no more groups.
 
-    profiles: of the policy's and the judge's replicas. switch_s: what it takes all replicas to change roles. dealing:
-    records that a shard has at a replica at a time, 0: no such limit, and what waits waits in one queue for all; and
-    shards, each dealing its own groups to the replicas that owe it the fewest.
+    profiles: of the policy's and the judge's replicas. switch_s: what it takes all replicas to
+        change roles. dealing:
+    records that a shard has at a replica at a time, 0: no such limit, and what waits waits in one
+    queue for all; and shards, each dealing its own groups to the replicas that owe it the fewest.
     """
     table = np.array(
-        [[p.base_s, p.running_s, p.cached_s, p.prefill_s, p.max_running, p.cache_tokens] for p in profiles]
+        [
+            [p.base_s, p.running_s, p.cached_s, p.prefill_s, p.max_running, p.cache_tokens]
+            for p in profiles
+        ]
     )
     actions = np.stack([groups.policy, groups.judge]).astype(float)
     prompts = np.stack([groups.policy_prompt, groups.judge_prompt]).astype(float)
     in_turn, serves = engines.mode == "colocated", engines.serves
     seconds, issued, kept, spent, order, times, replica = events.play(
-        actions, prompts, groups.kept, serves, table, rate.rule(), needed, float(switch_s), in_turn, dealing
+        actions,
+        prompts,
+        groups.kept,
+        serves,
+        table,
+        rate.rule(),
+        needed,
+        float(switch_s),
+        in_turn,
+        dealing,
     )
     held = [float(((serves >> role) & 1).sum()) * seconds for role in range(2)]
     return Played(
@@ -164,8 +189,12 @@ def room_of(shards: int) -> int:
     return max(1, ROOM // shards)
 
 
-def coresident(profiles: tuple[Profile, Profile], per_cell: Sequence[int] = (1, 1)) -> tuple[Profile, Profile]:
-    """Profiles of engines that hold both models: ``per_cell`` replicas of a role as one, with half of the cache."""
+def coresident(
+    profiles: tuple[Profile, Profile], per_cell: Sequence[int] = (1, 1)
+) -> tuple[Profile, Profile]:
+    """Profiles of engines that hold both models: ``per_cell`` replicas of a role as one, with half
+    of the cache.
+    """
     found = [
         replace(
             profile,
@@ -181,7 +210,9 @@ def coresident(profiles: tuple[Profile, Profile], per_cell: Sequence[int] = (1, 
 
 
 def lower_bound(groups: Groups, engines: int, profiles: tuple[Profile, Profile]) -> float:
-    """Seconds below which no placement comes: all work at full batches, or the longest answer and its verdict alone."""
+    """Seconds below which no placement comes: all work at full batches, or the longest answer and
+    its verdict alone.
+    """
     work, chain = np.zeros(groups.policy.shape), np.zeros(groups.policy.shape)
     for profile, prompt, actions in (
         (profiles[0], groups.policy_prompt, groups.policy),

@@ -1,4 +1,6 @@
-"""The compiled model against one written for reading: every sequence by itself, everything advanced at every event."""
+"""The compiled model against one written for reading: every sequence by itself, everything advanced
+at every event.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ENGINES = [
 
 def some_groups(count: int, samples: int, seed: int, judged: float = 1.0) -> Groups:
     random = np.random.default_rng(seed)
-    policy = random.lognormal(5, 1, (count, samples))  # not whole: two that end together have no order
+    policy = random.lognormal(
+        5, 1, (count, samples)
+    )  # not whole: two that end together have no order
     return Groups(
         policy=policy,
         judge=random.lognormal(4, 0.5, policy.shape) * (random.random(policy.shape) < judged),
@@ -32,8 +36,12 @@ def some_groups(count: int, samples: int, seed: int, judged: float = 1.0) -> Gro
     )
 
 
-SLOW = Profile(base_s=0.01, running_s=1e-3, cached_s=2e-6, prefill_s=1e-4, max_running=7, cache_tokens=4000)
-FAST = Profile(base_s=0.004, running_s=2e-4, cached_s=1e-6, prefill_s=2e-4, max_running=5, cache_tokens=5000)
+SLOW = Profile(
+    base_s=0.01, running_s=1e-3, cached_s=2e-6, prefill_s=1e-4, max_running=7, cache_tokens=4000
+)
+FAST = Profile(
+    base_s=0.004, running_s=2e-4, cached_s=1e-6, prefill_s=2e-4, max_running=5, cache_tokens=5000
+)
 
 
 @dataclass
@@ -49,7 +57,11 @@ class Replica:
         for role, profile in enumerate(profiles):
             own = [sequence for sequence in self.running if sequence[0] == role]
             if own:
-                first += profile.base_s + profile.running_s * len(own) + profile.cached_s * sum(s[3] for s in own)
+                first += (
+                    profile.base_s
+                    + profile.running_s * len(own)
+                    + profile.cached_s * sum(s[3] for s in own)
+                )
                 growth += profile.cached_s * len(own) / 2
         return first, growth
 
@@ -67,14 +79,22 @@ class Replica:
         self.prefill -= prefilled
         if seconds > prefilled:
             first, growth = self.pace(profiles)
-            rounds = (math.sqrt(first**2 + 4 * growth * (seconds - prefilled)) - first) / (2 * growth)
+            rounds = (math.sqrt(first**2 + 4 * growth * (seconds - prefilled)) - first) / (
+                2 * growth
+            )
             for sequence in self.running:
                 sequence[2] -= rounds
                 sequence[3] += rounds
 
 
-def reference(groups: Groups, engines: Engines, profiles: tuple[Profile, Profile], needed: int, rate: KeepRate,
-              switch_s: float) -> tuple[float, int, int]:  # fmt: skip
+def reference(  # noqa: C901, PLR0912
+    groups: Groups,
+    engines: Engines,
+    profiles: tuple[Profile, Profile],
+    needed: int,
+    rate: KeepRate,
+    switch_s: float,
+) -> tuple[float, int, int]:
     replicas = [Replica(int(mask)) for mask in engines.serves]
     actions, prompts = [groups.policy, groups.judge], [groups.policy_prompt, groups.judge_prompt]
     queues: list[list[tuple[int, int]]] = [[], []]
@@ -87,7 +107,12 @@ def reference(groups: Groups, engines: Engines, profiles: tuple[Profile, Profile
             queues[0] += [(group, sample) for sample in range(samples)]
         issued, more = issued + more, 0
         running = [sum(s[0] == role for r in replicas for s in r.running) for role in range(2)]
-        if engines.mode == "colocated" and not queues[phase] and not running[phase] and queues[1 - phase]:
+        if (
+            engines.mode == "colocated"
+            and not queues[phase]
+            and not running[phase]
+            and queues[1 - phase]
+        ):
             phase, now = 1 - phase, now + switch_s
         for role in range(2):
             if engines.mode == "colocated" and role != phase:
@@ -97,11 +122,16 @@ def reference(groups: Groups, engines: Engines, profiles: tuple[Profile, Profile
                 replica = min(able, key=lambda r: len(r.running))
                 request = queues[role][0]
                 mine = sum(sequence[0] == role for sequence in replica.running)
-                full = sum(s[3] for s in replica.running) + prompts[role][request] > profiles[role].cache_tokens
+                full = (
+                    sum(s[3] for s in replica.running) + prompts[role][request]
+                    > profiles[role].cache_tokens
+                )
                 if mine >= profiles[role].max_running or (replica.running and full):
                     break
                 queues[role].pop(0)
-                replica.running.append([role, request, actions[role][request], prompts[role][request]])
+                replica.running.append(
+                    [role, request, actions[role][request], prompts[role][request]]
+                )
                 replica.prefill += prompts[role][request] * profiles[role].prefill_s
         due = [replica.due(profiles) for replica in replicas]
         if min(due) == math.inf:
@@ -122,13 +152,17 @@ def reference(groups: Groups, engines: Engines, profiles: tuple[Profile, Profile
                 finished, kept = finished + 1, kept + int(groups.kept[request[0]])
                 in_flight = issued + more - finished
                 if engines.mode != "colocated" or in_flight == 0:
-                    missing = rate.missing(needed=needed, kept=kept, finished=finished, in_flight=in_flight)
+                    missing = rate.missing(
+                        needed=needed, kept=kept, finished=finished, in_flight=in_flight
+                    )
                     more = min(more + missing, len(groups) - issued)
 
 
 @pytest.mark.parametrize("engines", ENGINES, ids=str)
 @pytest.mark.parametrize("judged", [1.0, 0.5, 0.0])
-def test_the_compiled_model_takes_the_seconds_of_the_one_written_for_reading(engines: Engines, judged: float) -> None:
+def test_the_compiled_model_takes_the_seconds_of_the_one_written_for_reading(
+    engines: Engines, judged: float
+) -> None:
     """Within 1e-6 s of some hundred, with full batches, full caches and refills."""
     for seed in range(3):
         groups, rate = some_groups(40, 3, seed, judged), KeepRate(margin=0.5)
@@ -149,12 +183,21 @@ def test_no_rollout_is_faster_than_the_lower_bound(engines: Engines) -> None:
 @pytest.mark.parametrize("engines", ENGINES[:2], ids=str)
 def test_busy_and_idle_shares_add_up(engines: Engines) -> None:
     played = play(some_groups(40, 3, 1), engines, (SLOW, FAST), 12, KeepRate())
-    busy = (played.busy(0) * engines.policy + played.busy(1) * engines.judge) / (engines.policy + engines.judge)
+    busy = (played.busy(0) * engines.policy + played.busy(1) * engines.judge) / (
+        engines.policy + engines.judge
+    )
     assert busy + sum(played.idle.values()) == pytest.approx(1)
 
 
 def test_busy_and_idle_shares_add_up_where_all_replicas_change_roles() -> None:
-    played = play(some_groups(40, 3, 1), Engines("colocated", 5, 5), (SLOW, FAST), 12, KeepRate(), switch_s=2.5)
+    played = play(
+        some_groups(40, 3, 1),
+        Engines("colocated", 5, 5),
+        (SLOW, FAST),
+        12,
+        KeepRate(),
+        switch_s=2.5,
+    )
     assert played.idle["changing roles"] > 0
     assert played.busy(0) + played.busy(1) + sum(played.idle.values()) == pytest.approx(1)
 
@@ -163,19 +206,31 @@ def test_requests_run_after_they_arrive_and_verdicts_after_their_answers() -> No
     played = play(some_groups(40, 3, 1), ENGINES[0], (SLOW, FAST), 12, KeepRate())
     answers, verdicts = played.requests(0, 4), played.requests(1, 4)
     for requests in (answers, verdicts):
-        assert (requests.arrival_s <= requests.start_s).all() and (requests.start_s < requests.end_s).all()
+        assert (requests.arrival_s <= requests.start_s).all() and (
+            requests.start_s < requests.end_s
+        ).all()
         assert set(requests.step) == {4}
     np.testing.assert_array_equal(verdicts.arrival_s, answers.end_s[verdicts.parent])
 
 
-@pytest.mark.parametrize(("shards", "replicas", "room"), [(1, 3, 256), (2, 5, 128), (1, 3, 25), (3, 4, 5), (1, 3, 1)])
-def test_every_record_goes_to_the_replica_that_owes_its_shard_the_fewest(shards: int, replicas: int, room: int) -> None:
-    """Told from what came out: of each shard, in order, when a record was dealt and what was owed then."""
+@pytest.mark.parametrize(
+    ("shards", "replicas", "room"), [(1, 3, 256), (2, 5, 128), (1, 3, 25), (3, 4, 5), (1, 3, 1)]
+)
+def test_every_record_goes_to_the_replica_that_owes_its_shard_the_fewest(
+    shards: int, replicas: int, room: int
+) -> None:
+    """Told from what came out: of each shard, in order, when a record was dealt and what was owed
+    then.
+    """
     groups = some_groups(40, 3, 1)
     whole = replace(groups, kept=np.ones(40, bool))
-    roomy = replace(SLOW, max_running=199, cache_tokens=10**9)  # so that what is dealt begins at once
+    roomy = replace(
+        SLOW, max_running=199, cache_tokens=10**9
+    )  # so that what is dealt begins at once
     rate = KeepRate(rates=(1.0,) * 4, known=True)
-    played = play(whole, Engines("split", replicas, 2), (roomy, FAST), 40, rate, dealing=(room, shards))
+    played = play(
+        whole, Engines("split", replicas, 2), (roomy, FAST), 40, rate, dealing=(room, shards)
+    )
     answers = played.requests(0, 0)
     assert played.issued == 40
     for shard, own in enumerate(np.array_split(np.arange(40), shards)):
@@ -184,7 +239,9 @@ def test_every_record_goes_to_the_replica_that_owes_its_shard_the_fewest(shards:
         assert (np.diff(answers.start_s[mine]) >= 0).all(), "in the order of their ordinals"
         for at, record in enumerate(mine):
             dealt, now_s = mine[:at], answers.start_s[record]
-            owed = np.bincount(answers.replica[dealt[answers.end_s[dealt] > now_s]], minlength=replicas)
+            owed = np.bincount(
+                answers.replica[dealt[answers.end_s[dealt] > now_s]], minlength=replicas
+            )
             turn = (np.arange(replicas) - shard * replicas // shards) % replicas
             fewest = min(range(replicas), key=lambda i: (owed[i], turn[i]))
             assert answers.replica[record] == fewest and owed[fewest] < most
@@ -203,10 +260,27 @@ def test_it_ends_when_there_are_no_more_groups() -> None:
 
 def test_a_fitted_profile_is_that_of_the_engines() -> None:
     """Of requests that the model itself has served, within a tenth of a round's seconds."""
-    truth = Profile(base_s=0.02, running_s=2e-4, cached_s=2e-7, prefill_s=1e-5, max_running=64, cache_tokens=10**6)
+    truth = Profile(
+        base_s=0.02,
+        running_s=2e-4,
+        cached_s=2e-7,
+        prefill_s=1e-5,
+        max_running=64,
+        cache_tokens=10**6,
+    )
     groups = some_groups(400, 4, 3)
-    played = play(replace(groups, kept=groups.kept | True), Engines("split", 4, 4), (truth, truth), 400, KeepRate())
-    fitted = Profile.fit(played.requests(0, 0), replace(truth, base_s=1.0, running_s=0.0, cached_s=0.0))
+    played = play(
+        replace(groups, kept=groups.kept | True),
+        Engines("split", 4, 4),
+        (truth, truth),
+        400,
+        KeepRate(),
+    )
+    fitted = Profile.fit(
+        played.requests(0, 0), replace(truth, base_s=1.0, running_s=0.0, cached_s=0.0)
+    )
     for running, cached in ((2, 1000), (40, 20_000)):
-        told, true = (p.base_s + p.running_s * running + p.cached_s * cached for p in (fitted, truth))
+        told, true = (
+            p.base_s + p.running_s * running + p.cached_s * cached for p in (fitted, truth)
+        )
         assert told == pytest.approx(true, rel=0.1)

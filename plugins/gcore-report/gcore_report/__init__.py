@@ -1,7 +1,9 @@
-"""The plugin ``report``: TensorBoard scalars of every step, and ``curves.png`` now and then and at the end.
+"""The plugin ``report``: TensorBoard scalars of every step, and ``curves.png`` now and then and at
+the end.
 
-Observers only; they write into the run's directory and keep no state between calls: event files are appended to, curves
-are drawn from the run's metrics. Matplotlib and tensorboard are imported when first used.
+Observers only; they write into the run's directory and keep no state between calls: event files are
+appended to, curves are drawn from the run's metrics. Matplotlib and tensorboard are imported when
+first used.
 """
 
 from __future__ import annotations
@@ -38,9 +40,14 @@ def gcore_run_end(run: RunFacts, error: str) -> None:
 
 
 def _age_s(run: RunFacts) -> float:
-    """Seconds since the picture was drawn; before there is one, since the run made its directories."""
+    """Seconds since the picture was drawn; before there is one, since the run made its
+    directories.
+    """
     picture = Path(run.directory, CURVES)
-    return time.time() - (picture if picture.exists() else Path(run.directory, SAMPLES)).stat().st_mtime
+    return (
+        time.time()
+        - (picture if picture.exists() else Path(run.directory, SAMPLES)).stat().st_mtime
+    )
 
 
 def _draw(run: RunFacts) -> None:

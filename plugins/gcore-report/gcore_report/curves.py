@@ -42,7 +42,9 @@ STYLE: dict[Any, Any] = {
 
 
 def draw(run_dir: Path) -> Path | None:
-    """Draws ``curves.png`` into the run's directory and returns its path; None when there is nothing to draw yet."""
+    """Draws ``curves.png`` into the run's directory and returns its path; None when there is
+    nothing to draw yet.
+    """
     rows = read_metrics(run_dir)
     if not rows:
         return None
@@ -52,20 +54,28 @@ def draw(run_dir: Path) -> Path | None:
         title = f"{run_dir.parent.name}/{run_dir.name}   (pale: every step; full: moving mean)"
         figure.suptitle(title, x=0.01, ha="left", color="#555555")
         panels = figure.subplots(2, 3)
-        for panel, fill in zip(panels.flat, (_held_out, _rewards, _lengths, _kl_entropy, _gap, _stages), strict=True):
+        for panel, fill in zip(
+            panels.flat, (_held_out, _rewards, _lengths, _kl_entropy, _gap, _stages), strict=True
+        ):
             fill(panel, rows)
             panel.set_xlabel("step")
             panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             panel.set_xlim(*_span(rows))
             if not panel.has_data():
-                panel.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", color="#999999")
+                panel.annotate(
+                    "not measured",
+                    (0.5, 0.5),
+                    xycoords="axes fraction",
+                    ha="center",
+                    color="#999999",
+                )
         fresh = run_dir / f".{CURVES}.new"
         figure.savefig(fresh, dpi=150, format="png")
         fresh.replace(run_dir / CURVES)  # a viewer never sees half a picture
     return run_dir / CURVES
 
 
-# -- panels -----------------------------------------------------------------------------------------------------------
+# -- panels ----------------------------------------------------------------------------------------
 
 
 def _held_out(panel: Axes, rows: Rows) -> None:
@@ -106,7 +116,13 @@ def _lengths(panel: Axes, rows: Rows) -> None:
         _smoothed(panel, *_series(rows, "length"), colour=_colour(0), label="training")
     for i, key in enumerate(key for key in _keys(rows, "evaluation") if key.endswith("/length")):
         label = f"held-out, {key.removesuffix('/length')}"
-        panel.plot(*_series(rows, key, "evaluation"), "o--", color=_colour(i + 1), markersize=3.5, label=label)
+        panel.plot(
+            *_series(rows, key, "evaluation"),
+            "o--",
+            color=_colour(i + 1),
+            markersize=3.5,
+            label=label,
+        )
     if panel.has_data():
         panel.set_ylim(bottom=0)
     _legend(panel)
@@ -133,12 +149,16 @@ def _kl_entropy(panel: Axes, rows: Rows) -> None:
 def _gap(panel: Axes, rows: Rows) -> None:
     panel.set(title="Log-prob gap, generator to trainer", ylabel="nats")
     positive: list[float] = []
-    for i, (key, label) in enumerate({"logprob_gap_max": "largest", "logprob_gap_mean": "mean"}.items()):
+    for i, (key, label) in enumerate(
+        {"logprob_gap_max": "largest", "logprob_gap_mean": "mean"}.items()
+    ):
         steps, values = _series(rows, key)
         if len(steps):
             panel.plot(steps, values, color=_colour(i), label=label, marker=_marker(steps))
         positive += values[values > 0].tolist()
-    if positive:  # an exact pair has a gap of 0 throughout, which has no place on a logarithmic scale
+    if (
+        positive
+    ):  # an exact pair has a gap of 0 throughout, which has no place on a logarithmic scale
         panel.set_yscale("log")
         decades = np.floor(np.log10(min(positive))), np.floor(np.log10(max(positive))) + 1
         panel.set_ylim(10.0 ** decades[0], 10.0 ** decades[1])
@@ -158,13 +178,17 @@ def _stages(panel: Axes, rows: Rows) -> None:
     stages = dict.fromkeys(stage for _, seconds in timed for stage in seconds)
     for i, stage in enumerate(stages):
         top = floor + np.nan_to_num([seconds.get(stage, 0.0) for _, seconds in timed])
-        panel.stairs(top, edges, baseline=floor, fill=True, color=_colour(i), alpha=0.85, label=stage)
+        panel.stairs(
+            top, edges, baseline=floor, fill=True, color=_colour(i), alpha=0.85, label=stage
+        )
         floor = top
-    panel.set_ylim(0, 1.35 * np.percentile(floor, 98) or 1.0)  # one slow step must not flatten all others
+    panel.set_ylim(
+        0, 1.35 * np.percentile(floor, 98) or 1.0
+    )  # one slow step must not flatten all others
     panel.legend(loc="upper left", ncols=2)
 
 
-# -- drawing ----------------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 def _span(rows: Rows) -> tuple[float, float]:
@@ -180,16 +204,24 @@ def _keys(rows: Rows, part: str = "metrics") -> list[str]:
 
 def _series(rows: Rows, key: str, part: str = "metrics") -> tuple[np.ndarray, np.ndarray]:
     """(steps int64[N], values float64[N]) of the rows in which the metric is a finite number."""
-    found = [(row["step"], row[part][key]) for row in rows if np.isfinite(row[part].get(key, np.nan))]
-    return np.array([step for step, _ in found], dtype=np.int64), np.array([value for _, value in found], dtype=float)
+    found = [
+        (row["step"], row[part][key]) for row in rows if np.isfinite(row[part].get(key, np.nan))
+    ]
+    return np.array([step for step, _ in found], dtype=np.int64), np.array(
+        [value for _, value in found], dtype=float
+    )
 
 
 def _smoothed(panel: Axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
-    """The values, pale, and their mean over a window of a fifteenth of the run, narrower at both ends."""
+    """The values, pale, and their mean over a window of a fifteenth of the run, narrower at both
+    ends.
+    """
     reach = len(values) // 30
     if reach:
         panel.plot(steps, values, color=colour, alpha=0.25, linewidth=1.0)
-        values = np.array([values[max(0, i - reach) : i + reach + 1].mean() for i in range(len(values))])
+        values = np.array(
+            [values[max(0, i - reach) : i + reach + 1].mean() for i in range(len(values))]
+        )
     panel.plot(steps, values, color=colour, label=label, marker=_marker(steps))
 
 
@@ -199,7 +231,9 @@ def _marker(steps: np.ndarray) -> str:
 
 
 def _share_axis(panel: Axes) -> None:
-    """Rewards that stay between 0 and 1 get the whole of that range, so that pictures of two runs compare."""
+    """Rewards that stay between 0 and 1 get the whole of that range, so that pictures of two runs
+    compare.
+    """
     values = [value for line in panel.get_lines() for value in np.asarray(line.get_ydata())]
     if values and min(values) >= 0 and max(values) <= 1:
         panel.set_ylim(-0.03, 1.03)

@@ -19,16 +19,24 @@ def start(run: RunFacts) -> None:
     if not events.exists():
         events.parent.mkdir(exist_ok=True)
         _append(events, Event(wall_time=time.time(), file_version="brain.Event:2"))
-    if run.resumed_from:  # the steps after it are made again: TensorBoard drops those of the first attempt
+    if (
+        run.resumed_from
+    ):  # the steps after it are made again: TensorBoard drops those of the first attempt
         log = SessionLog(status=SessionLog.START)
         _append(events, Event(wall_time=time.time(), step=run.resumed_from + 1, session_log=log))
 
 
 def add(run: RunFacts, report: StepReport) -> None:
-    """Writes every metric of a step under its name, and what was evaluated under ``evaluation/``."""
-    scalars = report.metrics | {f"evaluation/{name}": value for name, value in report.evaluation.items()}
+    """Writes every metric of a step under its name, and what was evaluated under
+    ``evaluation/``.
+    """
+    scalars = report.metrics | {
+        f"evaluation/{name}": value for name, value in report.evaluation.items()
+    }
     values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-    _append(_events(run), Event(wall_time=time.time(), step=report.step, summary=Summary(value=values)))
+    _append(
+        _events(run), Event(wall_time=time.time(), step=report.step, summary=Summary(value=values))
+    )
 
 
 def _events(run: RunFacts) -> Path:
@@ -37,6 +45,8 @@ def _events(run: RunFacts) -> Path:
 
 
 def _append(file: Path, event: Event) -> None:
-    """Appends one record. TensorBoard's own file writer would keep a thread and a queue between two steps."""
+    """Appends one record. TensorBoard's own file writer would keep a thread and a queue between two
+    steps.
+    """
     with file.open("ab") as stream:
         RecordWriter(stream).write(event.SerializeToString())

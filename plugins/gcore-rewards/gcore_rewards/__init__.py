@@ -1,4 +1,6 @@
-"""The plugin ``rewards``: verifiers, which compare a completion with its row's answer or run it, and services."""
+"""The plugin ``rewards``: verifiers, which compare a completion with its row's answer or run it,
+and services.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A circuit breaker: after enough failures in a row, a service that is down is left alone for a while."""
+"""A circuit breaker: after enough failures in a row, a service that is down is left alone for a
+while.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ class CircuitOpen(Exception):
 
 
 class Breaker:
-    """Closed until ``failures`` calls have failed one after the other; then open for ``rest_s``; then one call tries.
+    """Closed until ``failures`` calls have failed one after the other; then open for ``rest_s``;
+    then one call tries.
 
     Its success closes the circuit; its failure opens it for as long again.
     """
 
-    def __init__(self, failures: int, rest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, failures: int, rest_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limit, self._rest_s, self._clock = failures, rest_s, clock
         self._failed = 0
         self._open_until = 0.0
@@ -25,12 +30,16 @@ class Breaker:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around one call: an exception, cancellation too, is a failure. Raises CircuitOpen before it begins."""
+        """Around one call: an exception, cancellation too, is a failure. Raises CircuitOpen before
+        it begins.
+        """
         trial = self._failed >= self._limit
         if trial:
             left_s = self._open_until - self._clock()
             if left_s > 0 or self._trying:
-                raise CircuitOpen(f"left alone after {self._failed} failures, for {max(0.0, left_s):.0f} s more")
+                raise CircuitOpen(
+                    f"left alone after {self._failed} failures, for {max(0.0, left_s):.0f} s more"
+                )
             self._trying = True
         try:
             yield

@@ -1,4 +1,5 @@
-"""A reward that runs what the model wrote: 1 where the completion's code passes its row's tests, else 0.
+"""A reward that runs what the model wrote: 1 where the completion's code passes its row's tests,
+else 0.
 
 The code runs confined (see ``confine``) or not at all.
 """
@@ -58,7 +59,12 @@ class Confinement:
         word = secrets.token_hex(16)
         told = json.dumps({"code": code, "tests": list(tests), "word": word})
         with tempfile.TemporaryDirectory(dir=self._place.name) as base:
-            command = [sys.executable, "-I", str(self._confine), json.dumps({**self._told, "base": base})]
+            command = [
+                sys.executable,
+                "-I",
+                str(self._confine),
+                json.dumps({**self._told, "base": base}),
+            ]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -69,13 +75,17 @@ class Confinement:
                 start_new_session=True,
             )
             try:
-                found, why = process.communicate(told.encode("utf-8", "replace"), timeout=self._time_s + _PATIENCE_S)
+                found, why = process.communicate(
+                    told.encode("utf-8", "replace"), timeout=self._time_s + _PATIENCE_S
+                )
             except subprocess.TimeoutExpired as error:
                 raise NotConfined("it did not end in time") from error
             finally:
                 _end(process)
         if process.returncode not in (0, confine.TIMED_OUT):
-            raise NotConfined(why.decode("utf-8", "replace").strip() or f"exit code {process.returncode}")
+            raise NotConfined(
+                why.decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
+            )
         return process.returncode == 0 and found == word.encode()
 
     def close(self) -> None:
@@ -99,10 +109,13 @@ class CodeReward:
                     "code that a model wrote cannot be confined here, so it is not run.",
                     where="rewards/code",
                     why=str(error)[:REASON_CHARACTERS],
-                    todo="run as root or allow user name spaces (sysctl user.max_user_namespaces); in a container "
+                    todo="run as root or allow user name spaces (sysctl "
+                    "user.max_user_namespaces); in a container "
                     "of its own, set allow_unconfined: true",
                 ) from error
-            log.warning("code that a model wrote runs unconfined, as allow_unconfined says: %s", error)
+            log.warning(
+                "code that a model wrote runs unconfined, as allow_unconfined says: %s", error
+            )
             self._confinement = Confinement(config, confined=False)
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
@@ -116,13 +129,18 @@ class CodeReward:
         tests = _tests(record.prompt.fields.get(self._config.tests))
         if tests is None:
             has = ", ".join(record.prompt.fields) or "none"
-            what = f"row {record.prompt.row} has no tests in field {self._config.tests!r}; it has: {has}"
+            what = (
+                f"row {record.prompt.row} has no tests in field {self._config.tests!r}; it "
+                f"has: {has}"
+            )
             return failure(what[:REASON_CHARACTERS])
         found = list(self._pattern.finditer(record.text))
         if not found:
             return Score(value=0.0)
         try:
-            passed = self._confinement.passes(found[-1].group(1 if self._pattern.groups else 0), tests)
+            passed = self._confinement.passes(
+                found[-1].group(1 if self._pattern.groups else 0), tests
+            )
         except (NotConfined, OSError) as error:
             return failure(f"the code could not be run: {error}"[:REASON_CHARACTERS])
         return Score(value=float(passed))
@@ -130,7 +148,11 @@ class CodeReward:
 
 def _tests(field: Any) -> list[str] | None:
     found = [field] if isinstance(field, str) else field
-    if isinstance(found, list) and found and all(isinstance(test, str) and test.strip() for test in found):
+    if (
+        isinstance(found, list)
+        and found
+        and all(isinstance(test, str) and test.strip() for test in found)
+    ):
         return found
     return None
 

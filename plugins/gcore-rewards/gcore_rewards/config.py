@@ -17,7 +17,9 @@ class VerifierConfig:
     answer: str = "answer"
     """Field of the row that holds the right answer."""
     pattern: str | None = None
-    """Regular expression: its last match (its first group, where it has one) is compared, not the whole completion."""
+    """Regular expression: its last match (its first group, where it has one) is compared, not the
+    whole completion.
+    """
     ignore_case: bool = False
     """Take A and a for equal."""
     tolerance: float = 1e-6
@@ -29,7 +31,9 @@ class VerifierConfig:
         try:
             re.compile(self.pattern or "")
         except re.error as error:
-            raise ConfigError(f"{self.pattern!r} is not a regular expression: {error}", where="pattern") from error
+            raise ConfigError(
+                f"{self.pattern!r} is not a regular expression: {error}", where="pattern"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +45,29 @@ class HttpConfig:
     fields: list[str] | None = None
     """Fields of the row that are sent. Empty: all of them; []: none."""
     headers_file: str = ""
-    """File with headers such as a token, ``Name: value`` a line, that only you can read; absolute, or from ``~`` on."""
+    """File with headers such as a token, ``Name: value`` a line, that only you can read; absolute,
+    or from ``~`` on.
+    """
     batch: int = 64
     """Most records of one request."""
     max_in_flight: int = 8
     """Most requests at a time; as many connections are kept."""
     request_timeout_s: float = 10.0
-    """Seconds one request may take, its answer included. rewards.<name>.timeout_s must have room for the retries."""
+    """Seconds one request may take, its answer included. rewards.<name>.timeout_s must have room
+    for the retries.
+    """
     retries: int = 4
     """How often a request is sent again after 429, 5xx, a lost connection or no answer in time."""
     backoff_s: float = 0.5
-    """Upper end of the first wait, which is drawn from 0 on; it doubles with each retry. Retry-After comes on top."""
+    """Upper end of the first wait, which is drawn from 0 on; it doubles with each retry.
+    Retry-After comes on top.
+    """
     longest_wait_s: float = 30.0
     """Longest wait. A service that asks for a longer one has failed."""
     breaker_failures: int = 10
-    """Requests that must fail one after the other until the service is left alone, and records fail at once."""
+    """Requests that must fail one after the other until the service is left alone, and records fail
+    at once.
+    """
     breaker_s: float = 30.0
     """Seconds after which one request tries whether it is back."""
 
@@ -65,12 +77,23 @@ class HttpConfig:
             raise ConfigError(f"{self.url!r} is no http:// or https:// address.", where="url")
         if parts.username is not None or parts.password is not None:
             raise ConfigError(
-                "holds a name or password, which would be printed.", where="url", todo="Use headers_file."
+                "holds a name or password, which would be printed.",
+                where="url",
+                todo="Use headers_file.",
             )
         if self.headers_file and not self.headers_file.startswith(("/", "~")):
-            raise ConfigError(f"must be absolute, or start with ~, is {self.headers_file!r}.", where="headers_file")
-        if self.headers_file and parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
-            raise ConfigError("its headers would be sent unencrypted.", where="url", todo="Use https://.")
+            raise ConfigError(
+                f"must be absolute, or start with ~, is {self.headers_file!r}.",
+                where="headers_file",
+            )
+        if (
+            self.headers_file
+            and parts.scheme == "http"
+            and parts.hostname not in ("localhost", "127.0.0.1", "::1")
+        ):
+            raise ConfigError(
+                "its headers would be sent unencrypted.", where="url", todo="Use https://."
+            )
         for name in ("batch", "max_in_flight", "breaker_failures"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"must be at least 1, is {getattr(self, name)}", where=name)
@@ -86,9 +109,13 @@ class CodeConfig:
     """A run of the completion's code against the row's tests, confined: docs/security.md."""
 
     tests: str = "tests"
-    """Field of the row with tests: Python that raises where the code is wrong, or a list of such."""
+    """Field of the row with tests: Python that raises where the code is wrong, or a list of
+    such.
+    """
     pattern: str = r"```(?:python|py)?[ \t]*\n([\s\S]*?)```"
-    """Regular expression: its last match (its first group, where it has one) is the code; without a match, 0."""
+    """Regular expression: its last match (its first group, where it has one) is the code; without a
+    match, 0.
+    """
     time_s: float = 10.0
     """Seconds, by the clock and of CPU time, that code and tests may take together."""
     memory_mib: int = 512
@@ -100,7 +127,9 @@ class CodeConfig:
     parallel: int = 2
     """How many completions run at a time."""
     readable: list[str] = field(default_factory=list)
-    """Absolute paths that the code may read, beside the system's libraries and this interpreter's."""
+    """Absolute paths that the code may read, beside the system's libraries and this
+    interpreter's.
+    """
     allow_unconfined: bool = False
     """Where code cannot be confined, run it all the same, with limits of time and memory only."""
 
@@ -108,7 +137,9 @@ class CodeConfig:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ConfigError(f"{self.pattern!r} is not a regular expression: {error}", where="pattern") from error
+            raise ConfigError(
+                f"{self.pattern!r} is not a regular expression: {error}", where="pattern"
+            ) from error
         if not 0 < self.time_s < math.inf:
             raise ConfigError(f"must be positive, is {self.time_s}", where="time_s")
         for name in ("memory_mib", "files_mib", "processes", "parallel"):
@@ -116,4 +147,6 @@ class CodeConfig:
                 raise ConfigError(f"must be at least 1, is {getattr(self, name)}", where=name)
         for path in self.readable:
             if not path.startswith("/") or ".." in path.split("/") or path == "/":
-                raise ConfigError(f"must be absolute and not the root, is {path!r}", where="readable")
+                raise ConfigError(
+                    f"must be absolute and not the root, is {path!r}", where="readable"
+                )

@@ -1,9 +1,11 @@
-"""Runs a program that nobody trusts: ``python confine.py SETTINGS`` (JSON), its input and output those of this process.
+"""Runs a program that nobody trusts: ``python confine.py SETTINGS`` (JSON), its input and output
+those of this process.
 
-The program gets name spaces of its own: no network but a loopback interface that is down, a file system of nothing but
-the interpreter (read only) and a directory in memory, no process but its own; and limits of CPU and wall-clock time,
-memory, file size and processes. This needs root, or a kernel that lets users make user name spaces. Exit codes: 0 the
-program ended, TIMED_OUT, NOT_CONFINED with the reason on standard error; then it was not started.
+The program gets name spaces of its own: no network but a loopback interface that is down, a file
+system of nothing but the interpreter (read only) and a directory in memory, no process but its own;
+and limits of CPU and wall-clock time, memory, file size and processes. This needs root, or a kernel
+that lets users make user name spaces. Exit codes: 0 the program ended, TIMED_OUT, NOT_CONFINED with
+the reason on standard error; then it was not started.
 
 Uses the standard library only, and imports nothing of the project: it runs with ``-I``.
 """
@@ -26,9 +28,27 @@ WORK = "/.work"  # a name that no path of the system has
 _NOBODY = 65534
 
 # of linux/sched.h, sys/mount.h and sys/prctl.h
-_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
-_RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE, _RELATIME = 1, 2, 4, 32, 4096, 16384, 1 << 18, 1 << 21
-_KEPT = 2 | 4 | 8 | 1024 | 2048  # flags of a mount that a user name space may not clear, the same in statvfs
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
+    1 << 17,
+    1 << 26,
+    1 << 27,
+    1 << 28,
+    1 << 29,
+    1 << 30,
+)
+_RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE, _RELATIME = (
+    1,
+    2,
+    4,
+    32,
+    4096,
+    16384,
+    1 << 18,
+    1 << 21,
+)
+_KEPT = (
+    2 | 4 | 8 | 1024 | 2048
+)  # flags of a mount that a user name space may not clear, the same in statvfs
 _DETACH, _DEATH_SIGNAL, _DUMPABLE, _NO_NEW_PRIVILEGES = 2, 1, 4, 38
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -48,13 +68,19 @@ def _name_spaces() -> None:
     flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (0 if uid == 0 else _NEWUSER)
     _sure(_LIBC.unshare(flags), "unshare")
     if uid != 0:
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
 
 
 def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) -> None:
-    """The root is now a file system in memory, over ``base``, that shows what is readable and nothing else."""
+    """The root is now a file system in memory, over ``base``, that shows what is readable and
+    nothing else.
+    """
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, f"size={mebibytes}m,mode=755")
     for path in dict.fromkeys((*SYSTEM, *DEVICES, *readable)):
@@ -99,24 +125,35 @@ def _limit(told: dict[str, Any]) -> None:
 
 
 def _program(told: dict[str, Any]) -> None:
-    """Becomes the program. What it prints is dropped; only the driver knows where standard output was."""
+    """Becomes the program. What it prints is dropped; only the driver knows where standard output
+    was.
+    """
     if told["confined"]:
         if os.geteuid() == 0:
             os.setgroups([])
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-            _sure(_LIBC.unshare(_NEWUSER), "unshare")  # processes are counted, and limited, by user name space
+            _sure(
+                _LIBC.unshare(_NEWUSER), "unshare"
+            )  # processes are counted, and limited, by user name space
         os.chdir(WORK)
     _sure(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
     _limit(told)
-    environment = {"PATH": "/usr/bin:/bin", "HOME": os.getcwd(), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": os.getcwd(),
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
+    }
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     driver = "/.driver.py" if told["confined"] else told["driver"]
     os.execve(told["python"], [told["python"], "-I", "-B", driver], environment)
 
 
 def _start(told: dict[str, Any]) -> None:
-    """The first process of the name spaces: prepares them, starts the program, ends when it does, and all with it."""
+    """The first process of the name spaces: prepares them, starts the program, ends when it does,
+    and all with it.
+    """
     _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if told["confined"]:
         with open(told["driver"]) as file:
@@ -131,7 +168,9 @@ def _start(told: dict[str, Any]) -> None:
             os.write(failed, str(error).encode()[:1000])
         os._exit(NOT_CONFINED)
     os.close(failed)
-    _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # so that the program, which may have the same user, cannot look into it
+    _LIBC.prctl(
+        _DUMPABLE, 0, 0, 0, 0
+    )  # so that the program, which may have the same user, cannot look into it
     if why := os.read(ready, 1000):  # nothing, once the program has replaced the copy of this one
         raise OSError(why.decode("utf-8", "replace"))
     for number in (0, 1):

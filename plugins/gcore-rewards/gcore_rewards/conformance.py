@@ -1,4 +1,6 @@
-"""What ``g-core conformance rewards`` runs: contracts of providers, with a record that they cannot score."""
+"""What ``g-core conformance rewards`` runs: contracts of providers, with a record that they cannot
+score.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class _LengthService(BaseHTTPRequestHandler):
         scores = []
         for record in told["records"]:
             text = record["completion"]
-            scores.append({"id": record["id"], **({"error": "no"} if "???" in text else {"score": len(text)})})
+            scores.append(
+                {"id": record["id"], **({"error": "no"} if "???" in text else {"score": len(text)})}
+            )
         content = json.dumps({"scores": scores}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
@@ -71,7 +75,10 @@ class TestHttp(ScorerContract):
 
     @pytest.fixture
     def scorer(self, context: WorkerContext) -> Iterator[Any]:
-        server, loop = ThreadingHTTPServer(("127.0.0.1", 0), _LengthService), asyncio.new_event_loop()
+        server, loop = (
+            ThreadingHTTPServer(("127.0.0.1", 0), _LengthService),
+            asyncio.new_event_loop(),
+        )
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         scorer = self.build(context, url=f"http://127.0.0.1:{server.server_port}", batch=3)

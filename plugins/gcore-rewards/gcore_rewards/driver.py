@@ -1,6 +1,8 @@
-"""Inside the confinement: runs the code, then the tests in the code's names, and says so when both came to their end.
+"""Inside the confinement: runs the code, then the tests in the code's names, and says so when both
+came to their end.
 
-The tests' end is told by a word that the code was not given: code that ends the process early has not passed.
+The tests' end is told by a word that the code was not given: code that ends the process early has
+not passed.
 """
 
 from __future__ import annotations

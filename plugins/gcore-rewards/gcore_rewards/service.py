@@ -1,6 +1,7 @@
 """A reward that a service computes. The protocol is one POST of JSON; docs/rewards.md describes it.
 
-A service that is slow, busy or gone costs records their score, with a reason, and never gives a wrong one.
+A service that is slow, busy or gone costs records their score, with a reason, and never gives a
+wrong one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class HttpReward:
 
     async def _score_batch(self, records: Sequence[ScoredRecord]) -> list[Score]:
         try:
-            content = json.dumps({"records": [self._told(record) for record in records]}, allow_nan=False).encode()
+            content = json.dumps(
+                {"records": [self._told(record) for record in records]}, allow_nan=False
+            ).encode()
         except (TypeError, ValueError) as error:
             return [failure(f"the row is not JSON: {error}"[:REASON_CHARACTERS])] * len(records)
         try:
@@ -95,7 +98,8 @@ class HttpReward:
             except _Unavailable as error:
                 if attempt == config.retries or error.after_s > config.longest_wait_s:
                     raise
-                # the whole wait is drawn, so that those who failed together do not come back together
+                # the whole wait is drawn, so that those who failed together do not come back
+                # together
                 drawn_s = random.uniform(0, config.backoff_s * 2**attempt)
                 wait_s = min(config.longest_wait_s, error.after_s + drawn_s)
             await asyncio.sleep(wait_s)
@@ -104,15 +108,23 @@ class HttpReward:
         return _items(answer)
 
     async def _post(self, content: bytes) -> tuple[int, bytes]:
-        """Status and content of any answer that another attempt would not change. Raises _Unavailable, _Refused."""
+        """Status and content of any answer that another attempt would not change. Raises
+        _Unavailable, _Refused.
+        """
         if self._client is None:
             limits = httpx2.Limits(max_connections=self._config.max_in_flight)
-            headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self._headers}
+            headers = {
+                "Content-Type": "application/json",
+                "Accept-Encoding": "identity",
+                **self._headers,
+            }
             self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
         limit_s = self._config.request_timeout_s
         try:
             async with asyncio.timeout(limit_s):  # the library's own limits are of single reads
-                async with self._client.stream("POST", self._config.url, content=content) as response:
+                async with self._client.stream(
+                    "POST", self._config.url, content=content
+                ) as response:
                     answer = bytearray()
                     async for part in response.aiter_bytes():
                         answer += part
@@ -123,12 +135,17 @@ class HttpReward:
         except httpx2.TransportError as error:
             raise _Unavailable(f"cannot be reached: {error or type(error).__name__}") from error
         if response.status_code == _BUSY or response.status_code >= 500:
-            raise _Unavailable(f"answered {response.status_code}", _seconds(response.headers.get("Retry-After", "")))
+            raise _Unavailable(
+                f"answered {response.status_code}",
+                _seconds(response.headers.get("Retry-After", "")),
+            )
         return response.status_code, bytes(answer)
 
 
 def read_headers(path: str) -> dict[str, str]:
-    """The headers of a file, ``Name: value`` a line. Raises ConfigError, which never shows a value."""
+    """The headers of a file, ``Name: value`` a line. Raises ConfigError, which never shows a
+    value.
+    """
     file = Path(path).expanduser()
     try:
         mode = file.stat().st_mode
@@ -153,14 +170,18 @@ def _id(record: ScoredRecord) -> str:
 
 
 def _items(content: bytes) -> Mapping[str, Any]:
-    """Id -> item of ``{"scores": [{"id", "score"}, ...]}``. Raises _Refused when it is something else."""
+    """Id -> item of ``{"scores": [{"id", "score"}, ...]}``. Raises _Refused when it is something
+    else.
+    """
     try:
         told = json.loads(content)
         items = told["scores"]
         found = {item["id"]: item for item in items}
     except (ValueError, KeyError, TypeError, RecursionError):
         shown = content[:60].decode("utf-8", "replace")
-        raise _Refused(f'answered something else than {{"scores": [{{"id", "score"}}]}}: {shown}') from None
+        raise _Refused(
+            f'answered something else than {{"scores": [{{"id", "score"}}]}}: {shown}'
+        ) from None
     if len(found) != len(items):
         raise _Refused("scored a record twice in one answer")
     return found

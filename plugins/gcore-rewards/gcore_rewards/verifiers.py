@@ -1,4 +1,6 @@
-"""Verifiers: 1 where a completion has its row's answer, else 0. A row without an answer is a failure, not a 0."""
+"""Verifiers: 1 where a completion has its row's answer, else 0. A row without an answer is a
+failure, not a 0.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ from gcore_core.protocols import Score, ScoredRecord, WorkerContext
 from gcore_core.rewards import REASON_CHARACTERS, failure
 from gcore_rewards.config import VerifierConfig
 
-#: a number as people write it: 1,234.5 or -.5 or 2e3; a minus after a digit, a letter or a bracket is an operator
-_NUMBER = re.compile(r"(?:(?<![\w)\]])-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
+#: a number as people write it: 1,234.5 or -.5 or 2e3; a minus after a digit, a letter or a bracket
+#: is an operator
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]])-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?"
+)
 
 
 class ExactMatch:
@@ -29,14 +34,18 @@ class ExactMatch:
         if answer is None:
             return _no_answer(record, self._config.answer)
         text = _extracted(record.text, self._pattern)
-        return Score(value=float(text is not None and self._normal(text) == self._normal(str(answer))))
+        return Score(
+            value=float(text is not None and self._normal(text) == self._normal(str(answer)))
+        )
 
     def _normal(self, text: str) -> str:
         return text.strip().casefold() if self._config.ignore_case else text.strip()
 
 
 class Numeric:
-    """1 when the last number of the completion is that of the row's answer, up to the tolerance; else 0."""
+    """1 when the last number of the completion is that of the row's answer, up to the tolerance;
+    else 0.
+    """
 
     def __init__(self, config: VerifierConfig, context: WorkerContext) -> None:
         self._answer = config.answer
@@ -52,7 +61,10 @@ class Numeric:
             return _no_answer(record, self._answer)
         expected = _last_number(str(answer))
         if expected is None:
-            return failure(f"field {self._answer!r} of row {record.prompt.row} holds no number: {str(answer)[:40]}")
+            return failure(
+                f"field {self._answer!r} of row {record.prompt.row} holds no number: "
+                f"{str(answer)[:40]}"
+            )
         found = _last_number(_extracted(record.text, self._pattern) or "")
         return Score(value=float(found is not None and self._equal(found, expected)))
 
@@ -65,7 +77,9 @@ class Numeric:
 
 def _no_answer(record: ScoredRecord, field: str) -> Score:
     has = ", ".join(record.prompt.fields) or "none"
-    return failure(f"row {record.prompt.row} has no field {field!r}; it has: {has}"[:REASON_CHARACTERS])
+    return failure(
+        f"row {record.prompt.row} has no field {field!r}; it has: {has}"[:REASON_CHARACTERS]
+    )
 
 
 def _extracted(text: str, pattern: re.Pattern[str] | None) -> str | None:

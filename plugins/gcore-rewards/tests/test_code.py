@@ -1,4 +1,6 @@
-"""Code that a model wrote: right is 1, wrong is 0, harm stays within the limits, nothing runs unconfined unasked."""
+"""Code that a model wrote: right is 1, wrong is 0, harm stays within the limits, nothing runs
+unconfined unasked.
+"""
 
 from __future__ import annotations
 
@@ -66,15 +68,23 @@ def scores(records: list[ScoredRecord], **config: Any) -> list[float | None]:
 
 @confined
 def test_right_code_is_1_wrong_code_and_no_code_are_0() -> None:
-    right, wrong = record("def double(x):\n    return 2 * x"), record("def double(x):\n    return x")
+    right, wrong = (
+        record("def double(x):\n    return 2 * x"),
+        record("def double(x):\n    return x"),
+    )
     none = replace(right, text="I do not know.")
     assert scores([right, wrong, none]) == [1, 0, 0]
 
 
 @confined
 def test_the_last_block_counts_and_every_test_must_pass() -> None:
-    two = replace(record(""), text="```python\ndef double(x): return 0\n```\nno:\n```\ndouble = lambda x: 2 * x\n```\n")
-    assert scores([two, replace(two, prompt=record("", [*TESTS, "assert double(1) == 3"]).prompt)]) == [1, 0]
+    two = replace(
+        record(""),
+        text="```python\ndef double(x): return 0\n```\nno:\n```\ndouble = lambda x: 2 * x\n```\n",
+    )
+    assert scores(
+        [two, replace(two, prompt=record("", [*TESTS, "assert double(1) == 3"]).prompt)]
+    ) == [1, 0]
 
 
 @pytest.mark.parametrize("tests", [3, [], [""], ["pass", 1], {"a": "b"}])
@@ -89,10 +99,17 @@ def test_a_row_without_tests_is_a_failure(tests: Any) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["import os; os._exit(0)", "raise SystemExit(0)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "("],
+    [
+        "import os; os._exit(0)",
+        "raise SystemExit(0)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "(",
+    ],
 )
 @confined
-def test_code_that_ends_before_its_tests_has_not_passed(code: str, confinement: Confinement) -> None:
+def test_code_that_ends_before_its_tests_has_not_passed(
+    code: str, confinement: Confinement
+) -> None:
     assert not confinement.passes(code, ["pass"])
 
 
@@ -151,11 +168,15 @@ for family, address in [(socket.AF_INET, ("127.0.0.1", 22)), (socket.AF_INET, ("
         found.append(error.errno)
 names = [name for _, name in socket.if_nameindex()]
 """
-    assert confinement.passes(code, ["assert found == [errno.ENETUNREACH] * 2, found", "assert names == ['lo']"])
+    assert confinement.passes(
+        code, ["assert found == [errno.ENETUNREACH] * 2, found", "assert names == ['lo']"]
+    )
 
 
 @confined
-def test_files_outside_can_neither_be_written_nor_seen(confinement: Confinement, tmp_path: Path) -> None:
+def test_files_outside_can_neither_be_written_nor_seen(
+    confinement: Confinement, tmp_path: Path
+) -> None:
     (tmp_path / "answers").write_text("42")
     code = f"""
 import os, sys
@@ -195,14 +216,22 @@ for name in os.listdir():
 
 @confined
 def test_output_without_end_is_dropped(confinement: Confinement) -> None:
-    code = "import os\nfor _ in range(200):\n    os.write(1, bytes(1 << 20)); os.write(2, bytes(1 << 20))"
+    code = (
+        "import os\nfor _ in range(200):\n    os.write(1, bytes(1 << 20)); os.write(2, "
+        "bytes(1 << 20))"
+    )
     assert confinement.passes(code, ["pass"])
-    found = "import os\nfor number in range(3, 64):\n    try: os.write(number, b'x' * 9)\n    except OSError: pass"
+    found = (
+        "import os\nfor number in range(3, 64):\n    try: os.write(number, b'x' * 9)\n    "
+        "except OSError: pass"
+    )
     assert not confinement.passes(found, ["pass"])  # it wrote where the verdict is told
 
 
 @confined
-def test_privileges_and_secrets_do_not_come_in(confinement: Confinement, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_privileges_and_secrets_do_not_come_in(
+    confinement: Confinement, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
     code = """
 import ctypes, os
@@ -210,7 +239,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 mounted = libc.mount(b"none", b"/.work", b"tmpfs", 0, None)
 root = os.getuid() == 0
 """
-    tests = ["assert mounted == -1 and not root", "assert 'A_TOKEN' not in os.environ", "assert os.getppid() == 1"]
+    tests = [
+        "assert mounted == -1 and not root",
+        "assert 'A_TOKEN' not in os.environ",
+        "assert os.getppid() == 1",
+    ]
     assert confinement.passes(code, tests)
 
 
@@ -222,10 +255,14 @@ def test_a_row_that_is_no_text_of_any_encoding_is_0(confinement: Confinement) ->
 PLAIN_PYTHON = Path("/usr/bin/python3")
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not PLAIN_PYTHON.exists(), reason="needs root, and a python for all users")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not PLAIN_PYTHON.exists(), reason="needs root, and a python for all users"
+)
 @confined
 def test_a_user_who_is_not_root_is_confined_in_the_same_way() -> None:
-    """By user name spaces. The program sees no file of the user's and has no privilege over its own name space."""
+    """By user name spaces. The program sees no file of the user's and has no privilege over its own
+    name space.
+    """
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chmod(directory, 0o755)
         _as_nobody(Path(directory))
@@ -239,29 +276,46 @@ def _as_nobody(place: Path) -> None:
     driver.write_text(
         "import ctypes, os, socket\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
-        "facts = [os.path.exists('/etc/passwd'), libc.mount(b'none', b'/.work', b'tmpfs', 0, None)]\n"
+        "facts = [os.path.exists('/etc/passwd'), libc.mount(b'none', b'/.work', b'tmpfs', 0, "
+        "None)]\n"
         "facts += [os.getuid(), [name for _, name in socket.if_nameindex()]]\n"
         "import json; os.write(1, json.dumps(facts).encode())\n"
     )
-    told = {"confined": True, "python": str(PLAIN_PYTHON), "driver": str(driver), "readable": [], "base": str(base)}
+    told = {
+        "confined": True,
+        "python": str(PLAIN_PYTHON),
+        "driver": str(driver),
+        "readable": [],
+        "base": str(base),
+    }
     told |= {**LIMITS, "cpu_s": 4}
     done = subprocess.run(
-        [PLAIN_PYTHON, "-I", program, json.dumps(told)], capture_output=True, user=65534, group=65534, extra_groups=[]
+        [PLAIN_PYTHON, "-I", program, json.dumps(told)],
+        capture_output=True,
+        user=65534,
+        group=65534,
+        extra_groups=[],
     )
     if b"unshare" in done.stderr:
         pytest.skip(f"users may not make name spaces here: {done.stderr.decode()}")
-    assert (done.returncode, json.loads(done.stdout)) == (0, [False, -1, 65534, ["lo"]]), done.stderr
+    assert (done.returncode, json.loads(done.stdout)) == (0, [False, -1, 65534, ["lo"]]), (
+        done.stderr
+    )
 
 
-# -- where programs cannot be confined --------------------------------------------------------------------------------
+# -- where programs cannot be confined -------------------------------------------------------------
 
 
 @pytest.fixture
 def forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine on which name spaces are not permitted: the real program, whose system call fails."""
+    """A machine on which name spaces are not permitted: the real program, whose system call
+    fails.
+    """
     program = tmp_path / "confine.py"
     source = Path(confine.__file__).read_text()
-    broken = source.replace("_LIBC.unshare(flags)", "_LIBC.unshare(1)")  # a flag that does not exist
+    broken = source.replace(
+        "_LIBC.unshare(flags)", "_LIBC.unshare(1)"
+    )  # a flag that does not exist
     assert broken != source
     program.write_text(broken)
     plain = Confinement.__init__
@@ -274,7 +328,9 @@ def forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_without_confinement_it_refuses_to_start(forbidden: None) -> None:
-    with pytest.raises(ConfigError, match="code that a model wrote cannot be confined here") as caught:
+    with pytest.raises(
+        ConfigError, match="code that a model wrote cannot be confined here"
+    ) as caught:
         CodeReward(CodeConfig(**LIMITS), CONTEXT)
     assert "unshare" in caught.value.why
     assert "allow_unconfined: true" in caught.value.todo
@@ -293,7 +349,10 @@ def test_who_allows_it_runs_code_unconfined_with_a_warning_and_with_limits(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         hungry = record("held = bytearray(1 << 30)", ["pass"])
-        endless = record("import subprocess; subprocess.Popen(['sleep', '1000']); exec('while True: pass')", ["pass"])
+        endless = record(
+            "import subprocess; subprocess.Popen(['sleep', '1000']); exec('while True: pass')",
+            ["pass"],
+        )
         right = record("def double(x):\n    return 2 * x")
         assert scores([right, hungry, endless], allow_unconfined=True, time_s=1.5) == [1, 0, 0]
     assert "runs unconfined, as allow_unconfined says" in caplog.text

@@ -1,4 +1,6 @@
-"""``rewards/http`` against a real server on a real socket: every fault costs a score, none gives a wrong one."""
+"""``rewards/http`` against a real server on a real socket: every fault costs a score, none gives a
+wrong one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ CONTEXT = WorkerContext(role="scorer")
 
 @dataclass
 class Reply:
-    """What the server does with one request: ``hold`` waits for the event, ``cut`` ends the connection."""
+    """What the server does with one request: ``hold`` waits for the event, ``cut`` ends the
+    connection.
+    """
 
     status: int = 200
     content: bytes | None = None  # None: each record's number as its score
@@ -94,7 +98,9 @@ class Service:
         self.server = Server(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}/score"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     @asynccontextmanager
     async def reward(self, **config: Any) -> AsyncIterator[HttpReward]:
@@ -105,7 +111,9 @@ class Service:
 
 
 def right(told: dict[str, Any]) -> bytes:
-    return json.dumps({"scores": [{"id": r["id"], "score": int(r["completion"])} for r in told["records"]]}).encode()
+    return json.dumps(
+        {"scores": [{"id": r["id"], "score": int(r["completion"])} for r in told["records"]]}
+    ).encode()
 
 
 @pytest.fixture
@@ -142,14 +150,16 @@ async def reasons(reward: HttpReward, count: int = 1) -> list[str]:
     return [score.reason for score in scores]
 
 
-# -- what is sent -----------------------------------------------------------------------------------------------------
+# -- what is sent ----------------------------------------------------------------------------------
 
 
 async def test_the_service_is_told_prompt_completion_and_fields(server: Service) -> None:
     async with server.reward() as reward:
         await reward.score(records(1, answer="7", source={"page": 3}))
         sent = {"id": "0.1", "prompt": "question 0", "completion": "0", "status": "finished"}
-        assert server.requests == [{"records": [{**sent, "fields": {"answer": "7", "source": {"page": 3}}}]}]
+        assert server.requests == [
+            {"records": [{**sent, "fields": {"answer": "7", "source": {"page": 3}}}]}
+        ]
     async with server.reward(fields=["source"]) as reward:
         await reward.score(records(1, answer="7", source=2))
         assert server.requests[1]["records"][0]["fields"] == {"source": 2}
@@ -159,7 +169,13 @@ async def test_chat_prompts_are_sent_as_their_turns(server: Service) -> None:
     turns = [{"role": "user", "content": "hi"}]
     prompt = Prompt(row=0, messages=turns)
     async with server.reward() as reward:
-        await reward.score([ScoredRecord(ordinal=0, sample=0, prompt=prompt, text="0", status="truncated", columns={})])
+        await reward.score(
+            [
+                ScoredRecord(
+                    ordinal=0, sample=0, prompt=prompt, text="0", status="truncated", columns={}
+                )
+            ]
+        )
     assert server.requests[0]["records"][0]["prompt"] == turns
     assert server.requests[0]["records"][0]["status"] == "truncated"
 
@@ -170,7 +186,9 @@ async def test_many_records_go_in_batches_and_come_back_in_order(server: Service
     assert sorted(len(request["records"]) for request in server.requests) == [2, 4, 4, 4, 4]
 
 
-async def test_no_more_requests_are_in_flight_than_allowed_and_connections_are_kept(server: Service) -> None:
+async def test_no_more_requests_are_in_flight_than_allowed_and_connections_are_kept(
+    server: Service,
+) -> None:
     go = threading.Event()
     server.replies = [Reply(hold=go) for _ in range(8)]
     async with server.reward(batch=1, max_in_flight=3) as reward:
@@ -183,7 +201,9 @@ async def test_no_more_requests_are_in_flight_than_allowed_and_connections_are_k
     assert server.connections == 3
 
 
-async def test_headers_come_from_a_file_only_its_owner_can_read(server: Service, tmp_path: Path) -> None:
+async def test_headers_come_from_a_file_only_its_owner_can_read(
+    server: Service, tmp_path: Path
+) -> None:
     file = tmp_path / "headers"
     file.write_text("Authorization: Bearer s3cret\n\nX-Team: a: b\n")
     file.chmod(0o600)
@@ -201,7 +221,9 @@ async def test_headers_come_from_a_file_only_its_owner_can_read(server: Service,
         ("A: s3cret\u00e9", 0o600, "cannot be read: UnicodeDecodeError"),
     ],
 )
-def test_a_bad_file_of_headers_is_refused_without_showing_it(tmp_path: Path, text: str, mode: int, said: str) -> None:
+def test_a_bad_file_of_headers_is_refused_without_showing_it(
+    tmp_path: Path, text: str, mode: int, said: str
+) -> None:
     file = tmp_path / "headers"
     file.write_text(text)
     file.chmod(mode)
@@ -210,10 +232,12 @@ def test_a_bad_file_of_headers_is_refused_without_showing_it(tmp_path: Path, tex
     assert "s3cret" not in str(caught.value)
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [Reply(status=500), Reply(status=503), Reply(status=429), Reply(cut=True)])
+@pytest.mark.parametrize(
+    "fault", [Reply(status=500), Reply(status=503), Reply(status=429), Reply(cut=True)]
+)
 async def test_what_passes_is_tried_again(server: Service, fault: Reply) -> None:
     server.replies = [fault, fault]
     async with server.reward(retries=2) as reward:
@@ -261,7 +285,16 @@ async def test_nobody_at_the_address_is_a_failure(server: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"<html>", b"", b"[]", b'{"scores": 3}', b'{"scores": [1]}', b'{"scores": [{"score": 1}]}', b"[" * 9999]
+    "content",
+    [
+        b"<html>",
+        b"",
+        b"[]",
+        b'{"scores": 3}',
+        b'{"scores": [1]}',
+        b'{"scores": [{"score": 1}]}',
+        b"[" * 9999,
+    ],
 )
 async def test_an_answer_of_another_form_fails_its_records(server: Service, content: bytes) -> None:
     server.replies = [Reply(content=content)]
@@ -284,8 +317,12 @@ async def test_an_answer_of_another_form_fails_its_records(server: Service, cont
         ('{"id": "7.7", "score": 1}', "the service left this record out"),
     ],
 )
-async def test_a_record_without_a_finite_score_fails_alone(server: Service, item: str, said: str) -> None:
-    server.replies = [Reply(content=f'{{"scores": [{{"id": "1.1", "score": 0.5}}, {item}]}}'.encode())]
+async def test_a_record_without_a_finite_score_fails_alone(
+    server: Service, item: str, said: str
+) -> None:
+    server.replies = [
+        Reply(content=f'{{"scores": [{{"id": "1.1", "score": 0.5}}, {item}]}}'.encode())
+    ]
     async with server.reward() as reward:
         first, second = await reward.score(records())
     assert (first.value, first.status, first.reason) == (None, "failed", said)
@@ -293,7 +330,9 @@ async def test_a_record_without_a_finite_score_fails_alone(server: Service, item
 
 
 async def test_a_record_that_is_scored_twice_fails_its_batch(server: Service) -> None:
-    server.replies = [Reply(content=b'{"scores": [{"id": "0.1", "score": 1}, {"id": "0.1", "score": 2}]}')]
+    server.replies = [
+        Reply(content=b'{"scores": [{"id": "0.1", "score": 1}, {"id": "0.1", "score": 2}]}')
+    ]
     async with server.reward() as reward:
         assert await reasons(reward) == ["the service scored a record twice in one answer"]
 
@@ -304,7 +343,7 @@ async def test_a_row_that_is_not_json_is_a_failure(server: Service) -> None:
     assert score.value is None and score.reason.startswith("the row is not JSON")
 
 
-# -- waiting ----------------------------------------------------------------------------------------------------------
+# -- waiting ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -319,9 +358,13 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-async def test_waits_are_drawn_below_a_bound_that_doubles(server: Service, waits: list[float]) -> None:
+async def test_waits_are_drawn_below_a_bound_that_doubles(
+    server: Service, waits: list[float]
+) -> None:
     server.replies = [Reply(status=500)] * 60
-    async with server.reward(retries=5, backoff_s=1.0, longest_wait_s=6.0, breaker_failures=99) as reward:
+    async with server.reward(
+        retries=5, backoff_s=1.0, longest_wait_s=6.0, breaker_failures=99
+    ) as reward:
         for _ in range(10):
             await reasons(reward)
     by_attempt = [waits[i::5] for i in range(5)]
@@ -343,14 +386,16 @@ async def test_a_service_is_not_asked_again_before_it_wants_to_be(
     assert 7 <= wait_s <= 7.5
 
 
-async def test_a_service_that_wants_a_longer_wait_than_allowed_has_failed(server: Service, waits: list[float]) -> None:
+async def test_a_service_that_wants_a_longer_wait_than_allowed_has_failed(
+    server: Service, waits: list[float]
+) -> None:
     server.replies = [Reply(status=503, headers={"Retry-After": "3600"})]
     async with server.reward() as reward:
         assert await reasons(reward) == ["the service answered 503"]
     assert waits == []
 
 
-# -- the circuit breaker ----------------------------------------------------------------------------------------------
+# -- the circuit breaker ---------------------------------------------------------------------------
 
 
 async def test_a_service_that_is_down_is_left_alone_then_tried_once(
@@ -432,7 +477,7 @@ def test_a_trial_that_is_cancelled_counts_as_failed() -> None:
         pass
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -441,8 +486,14 @@ def test_a_trial_that_is_cancelled_counts_as_failed() -> None:
         ({"url": "scores.example"}, "url: 'scores.example' is no http"),
         ({"url": "ftp://scores.example"}, "is no http:// or https:// address"),
         ({"url": "https://me:s3cret@scores.example"}, "url: holds a name or password"),
-        ({"headers_file": "token.txt"}, "headers_file: must be absolute, or start with ~, is 'token.txt'"),
-        ({"url": "http://scores.example", "headers_file": "~/t"}, "url: its headers would be sent unencrypted"),
+        (
+            {"headers_file": "token.txt"},
+            "headers_file: must be absolute, or start with ~, is 'token.txt'",
+        ),
+        (
+            {"url": "http://scores.example", "headers_file": "~/t"},
+            "url: its headers would be sent unencrypted",
+        ),
         ({"batch": 0}, "batch: must be at least 1, is 0"),
         ({"max_in_flight": 0}, "max_in_flight: must be at least 1"),
         ({"breaker_failures": 0}, "breaker_failures: must be at least 1"),
@@ -460,6 +511,8 @@ def test_a_bad_setting_is_refused(wrong: dict[str, Any], said: str) -> None:
 
 def test_the_settings_travel_as_plain_values() -> None:
     given = HttpConfig(url="https://scores.example/v1", fields=["answer"])
-    merged = OmegaConf.merge(OmegaConf.structured(HttpConfig), {"url": given.url, "fields": ["answer"]})
+    merged = OmegaConf.merge(
+        OmegaConf.structured(HttpConfig), {"url": given.url, "fields": ["answer"]}
+    )
     convert: Callable[..., Any] = msgspec.convert
     assert convert(OmegaConf.to_container(merged), HttpConfig) == given

@@ -17,7 +17,9 @@ CONTEXT = WorkerContext(role="scorer")
 
 def record(text: str, **fields: Any) -> ScoredRecord:
     prompt = Prompt(row=5, text="?", fields=fields)
-    return ScoredRecord(ordinal=1, sample=0, prompt=prompt, text=text, status="finished", columns={})
+    return ScoredRecord(
+        ordinal=1, sample=0, prompt=prompt, text=text, status="finished", columns={}
+    )
 
 
 def reason(score: Score) -> str:
@@ -27,7 +29,9 @@ def reason(score: Score) -> str:
 
 
 def exact(text: str, answer: Any, **config: Any) -> float | None:
-    return ExactMatch(VerifierConfig(**config), CONTEXT).score([record(text, answer=answer)])[0].value
+    return (
+        ExactMatch(VerifierConfig(**config), CONTEXT).score([record(text, answer=answer)])[0].value
+    )
 
 
 def numeric(text: str, answer: Any, **config: Any) -> float | None:
@@ -113,5 +117,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 
 def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
-    plain = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(VerifierConfig), {"tolerance": 0.5}))
+    plain = OmegaConf.to_container(
+        OmegaConf.merge(OmegaConf.structured(VerifierConfig), {"tolerance": 0.5})
+    )
     assert msgspec.convert(plain, VerifierConfig) == VerifierConfig(tolerance=0.5)

@@ -1,4 +1,6 @@
-"""The plugin named ``sglang``: samples from a policy with SGLang's server, in a process of its own."""
+"""The plugin named ``sglang``: samples from a policy with SGLang's server, in a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from gcore_core import hookimpl
 from gcore_core.providers import EnvironmentProvider, GeneratorProvider
 from gcore_sglang.config import SglangGeneratorConfig
 
-#: What the engine's environment must have; how to get it depends on the machine, so ``gcore_check`` tells it.
+#: What the engine's environment must have; how to get it depends on the machine, so ``gcore_check``
+#: tells it.
 ENGINE = "sglang>=0.5.23,<0.6"
 
 
@@ -39,7 +42,9 @@ def gcore_environments() -> Iterable[EnvironmentProvider]:
         requirements="gcore_sglang:cpu.txt",
         no_deps=True,  # SGLang asks for a torch and for kernels that are built for CUDA
     )
-    yield EnvironmentProvider(name="cuda", summary="SGLang for CUDA", engine="sglang", extras=("engine",))
+    yield EnvironmentProvider(
+        name="cuda", summary="SGLang for CUDA", engine="sglang", extras=("engine",)
+    )
 
 
 @hookimpl
@@ -57,7 +62,9 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             continue  # the core tells it
         for need, have in environment.unmet([ENGINE]):
             yield (
-                f"roles.{name}.python: {environment.python} has {f'sglang {have}' if have else 'no SGLang'}, but this "
-                f"needs {need}; make an environment that has it: g-core env create sglang, and name it: "
+                f"roles.{name}.python: {environment.python} has "
+                f"{f'sglang {have}' if have else 'no SGLang'}, but this "
+                f"needs {need}; make an environment that has it: g-core env create sglang, and "
+                "name it: "
                 "python: env:sglang."
             )

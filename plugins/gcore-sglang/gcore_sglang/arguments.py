@@ -1,10 +1,13 @@
-"""The role's ``engine:`` mapping: passed on to SGLang's ServerArgs as it is, after its names were checked."""
+"""The role's ``engine:`` mapping: passed on to SGLang's ServerArgs as it is, after its names were
+checked.
+"""
 
 from __future__ import annotations
 
 from gcore_language.engine_arguments import EngineArguments
 
-#: Exit code of the child for arguments that SGLang does not have; the file in the private directory lists those it has.
+#: Exit code of the child for arguments that SGLang does not have; the file in the private directory
+#: lists those it has.
 EXIT_REFUSED = 3
 KNOWN = "known_arguments.json"
 

@@ -1,4 +1,6 @@
-"""Buckets of a weight push as files that SGLang reads: one safetensors file, in a directory of its own."""
+"""Buckets of a weight push as files that SGLang reads: one safetensors file, in a directory of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from gcore_core.records import TensorSpec
 
 
 @contextmanager
-def bucket_directory(parent: Path, tensors: Sequence[tuple[TensorSpec, np.ndarray]]) -> Iterator[Path]:
+def bucket_directory(
+    parent: Path, tensors: Sequence[tuple[TensorSpec, np.ndarray]]
+) -> Iterator[Path]:
     """A directory with the tensors in it, which is gone afterwards. Arrays are flat uint8."""
     directory = parent / "bucket"
     try:

@@ -1,7 +1,9 @@
-"""SGLang's server in a process of its own: ``python -m gcore_sglang.child``, started by ``gcore_sglang.server``.
+"""SGLang's server in a process of its own: ``python -m gcore_sglang.child``, started by
+``gcore_sglang.server``.
 
-Standard input brings one line, the spec as JSON (so that the key stands neither among the arguments nor in the
-environment, which others may read), and then stays open. When it ends the worker is gone, and this process ends with
+Standard input brings one line, the spec as JSON (so that the key stands neither among the arguments
+nor in the environment, which others may read), and then stays open. When it ends the worker is
+gone, and this process ends with
 all that it has started: it leads a process group of its own.
 """
 
@@ -34,7 +36,8 @@ _ON_CPU: dict[str, Any] = {
     "max_total_tokens": 16_384,
 }
 
-# SGLang's own processes import this module again before anything else, so what is done here holds for them too.
+# SGLang's own processes import this module again before anything else, so what is done here holds
+# for them too.
 os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = "gcore_sglang.processors"
 os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"  # it would keep what the old weights made of an image
 if not torch.cuda.is_available():
@@ -71,7 +74,9 @@ def _end_with_the_worker(private: Path) -> None:
         _end_processes()
         shutil.rmtree(private, ignore_errors=True)
     finally:
-        os.kill(os.getpid(), signal.SIGKILL)  # SGLang's processes end with this one, if they have not yet
+        os.kill(
+            os.getpid(), signal.SIGKILL
+        )  # SGLang's processes end with this one, if they have not yet
 
 
 def _end_processes() -> None:

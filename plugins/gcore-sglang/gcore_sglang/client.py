@@ -30,7 +30,8 @@ class Unreachable(Exception):
 class Event:
     """Something that happened to the sample ``rid``.
 
-    answer: SGLang's ``output_ids`` and ``meta_info``; empty when it has none. ended: no more comes. error: it was
+    answer: SGLang's ``output_ids`` and ``meta_info``; empty when it has none. ended: no more comes.
+        error: it was
     refused. lost: the connection broke off.
     """
 
@@ -42,7 +43,9 @@ class Event:
 
 
 class Client:
-    """At most ``connections`` requests for samples are open at once; those that wait go together in the next one."""
+    """At most ``connections`` requests for samples are open at once; those that wait go together in
+    the next one.
+    """
 
     def __init__(self, url: str, key: str, *, connections: int) -> None:
         self._url, self._headers = url, {"Authorization": f"Bearer {key}"}
@@ -51,7 +54,9 @@ class Client:
         self._waiting: dict[str, Mapping[str, Any]] = {}  # not sent yet: rid -> body
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-client", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="sglang-client", daemon=True
+        )
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
 
@@ -70,10 +75,11 @@ class Client:
         )
         self._room = asyncio.Semaphore(self._connections)
 
-    # -- samples ------------------------------------------------------------------------------------------------------
+    # -- samples -----------------------------------------------------------------------------------
 
     def sample(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Begins samples, rid -> body of ``/generate``; returns at once. What comes of them is told by ``wait``.
+        """Begins samples, rid -> body of ``/generate``; returns at once. What comes of them is told
+        by ``wait``.
 
         All bodies have the same keys.
         """
@@ -84,10 +90,14 @@ class Client:
         self._loop.call_soon_threadsafe(self._take_back, rids)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What has happened since the last call; waits for at least one event, at most that long."""
+        """What has happened since the last call; waits for at least one event, at most that
+        long.
+        """
         found: list[Event] = []
         try:
-            found.append(self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait())
+            found.append(
+                self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+            )
             while True:
                 found.append(self._events.get_nowait())
         except queue.Empty:
@@ -111,7 +121,9 @@ class Client:
                 await self._sample(bodies)
 
     async def _sample(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Sends one request for all; what SGLang refuses is divided until those that it refuses stand alone."""
+        """Sends one request for all; what SGLang refuses is divided until those that it refuses
+        stand alone.
+        """
         left = set(bodies)
         try:
             refusal = await self._read_answers(bodies, left)
@@ -130,7 +142,9 @@ class Client:
             self._events.put(Event(rid, {}, error=error, lost=lost))
 
     async def _read_answers(self, bodies: Mapping[str, Mapping[str, Any]], left: set[str]) -> str:
-        """Takes out of ``left`` the samples that end; returns SGLang's words when it refuses the request."""
+        """Takes out of ``left`` the samples that end; returns SGLang's words when it refuses the
+        request.
+        """
         first = next(iter(bodies.values()))
         columns = {name: [body[name] for body in bodies.values()] for name in first}
         request = {**columns, "rid": list(bodies), "stream": True}
@@ -150,16 +164,25 @@ class Client:
                     left.discard(meta["id"])
         return ""
 
-    # -- calls --------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
-    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = _CALL_S) -> str:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = _CALL_S,
+    ) -> str:
         """The text of an answer. Raises Refused, Unreachable."""
         status, text = self._request(method, path, body, timeout_s)
         if status != 200:
             raise Refused(f"{path} gives {status}: {text[:300]}")
         return text
 
-    def call_each(self, path: str, bodies: Iterable[Mapping[str, Any]], *, timeout_s: float = _CALL_S) -> None:
+    def call_each(
+        self, path: str, bodies: Iterable[Mapping[str, Any]], *, timeout_s: float = _CALL_S
+    ) -> None:
         """Posts all of them at once. Raises Unreachable; what the answers say is not looked at."""
 
         async def all_of_them() -> None:
@@ -174,8 +197,12 @@ class Client:
         except Unreachable:
             return False
 
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> tuple[int, str]:
-        return asyncio.run_coroutine_threadsafe(self._respond(method, path, body, timeout_s), self._loop).result()
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> tuple[int, str]:
+        return asyncio.run_coroutine_threadsafe(
+            self._respond(method, path, body, timeout_s), self._loop
+        ).result()
 
     async def _respond(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float

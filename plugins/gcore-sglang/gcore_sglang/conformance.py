@@ -1,4 +1,6 @@
-"""What ``g-core conformance sglang`` runs: the contract of a generator on tiny random models, with the real engine."""
+"""What ``g-core conformance sglang`` runs: the contract of a generator on tiny random models, with
+the real engine.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,13 @@ from gcore_language.engine_contract import OnCuda, OnQwen2, OnQwen2VL, OnTinyMod
 class OnSglang(OnTinyModel):
     provider = "sglang"
     library = "sglang"
-    # Few at once, or all would have ended before a test has made its second step: SGLang does not wait for steps.
+    # Few at once, or all would have ended before a test has made its second step: SGLang does not
+    # wait for steps.
     config = {"max_new_tokens": 32, "max_batch": 2}
     runs_between_steps = True
-    samples = 12  # without seeds, two samples of a prompt begin alike only by chance: enough of them do
+    samples = (
+        12  # without seeds, two samples of a prompt begin alike only by chance: enough of them do
+    )
 
 
 class TestLlamaGenerator(OnSglang):

@@ -1,9 +1,11 @@
 """Stand-ins for two packages that SGLang imports and that exist as builds for CUDA only.
 
-SGLang has a mode for CPUs whose kernels come from a build of ``sgl_kernel`` that no package index has. Without those
-kernels it does the mathematics in torch, but imports their names all the same: ``sgl_kernel`` here has every name, and
-calling one says that it is missing. ``torchvision`` is imported for models that read images; its builds beside a torch
-without CUDA fail when they are imported, so on such machines it must not be installed.
+SGLang has a mode for CPUs whose kernels come from a build of ``sgl_kernel`` that no package index
+has. Without those
+kernels it does the mathematics in torch, but imports their names all the same: ``sgl_kernel`` here
+has every name, and calling one says that it is missing. ``torchvision`` is imported for models that
+read images; its builds beside a torch without CUDA fail when they are imported, so on such machines
+it must not be installed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class _StandIn(ModuleType):
             raise AttributeError(name)
 
         def missing(*_: Any, **__: Any) -> NoReturn:
-            raise NotImplementedError(f"{self.__name__}.{name} is not there on a machine without CUDA")
+            raise NotImplementedError(
+                f"{self.__name__}.{name} is not there on a machine without CUDA"
+            )
 
         return missing
 
@@ -42,13 +46,21 @@ class _InterpolationMode(enum.Enum):
 
 
 def stand_in() -> None:
-    """Puts the stand-ins where imports find them; to be called before SGLang is imported, in each of its processes."""
+    """Puts the stand-ins where imports find them; to be called before SGLang is imported, in each
+    of its processes.
+    """
     from transformers.utils import is_torchvision_available
 
-    is_torchvision_available()  # transformers remembers that it is not there, and leaves the stand-in alone
+    # transformers remembers that it is not there, and leaves the stand-in alone
+    is_torchvision_available()
     names = ["sgl_kernel"]
     if not is_torchvision_available():
-        names += ["torchvision", "torchvision.io", "torchvision.transforms", "torchvision.transforms.functional"]
+        names += [
+            "torchvision",
+            "torchvision.io",
+            "torchvision.transforms",
+            "torchvision.transforms.functional",
+        ]
         names += ["torchvision.transforms.v2", "torchvision.transforms.v2.functional"]
     for name in names:
         parent, _, own = name.rpartition(".")
@@ -60,7 +72,8 @@ def stand_in() -> None:
 
 
 def process_nothing() -> None:
-    """Has SGLang take the tokenizer for the processor of a model of image-text kind, as it does for models of text.
+    """Has SGLang take the tokenizer for the processor of a model of image-text kind, as it does for
+    models of text.
 
     transformers' processor wants torchvision; images come as patches (``gcore_sglang.processors``).
     """

@@ -1,7 +1,7 @@
 """The provider ``sglang`` of kind generator: SGLang's server, spoken to over HTTP.
 
-What is submitted together goes in one request, whose samples end one by one; those of one prompt share it in the radix
-cache.
+What is submitted together goes in one request, whose samples end one by one; those of one prompt
+share it in the radix cache.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _STEP_S, _FIRST_S = 0.05, 2.0
 _ABORT_S, _ABORT_AGAIN_S = 60.0, 0.1
 #: How long SGLang's process may take to be seen ended after a connection broke.
 _GRACE_S = 5.0
-#: Tokens of the context that SGLang keeps for itself, with room to spare, and those that its first sample needs.
+#: Tokens of the context that SGLang keeps for itself, with room to spare, and those that its first
+#: sample needs.
 _KEPT_TOKENS, _FIRST_TOKENS = 8, 64
 #: Actions between two messages about a sample: its first is told, and its end.
 _STREAM_INTERVAL = 2**30
@@ -60,7 +61,10 @@ class SglangGenerator:
         self._config, self._context = config, context
         files = open_model_files(context)
         self._tokenizer = load_tokenizer(
-            str(files.directory), files.embedded, threads=config.threads, trust_remote_code=config.trust_remote_code
+            str(files.directory),
+            files.embedded,
+            threads=config.threads,
+            trust_remote_code=config.trust_remote_code,
         )
         self._ends = _end_tokens(files, self._tokenizer)
         shapes, trust = files.shapes, config.trust_remote_code
@@ -95,15 +99,19 @@ class SglangGenerator:
         """Of the weights that SGLang holds."""
         return self._inbox.version
 
-    # -- sampling -----------------------------------------------------------------------------------------------------
+    # -- sampling ----------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``."""
-        fitting, failed = make_ready(self._tokenizer, requests, self._context_length, self.version, self._reader)
+        fitting, failed = make_ready(
+            self._tokenizer, requests, self._context_length, self.version, self._reader
+        )
         self._ended += failed
         bodies: dict[str, dict[str, Any]] = {}
         for ready in fitting:
-            rid = f"{self._count:012}"  # SGLang aborts all whose id begins with the one that is named
+            rid = (
+                f"{self._count:012}"  # SGLang aborts all whose id begins with the one that is named
+            )
             self._count += 1
             bodies[rid] = {
                 "input_ids": ready.prompt.tolist(),
@@ -111,7 +119,9 @@ class SglangGenerator:
                 "return_logprob": True,
             }
             if self._reader is not None:  # all bodies have the same keys
-                bodies[rid]["image_data"] = [] if ready.images is None else [self._pixels.show(ready.images)]
+                bodies[rid]["image_data"] = (
+                    [] if ready.images is None else [self._pixels.show(ready.images)]
+                )
             self._running[rid] = ready
         if bodies:
             self._client.sample(bodies)
@@ -147,7 +157,11 @@ class SglangGenerator:
         for event in events:
             if event.lost:
                 self._server.check(_GRACE_S)
-                raise WorkerError("SGLang broke off an answer.", where=f"roles.{self._context.role}", why=event.error)
+                raise WorkerError(
+                    "SGLang broke off an answer.",
+                    where=f"roles.{self._context.role}",
+                    why=event.error,
+                )
             if not event.ended:
                 self._begun.add(event.rid)
                 continue
@@ -158,7 +172,9 @@ class SglangGenerator:
             ended.append((ready, event))
         return ended
 
-    def _finish(self, ended: Sequence[tuple[Ready, Event]], *, aborted: bool = False) -> list[Finished]:
+    def _finish(
+        self, ended: Sequence[tuple[Ready, Event]], *, aborted: bool = False
+    ) -> list[Finished]:
         texts = decode(self._tokenizer, [event.answer.get("output_ids", []) for _, event in ended])
         found = []
         for (ready, event), text in zip(ended, texts, strict=True):
@@ -177,10 +193,18 @@ class SglangGenerator:
         return found
 
     def _failed(self, request: SampleRequest, reason: str) -> Finished:
-        return Finished(request=request, status=FAILED, versions=(self.version, self.version), reason=reason)
+        return Finished(
+            request=request, status=FAILED, versions=(self.version, self.version), reason=reason
+        )
 
-    def _record(self, ready: Ready, answer: Mapping[str, Any], text: str, status: str, reason: str) -> Finished:
-        spans = [span for span in answer.get("meta_info", {}).get("weight_versions", []) if span["end"] > span["start"]]
+    def _record(
+        self, ready: Ready, answer: Mapping[str, Any], text: str, status: str, reason: str
+    ) -> Finished:
+        spans = [
+            span
+            for span in answer.get("meta_info", {}).get("weight_versions", [])
+            if span["end"] > span["start"]
+        ]
         first, last = (int(spans[i]["version"]) if spans else self.version for i in (0, -1))
         columns = self._columns(ready, answer, text)
         return Finished(
@@ -197,7 +221,8 @@ class SglangGenerator:
         told = answer.get("meta_info", {}).get("output_token_logprobs", [])[: len(ids)]
         if [token for _, token, _ in told] != ids:
             raise WorkerError(
-                "SGLang gave log-probs of other tokens than it sampled.", where=f"roles.{self._context.role}"
+                "SGLang gave log-probs of other tokens than it sampled.",
+                where=f"roles.{self._context.role}",
             )
         greedy = ready.request.greedy or self._config.temperature == 0
         return {
@@ -211,10 +236,14 @@ class SglangGenerator:
         } | image_columns(ready.images)
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key is ignored."""
+        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key
+        is ignored.
+        """
         wanted = set(keys)
         asked = {rid: ready.request for rid, ready in self._running.items()}
-        rids = {rid for rid, request in asked.items() if (request.ordinal, request.sample) in wanted}
+        rids = {
+            rid for rid, request in asked.items() if (request.ordinal, request.sample) in wanted
+        }
         if not rids:
             return []
         self._client.withdraw(sorted(rids))
@@ -226,9 +255,12 @@ class SglangGenerator:
                     f"SGLang did not abort {len(left)} samples in {_ABORT_S:.0f} s.",
                     where=f"roles.{self._context.role}",
                 )
-            # again, because SGLang ignores what has not reached it yet; the last first: they may not have begun
+            # again, because SGLang ignores what has not reached it yet; the last first: they may
+            # not have begun
             try:
-                self._client.call_each("/abort_request", [{"rid": rid} for rid in sorted(left, reverse=True)])
+                self._client.call_each(
+                    "/abort_request", [{"rid": rid} for rid in sorted(left, reverse=True)]
+                )
             except Unreachable as error:
                 raise self._no_answer(error) from error
             events = self._client.wait(_ABORT_AGAIN_S)
@@ -243,10 +275,11 @@ class SglangGenerator:
         self._client.close()
         self._server.close()
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.begin_weights``; the tensors are those of the model directory, dtypes may differ.
+        """See ``ReceivesWeights.begin_weights``; the tensors are those of the model directory,
+        dtypes may differ.
 
         Samples that run go back to SGLang's queue and lose their cached keys and values.
         """
@@ -257,26 +290,41 @@ class SglangGenerator:
         """See ``ReceivesWeights.load_weights``: a file in shared memory, which SGLang reads."""
         given = self._inbox.take(tensors)
         if self._reader is not None:
-            given = [(structs.replace(spec, name=name_in_checkpoint(spec.name)), array) for spec, array in given]
+            given = [
+                (structs.replace(spec, name=name_in_checkpoint(spec.name)), array)
+                for spec, array in given
+            ]
         if not given:
             return
         with bucket_directory(self._server.private, given) as directory:
-            body = {"model_path": str(directory), "load_format": "safetensors", "flush_cache": False}
+            body = {
+                "model_path": str(directory),
+                "load_format": "safetensors",
+                "flush_cache": False,
+            }
             try:
                 self._call("/update_weights_from_disk", body, timeout_s=self._config.push_timeout_s)
             except Refused as error:
                 raise self._inbox.mismatch(
-                    f"SGLang does not take tensor {given[0][0].name} or one of the {len(given) - 1} after it.",
+                    (
+                        f"SGLang does not take tensor {given[0][0].name} or one of the "
+                        f"{len(given) - 1} after it."
+                    ),
                     why=str(error),
                     tensor=given[0][0].name,
                 ) from error
 
     def commit_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.commit_weights``. Samples that run are read again under the new weights."""
+        """See ``ReceivesWeights.commit_weights``. Samples that run are read again under the new
+        weights.
+        """
         self._inbox.complete()
         self._forget_cache()
         # SGLang would abort all samples for a new version if it was not told otherwise.
-        self._call("/update_weight_version", {"new_version": str(plan.version), "abort_all_requests": False})
+        self._call(
+            "/update_weight_version",
+            {"new_version": str(plan.version), "abort_all_requests": False},
+        )
         self._inbox.commit(plan.version)
         self._call("/continue_generation", {})
 
@@ -286,10 +334,14 @@ class SglangGenerator:
             self._call("/flush_cache")
         except Refused as error:
             raise self._inbox.mismatch(
-                "SGLang kept keys and values of the old weights.", why=str(error), todo="Push all tensors again."
+                "SGLang kept keys and values of the old weights.",
+                why=str(error),
+                todo="Push all tensors again.",
             ) from error
 
-    def _call(self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0) -> str:
+    def _call(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+    ) -> str:
         try:
             return self._client.call("POST", path, body, timeout_s=timeout_s)
         except Unreachable as error:
@@ -298,7 +350,9 @@ class SglangGenerator:
     def _no_answer(self, error: Unreachable) -> WorkerError:
         """What to raise. Raises WorkerDied when SGLang has ended."""
         self._server.check(_GRACE_S)
-        return WorkerError("SGLang does not answer.", where=f"roles.{self._context.role}", why=str(error))
+        return WorkerError(
+            "SGLang does not answer.", where=f"roles.{self._context.role}", why=str(error)
+        )
 
 
 def _status(reason: Mapping[str, Any]) -> tuple[str, str]:
@@ -314,7 +368,9 @@ def _status(reason: Mapping[str, Any]) -> tuple[str, str]:
 def _end_tokens(files: ModelFiles, tokenizer: Any) -> list[int]:
     file = files.directory / "generation_config.json"
     generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return end_tokens((generation.get("eos_token_id"), files.config.get("eos_token_id"), tokenizer.eos_token_id))
+    return end_tokens(
+        (generation.get("eos_token_id"), files.config.get("eos_token_id"), tokenizer.eos_token_id)
+    )
 
 
 def _context_length(config: SglangGeneratorConfig, files: ModelFiles) -> int | None:
@@ -338,7 +394,8 @@ def _arguments(
         "weight_version": "0",
         "log_level": "warning",
         "sleep_on_idle": True,  # else a server without work keeps a core busy
-        # Replicas of a role must not draw the same samples: without deterministic inference SGLang has one generator.
+        # Replicas of a role must not draw the same samples: without deterministic inference SGLang
+        # has one generator.
         "random_seed": (context.seed + 1_000_003 * context.rank) % 2**31,
     }
     if length is not None:

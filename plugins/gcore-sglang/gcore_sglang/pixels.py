@@ -1,4 +1,6 @@
-"""The pixels of prompts that are sampled, in files that SGLang reads (``gcore_sglang.processors``)."""
+"""The pixels of prompts that are sampled, in files that SGLang reads
+(``gcore_sglang.processors``).
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,23 @@ from gcore_language.images import Images
 
 from gcore_core.errors import DataError, WorkerError
 
-#: Of a patch: 2 frames, 3 colours, 14 x 14 pixels. SGLang takes any other number for images that are encoded already.
+#: Of a patch: 2 frames, 3 colours, 14 x 14 pixels. SGLang takes any other number for images that
+#: are encoded already.
 _NUMBERS = 1176
 
 
 def check_patches(config: Any, where: str) -> None:
-    """Raises DataError for a model of image-text kind whose patches SGLang would misread. config: transformers'."""
+    """Raises DataError for a model of image-text kind whose patches SGLang would misread. config:
+    transformers'.
+    """
     vision = config.vision_config
     numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     if numbers != _NUMBERS:
         raise DataError(
-            f"SGLang does not encode this model's images: a patch has {numbers} numbers, not {_NUMBERS}.",
+            (
+                f"SGLang does not encode this model's images: a patch has {numbers} numbers, not "
+                f"{_NUMBERS}."
+            ),
             where=where,
             todo="Take a model with patches of 14 x 14 pixels, or another generator.",
         )

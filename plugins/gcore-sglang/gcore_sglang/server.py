@@ -1,7 +1,7 @@
 """Starts SGLang's server as a child, watches it, ends it.
 
-SGLang ends its parent's whole process tree when one of its processes fails, so it gets a session of its own, and ends
-with its worker in whatever way that ends (see ``gcore_sglang.child``).
+SGLang ends its parent's whole process tree when one of its processes fails, so it gets a session of
+its own, and ends with its worker in whatever way that ends (see ``gcore_sglang.child``).
 """
 
 from __future__ import annotations
@@ -37,12 +37,21 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Server:
-    """A running server. ``private``: a directory of this user alone, in shared memory where there is one.
+    """A running server. ``private``: a directory of this user alone, in shared memory where there
+    is one.
 
-    arguments: of SGLang's ServerArgs, without those that this class sets; a ``port`` among them is taken as it is.
+    arguments: of SGLang's ServerArgs, without those that this class sets; a ``port`` among them is
+        taken as it is.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], context: WorkerContext, *, threads: int, connections: int) -> None:
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        context: WorkerContext,
+        *,
+        threads: int,
+        connections: int,
+    ) -> None:
         self.private = _private_directory()
         self.log = _log_file(context)
         self._context = context
@@ -53,9 +62,11 @@ class Server:
         self._held: socket.socket | None = None
 
     def start(self, timeout_s: float) -> Client:
-        """Returns when the server has drawn its first sample. Raises ConfigError, DataError, AddressError and others.
+        """Returns when the server has drawn its first sample. Raises ConfigError, DataError,
+        AddressError and others.
 
-        A port that is taken in the meantime is replaced by another one, if it was not asked for by number.
+        A port that is taken in the meantime is replaced by another one, if it was not asked for by
+        number.
         """
         until_s = time.monotonic() + timeout_s
         tries = 1 if "port" in self._arguments else _TRIES
@@ -130,7 +141,10 @@ class Server:
                     "SGLang did not come up in time.",
                     where=f"roles.{self._context.role}",
                     why=self._last_words(),
-                    todo=f"Raise roles.{self._context.role}.config.start_timeout_s. Its log: {self.log}",
+                    todo=(
+                        f"Raise roles.{self._context.role}.config.start_timeout_s. Its log: "
+                        f"{self.log}"
+                    ),
                 )
             self._context.progress()
             time.sleep(_POLL_S)
@@ -138,7 +152,9 @@ class Server:
             client.call("GET", "/model_info")  # with the key: is it ours?
         except (Refused, Unreachable) as error:
             raise AddressError(
-                f"another server answers on port {port}.", where=f"roles.{self._context.role}", why=str(error)
+                f"another server answers on port {port}.",
+                where=f"roles.{self._context.role}",
+                why=str(error),
             ) from error
 
     def _why_it_ended(self, code: int, port: int) -> Exception:
@@ -156,7 +172,9 @@ class Server:
         )
 
     def _port_taken(self, port: int) -> AddressError:
-        return AddressError(f"port {port} is taken.", where=f"roles.{self._context.role}.engine.port")
+        return AddressError(
+            f"port {port} is taken.", where=f"roles.{self._context.role}.engine.port"
+        )
 
     def _end(self) -> None:
         if self._held is not None:
@@ -192,7 +210,9 @@ class Server:
     def _last_words(self) -> str:
         """The last error in the log, or its last lines."""
         lines = [line.strip()[:300] for line in self._tail().splitlines() if line.strip()]
-        errors = [line for line in lines if re.match(r"(\[.*\] )?([\w.]+\.)?\w*(Error|Exception)\b", line)]
+        errors = [
+            line for line in lines if re.match(r"(\[.*\] )?([\w.]+\.)?\w*(Error|Exception)\b", line)
+        ]
         return errors[-1] if errors else "\n".join(lines[-2:])
 
 
@@ -211,10 +231,12 @@ def _environment(context: WorkerContext, private: Path, threads: int) -> dict[st
     found = {
         **os.environ,
         "TMPDIR": str(private),  # SGLang's sockets lie there: nobody else may open them
-        # Its processes meet through a file; the default is a store that listens on every network interface.
+        # Its processes meet through a file; the default is a store that listens on every network
+        # interface.
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{private}/rendezvous",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        # SGLang keeps some tokens of the context for itself: it is told a longer one, prompts are checked here.
+        # SGLang keeps some tokens of the context for itself: it is told a longer one, prompts are
+        # checked here.
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs after the temperature
@@ -232,7 +254,9 @@ def _environment(context: WorkerContext, private: Path, threads: int) -> dict[st
 
 
 def _hold_port(wanted: int | None, role: str) -> socket.socket:
-    """A port of this machine, bound so that nobody else is given it, but not listened to, so that SGLang can."""
+    """A port of this machine, bound so that nobody else is given it, but not listened to, so that
+    SGLang can.
+    """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

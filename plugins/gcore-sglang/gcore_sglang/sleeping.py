@@ -1,4 +1,6 @@
-"""The provider ``sglang/sleeping``: SGLang with its memory saver, which needs CUDA. Written for 0.5.23 and not run."""
+"""The provider ``sglang/sleeping``: SGLang with its memory saver, which needs CUDA. Written for
+0.5.23 and not run.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from gcore_core.protocols import WorkerContext
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.engine import SglangGenerator
 
-#: The memory saver frees the device's memory; the backup keeps the weights on the host, else they would be lost.
+#: The memory saver frees the device's memory; the backup keeps the weights on the host, else they
+#: would be lost.
 _SAVER = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
 
 
 class SleepingSglangGenerator(EngineSleeps, SglangGenerator):
-    """See ``gcore_core.protocols.Sleeps``. Samples that run go back to SGLang's queue, and are read again after it."""
+    """See ``gcore_core.protocols.Sleeps``. Samples that run go back to SGLang's queue, and are read
+    again after it.
+    """
 
     def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:
         super().__init__(config, replace(context, engine=with_arguments(context, _SAVER, "sglang")))

@@ -34,7 +34,9 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(
     directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., SglangGenerator]]:
-    """Makes a generator with these settings, on a server that it may share with the tests before."""
+    """Makes a generator with these settings, on a server that it may share with the tests
+    before.
+    """
     from gcore_sglang.config import SglangGeneratorConfig
     from gcore_sglang.engine import SglangGenerator
 
@@ -46,10 +48,14 @@ def opened(
         if key not in made:
             config = SglangGeneratorConfig(max_batch=64, **settings)
             directory = str(tmp_path_factory.mktemp("logs"))
-            context = WorkerContext(role="rollout", model={"path": str(directories["llama"])}, directory=directory)
+            context = WorkerContext(
+                role="rollout", model={"path": str(directories["llama"])}, directory=directory
+            )
             made[key] = SglangGenerator(config, context)
         generator = made[key]
-        fresh = SglangGeneratorConfig(**{"max_new_tokens": 12, "max_batch": 64, **settings, **of_a_sample})
+        fresh = SglangGeneratorConfig(
+            **{"max_new_tokens": 12, "max_batch": 64, **settings, **of_a_sample}
+        )
         generator._config = dataclasses.replace(fresh)
         return generator
 

@@ -22,7 +22,9 @@ Handler = Callable[[web.Request], Any]
 
 @pytest.fixture
 def serving() -> Iterator[Callable[[Handler], Client]]:
-    """Serves one handler under every path; gives a client of it, with two connections for samples."""
+    """Serves one handler under every path; gives a client of it, with two connections for
+    samples.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -77,7 +79,9 @@ def answer(rid: str, ids: list[int], *, ended: bool) -> bytes:
     return b"data: " + json.dumps(told).encode() + b"\n\n"
 
 
-def test_samples_go_in_one_request_and_each_answer_comes_in_parts_and_ends_once(serving: Any) -> None:
+def test_samples_go_in_one_request_and_each_answer_comes_in_parts_and_ends_once(
+    serving: Any,
+) -> None:
     bodies = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -93,16 +97,22 @@ def test_samples_go_in_one_request_and_each_answer_comes_in_parts_and_ends_once(
         return response
 
     client = serving(handler)
-    client.sample({name: {"input_ids": [i], "return_logprob": True} for i, name in enumerate("abcde")})
+    client.sample(
+        {name: {"input_ids": [i], "return_logprob": True} for i, name in enumerate("abcde")}
+    )
     found = events(client, 10)
-    assert [(e.rid, e.ended) for e in found] == [(rid, False) for rid in "abcde"] + [(rid, True) for rid in "edcba"]
+    assert [(e.rid, e.ended) for e in found] == [(rid, False) for rid in "abcde"] + [
+        (rid, True) for rid in "edcba"
+    ]
     assert {len(e.answer["output_ids"]) for e in found if e.ended} == {100_000}
     assert not any(e.lost or e.error for e in found)
     expected = {"input_ids": [[0], [1], [2], [3], [4]], "return_logprob": [True] * 5}
     assert bodies == [{**expected, "rid": list("abcde"), "stream": True}]
 
 
-def test_what_waits_goes_together_or_can_be_withdrawn(serving: Any, release: threading.Event) -> None:
+def test_what_waits_goes_together_or_can_be_withdrawn(
+    serving: Any, release: threading.Event
+) -> None:
     bodies = []
 
     async def handler(request: web.Request) -> web.StreamResponse:

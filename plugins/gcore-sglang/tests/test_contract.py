@@ -1,4 +1,6 @@
-"""The public contracts hold: what ``g-core conformance sglang`` runs, and beside it a trainer on torch."""
+"""The public contracts hold: what ``g-core conformance sglang`` runs, and beside it a trainer on
+torch.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,13 @@ class TestSleepingGenerator(conformance.TestSleepingGenerator):
 
 @pytest.mark.engine
 class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
-    """On a model with tied embeddings, whose tensor two layers of SGLang share; all tests with one server."""
+    """On a model with tied embeddings, whose tensor two layers of SGLang share; all tests with one
+    server.
+    """
 
     provider = "torch"
-    # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+    # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
+    # that should be zero
     config = {"learning_rate": 1e-3, "eps": 1e-2}
 
     @pytest.fixture(scope="class")
@@ -57,8 +62,12 @@ class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, model: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-        context = WorkerContext(role="rollout", model=model, directory=str(tmp_path_factory.mktemp("logs")))
+    def engine(
+        cls, model: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Any]:
+        context = WorkerContext(
+            role="rollout", model=model, directory=str(tmp_path_factory.mktemp("logs"))
+        )
         of = conformance.TestQwen2Generator
         yield from closing(make(of.description(), of.config, context))
 

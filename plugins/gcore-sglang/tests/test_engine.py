@@ -1,4 +1,6 @@
-"""The real engine against transformers' forward pass, in float32. All tests of this file share two servers."""
+"""The real engine against transformers' forward pass, in float32. All tests of this file share two
+servers.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,18 @@ LONG = "1+" * 35 + "1="
 PROMPTS = ("1+2=", "7", "12+34=", LONG)
 
 
-def requests_of(prompts: Sequence[str] = PROMPTS, samples: int = 6, *, greedy: bool = False) -> list[SampleRequest]:
+def requests_of(
+    prompts: Sequence[str] = PROMPTS, samples: int = 6, *, greedy: bool = False
+) -> list[SampleRequest]:
     return testing.requests_of(prompts, samples, greedy=greedy)
 
 
 def test_the_engine_is_the_real_library(opened: Any) -> None:
     version = importlib.metadata.version("sglang")
     assert version.startswith("0.5.")
-    files = {Path(str(file.locate())).resolve() for file in importlib.metadata.files("sglang") or []}
+    files = {
+        Path(str(file.locate())).resolve() for file in importlib.metadata.files("sglang") or []
+    }
     found = importlib.util.find_spec("sglang")
     assert found is not None and found.origin is not None
     assert Path(found.origin).resolve() in files
@@ -42,13 +48,21 @@ def test_the_engine_is_the_real_library(opened: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0.6}, {"temperature": 1.5, "top_p": 0.7, "top_k": 8}, {"temperature": 0.0}]
+    "settings",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 1.5, "top_p": 0.7, "top_k": 8},
+        {"temperature": 0.0},
+    ],
 )
 def test_logp_is_that_of_the_full_softmax_at_the_temperature(
     settings: dict[str, Any], opened: Any, directories: dict[str, Path]
 ) -> None:
     records = run(opened(**settings), requests_of())
-    assert {float(r.columns["temperature"]) for r in records} == {np.float32(settings.get("temperature", 1.0) or 1.0)}
+    assert {float(r.columns["temperature"]) for r in records} == {
+        np.float32(settings.get("temperature", 1.0) or 1.0)
+    }
     assert_agree(gaps(records, directories["llama"]))
 
 
@@ -79,7 +93,9 @@ def test_an_end_token_is_an_action_and_finishes(opened: Any) -> None:
         assert END not in record.columns["action_ids"]
 
 
-def test_a_stop_string_ends_a_sample_and_stays_in_its_text(opened: Any, directories: dict[str, Path]) -> None:
+def test_a_stop_string_ends_a_sample_and_stays_in_its_text(
+    opened: Any, directories: dict[str, Path]
+) -> None:
     records = run(opened(stop=["12", "+"], context_length=24), requests_of(PROMPTS[:3], samples=12))
     texts = [r.columns["text"].tobytes().decode() for r in records]
     assert {r.reason for r in records} >= {"stop", ""}
@@ -92,21 +108,32 @@ def test_a_stop_string_ends_a_sample_and_stays_in_its_text(opened: Any, director
 def test_a_prompt_that_fills_the_context_fails_alone(opened: Any) -> None:
     generator = opened(stop=["12", "+"], context_length=24)
     prompts = ("1" * 23, "1" * 20, "1" * 22, "1" * 5000)  # and one token before each
-    records = sorted(run(generator, requests_of(prompts, 1)), key=lambda record: record.request.ordinal)
+    records = sorted(
+        run(generator, requests_of(prompts, 1)), key=lambda record: record.request.ordinal
+    )
     full, short, tight, far = records
     for failed in (full, far):
-        assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", "prompt_too_long", {})
+        assert (failed.status, failed.reason, dict(failed.columns)) == (
+            "failed",
+            "prompt_too_long",
+            {},
+        )
     assert short.columns["action_ids"].size <= 3
     assert tight.columns["action_ids"].size == 1
 
 
 def test_an_image_for_a_text_model_is_refused(opened: Any) -> None:
     shown = Prompt(row=7, text="1+2=", images=["photos/17.png"])
-    with pytest.raises(DataError, match=r"photos/17\.png: row 7 names 1 images, and this generator or its model takes"):
+    with pytest.raises(
+        DataError,
+        match=r"photos/17\.png: row 7 names 1 images, and this generator or its model takes",
+    ):
         opened().submit(testing.requests_of([shown]))
 
 
-def test_samples_of_a_prompt_share_it_in_the_cache(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_a_prompt_share_it_in_the_cache(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = opened()
     prompt = "9" + LONG
     run(generator, requests_of((prompt,), 1))
@@ -119,7 +146,9 @@ def test_samples_of_a_prompt_share_it_in_the_cache(opened: Any, monkeypatch: pyt
 
     monkeypatch.setattr(generator._client, "wait", spy)
     run(generator, requests_of((prompt,), 3))
-    assert seen == [len(prompt)] * 3  # all but the last of its tokens, one of which comes before the text
+    assert (
+        seen == [len(prompt)] * 3
+    )  # all but the last of its tokens, one of which comes before the text
 
 
 def test_what_sglang_refuses_fails_alone(opened: Any) -> None:
@@ -127,7 +156,9 @@ def test_what_sglang_refuses_fails_alone(opened: Any) -> None:
     requests = requests_of(("1+2=", "7"), 1)
     parameters = generator._parameters
     bad = {"temperature": -1.0}
-    generator._parameters = lambda request, room: parameters(request, room) | (bad if request.ordinal else {})
+    generator._parameters = lambda request, room: (
+        parameters(request, room) | (bad if request.ordinal else {})
+    )
     try:
         records = sorted(run(generator, requests), key=lambda record: record.request.ordinal)
     finally:
@@ -152,7 +183,7 @@ def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str,
     assert generator.abort(sorted(keys)) == []
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 class TestPushes(PushTests):
@@ -180,7 +211,9 @@ def test_without_the_flush_in_a_push_log_probs_would_be_those_of_mixed_weights(
     push(generator, tensors_of(directories["llama"]), generator.version + 1)
 
 
-def test_a_cache_that_sglang_does_not_flush_stops_the_run(opened: Any, directories: dict[str, Path]) -> None:
+def test_a_cache_that_sglang_does_not_flush_stops_the_run(
+    opened: Any, directories: dict[str, Path]
+) -> None:
     """It refuses while samples run: here they were let go on in the middle of the push."""
     generator = opened(max_new_tokens=20)
     version, tensors = generator.version, tensors_of(directories["llama"])
@@ -192,7 +225,10 @@ def test_a_cache_that_sglang_does_not_flush_stops_the_run(opened: Any, directori
     generator._call("/continue_generation", {})
     for event in generator._client.wait(5):  # one has begun
         generator._client._events.put(event)
-    with pytest.raises(WeightMismatch, match=r"(?s)SGLang kept keys and values of the old weights.*Push all tensors"):
+    with pytest.raises(
+        WeightMismatch,
+        match=r"(?s)SGLang kept keys and values of the old weights.*Push all tensors",
+    ):
         generator.commit_weights(plan)
     assert generator.version == version
     with pytest.raises(WeightMismatch, match="has begun and was not committed"):
@@ -202,7 +238,9 @@ def test_a_cache_that_sglang_does_not_flush_stops_the_run(opened: Any, directori
     assert generator.step() == []
 
 
-def test_samples_running_during_a_push_go_on_under_the_new_weights(opened: Any, directories: dict[str, Path]) -> None:
+def test_samples_running_during_a_push_go_on_under_the_new_weights(
+    opened: Any, directories: dict[str, Path]
+) -> None:
     generator = opened(max_new_tokens=64)
     requests = requests_of(PROMPTS[:3], 12)
     old = generator.version
@@ -218,7 +256,7 @@ def test_samples_running_during_a_push_go_on_under_the_new_weights(opened: Any, 
     push(generator, tensors_of(directories["llama"]), old + 2)
 
 
-# -- who may speak to it ----------------------------------------------------------------------------------------------
+# -- who may speak to it ---------------------------------------------------------------------------
 
 
 def test_nobody_else_may_drive_the_server(opened: Any) -> None:

@@ -1,4 +1,6 @@
-"""Servers that do not start, or do not live on: each failure is told, and nothing is left behind."""
+"""Servers that do not start, or do not live on: each failure is told, and nothing is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,17 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def context(directories: dict[str, Path], tmp_path: Path) -> WorkerContext:
-    return WorkerContext(role="rollout", model={"path": str(directories["llama"])}, directory=str(tmp_path))
+    return WorkerContext(
+        role="rollout", model={"path": str(directories["llama"])}, directory=str(tmp_path)
+    )
 
 
 def make(
-    context: WorkerContext, *, engine: dict[str, Any] | None = None, path: Path | str = "", **settings: Any
+    context: WorkerContext,
+    *,
+    engine: dict[str, Any] | None = None,
+    path: Path | str = "",
+    **settings: Any,
 ) -> Any:
 
     from gcore_sglang.config import SglangGeneratorConfig
@@ -42,13 +50,18 @@ def make(
 
 
 def requests_of(samples: int) -> list[SampleRequest]:
-    return [SampleRequest(ordinal=0, sample=i, seed=i, prompt=Prompt(row=0, text="1+2=")) for i in range(samples)]
+    return [
+        SampleRequest(ordinal=0, sample=i, seed=i, prompt=Prompt(row=0, text="1+2="))
+        for i in range(samples)
+    ]
 
 
 def in_shared_memory() -> set[str]:
     """What this plugin and SGLang keep there."""
     return {
-        path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("gcore-sglang-", "sglang_loads_"))
+        path.name
+        for path in Path("/dev/shm").iterdir()
+        if path.name.startswith(("gcore-sglang-", "sglang_loads_"))
     }
 
 
@@ -84,7 +97,9 @@ def test_a_model_directory_that_is_missing_or_half_written_is_told_before_anythi
     half.mkdir()
     for file in Path(context.model["path"]).iterdir():
         content = file.read_bytes()
-        (half / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
+        (half / file.name).write_bytes(
+            content[: len(content) // 2] if file.suffix == ".safetensors" else content
+        )
     with pytest.raises(DataError, match="model directory is damaged or half written"):
         make(context, path=half)
 
@@ -96,7 +111,8 @@ def test_a_port_in_use_is_told_before_anything_starts(context: WorkerContext) ->
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            ConfigError, match=rf"(?s)roles\.rollout\.engine\.port: port {port} cannot be taken.*in use"
+            ConfigError,
+            match=rf"(?s)roles\.rollout\.engine\.port: port {port} cannot be taken.*in use",
         ):
             make(context, engine={"port": port})
     with pytest.raises(ConfigError, match="port 700000 cannot be taken"):
@@ -105,29 +121,44 @@ def test_a_port_in_use_is_told_before_anything_starts(context: WorkerContext) ->
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_misspelt_engine_argument_is_told(context: WorkerContext) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.mem_fraction_statc: SGLang has no.*did you mean 'mem_fraction_st"):
+    with pytest.raises(
+        ConfigError,
+        match=r"engine\.mem_fraction_statc: SGLang has no.*did you mean 'mem_fraction_st",
+    ):
         make(context, engine={"mem_fraction_statc": 0.5})
 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_server_that_takes_too_long_is_ended(context: WorkerContext) -> None:
-    with pytest.raises(DeadlineExceeded, match=r"(?s)SGLang did not come up in time.*Raise .*config\.start_timeout_s"):
+    with pytest.raises(
+        DeadlineExceeded,
+        match=r"(?s)SGLang did not come up in time.*Raise .*config\.start_timeout_s",
+    ):
         make(context, start_timeout_s=1.0)
 
 
-def test_a_model_that_sglang_does_not_know_is_told_with_its_last_words(context: WorkerContext, tmp_path: Path) -> None:
+def test_a_model_that_sglang_does_not_know_is_told_with_its_last_words(
+    context: WorkerContext, tmp_path: Path
+) -> None:
     unknown = tmp_path / "unknown"
     unknown.mkdir()
     for file in Path(context.model["path"]).iterdir():
         (unknown / file.name).write_bytes(file.read_bytes())
     config = json.loads((unknown / "config.json").read_text())
-    (unknown / "config.json").write_text(json.dumps(config | {"architectures": ["NobodyForCausalLM"]}))
-    with pytest.raises(DataError, match=r"(?s)unknown: SGLang does not start with this model.*NobodyForCausalLM.*log"):
+    (unknown / "config.json").write_text(
+        json.dumps(config | {"architectures": ["NobodyForCausalLM"]})
+    )
+    with pytest.raises(
+        DataError,
+        match=r"(?s)unknown: SGLang does not start with this model.*NobodyForCausalLM.*log",
+    ):
         make(context, path=unknown)
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_server_ends_with_its_worker_in_whatever_way_that_ends(context: WorkerContext, tmp_path: Path) -> None:
+def test_a_server_ends_with_its_worker_in_whatever_way_that_ends(
+    context: WorkerContext, tmp_path: Path
+) -> None:
     program = (
         "import sys\n"
         "from gcore_core.protocols import WorkerContext\n"
@@ -151,7 +182,9 @@ def test_a_server_ends_with_its_worker_in_whatever_way_that_ends(context: Worker
 def test_a_server_that_is_killed_is_told_at_once_and_leaves_no_process(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And before that: its first port was taken by somebody in the meantime, so it came up on another."""
+    """And before that: its first port was taken by somebody in the meantime, so it came up on
+    another.
+    """
     from gcore_sglang import server
 
     hold, tries = server._hold_port, []
@@ -172,11 +205,18 @@ def test_a_server_that_is_killed_is_told_at_once_and_leaves_no_process(
         group = generator._server._process.pid
         os.kill(group, signal.SIGKILL)
         began_s = time.monotonic()
-        with pytest.raises(WorkerDied, match=r"(?s)rollout: SGLang ended with exit code -9.*Its log: .*sglang\.log"):
+        with pytest.raises(
+            WorkerDied, match=r"(?s)rollout: SGLang ended with exit code -9.*Its log: .*sglang\.log"
+        ):
             for _ in range(1000):
                 generator.step()
-        keys = [(ordinal, sample) for ordinal in range(4) for sample in range(4)]  # some may have ended before
-        for verb in (lambda: generator.abort(keys), lambda: push(generator, read_model(context.model), 1)):
+        keys = [
+            (ordinal, sample) for ordinal in range(4) for sample in range(4)
+        ]  # some may have ended before
+        for verb in (
+            lambda: generator.abort(keys),
+            lambda: push(generator, read_model(context.model), 1),
+        ):
             with pytest.raises(WorkerDied):
                 verb()
         assert time.monotonic() - began_s < 20

@@ -1,4 +1,5 @@
-"""Prompts with images: the real engine against transformers' forward pass, in float32, with the pixels of the records.
+"""Prompts with images: the real engine against transformers' forward pass, in float32, with the
+pixels of the records.
 
 A server for each family.
 """
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.engine
 PATCH = 14
 
 
-@pytest.fixture(scope="module", params=["qwen2_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["qwen2_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)]
+)
 def of_family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -53,7 +56,11 @@ class TestImages(ImageTests):
         return of_family
 
     def test_samples_running_during_a_push_see_their_images_under_the_new_weights(
-        self, generator: SglangGenerator, family: str, directories: dict[str, Path], prompts: list[Prompt]
+        self,
+        generator: SglangGenerator,
+        family: str,
+        directories: dict[str, Path],
+        prompts: list[Prompt],
     ) -> None:
         """As with text, some begin before the push and end after it: tried until one did."""
         seen = 0
@@ -91,7 +98,9 @@ class TestImages(ImageTests):
 
         def spy(timeout_s: float) -> list[object]:
             events = wait(timeout_s)
-            seen.extend(event.answer["meta_info"]["cached_tokens"] for event in events if event.ended)
+            seen.extend(
+                event.answer["meta_info"]["cached_tokens"] for event in events if event.ended
+            )
             return list(events)
 
         monkeypatch.setattr(generator._client, "wait", spy)

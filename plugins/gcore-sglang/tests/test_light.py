@@ -1,4 +1,6 @@
-"""What needs no engine: settings, names of server arguments, files of a push, the check before a run."""
+"""What needs no engine: settings, names of server arguments, files of a push, the check before a
+run.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def test_an_engine_argument_that_cannot_be_set_is_refused(name: str, message: st
 
 def test_an_engine_argument_that_sglang_does_not_have_is_refused() -> None:
     ARGUMENTS.check_known({"port": 1}, KNOWN, "rollout")
-    with pytest.raises(ConfigError, match=r"engine\.mem_fraction: SGLang has no server argument.*did you mean 'mem_fr"):
+    with pytest.raises(
+        ConfigError,
+        match=r"engine\.mem_fraction: SGLang has no server argument.*did you mean 'mem_fr",
+    ):
         ARGUMENTS.check_known({"port": 1, "mem_fraction": 0.5}, KNOWN, "rollout")
 
 
@@ -82,14 +87,18 @@ def test_a_bucket_is_gone_when_it_was_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_bucket_without_room_says_how_large_it_is(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match=r"(?s)a bucket of 34 bytes cannot be written.*shared memory"):
+    with pytest.raises(
+        WorkerError, match=r"(?s)a bucket of 34 bytes cannot be written.*shared memory"
+    ):
         with bucket_directory(tmp_path / "missing", TENSORS):
             pass
 
 
 def test_pixels_lie_in_one_file_until_the_last_of_their_samples_ends(tmp_path: Path) -> None:
     files = PixelFiles(tmp_path)
-    one, other = (Images(pixels=np.full((4, 2), i, np.float32), grid=np.array([[1, 2, 2]])) for i in range(2))
+    one, other = (
+        Images(pixels=np.full((4, 2), i, np.float32), grid=np.array([[1, 2, 2]])) for i in range(2)
+    )
     shown = [files.show(images) for images in (one, other, one)]
     assert len({*shown}) == len(list(tmp_path.iterdir())) == 2
     files.release(one)
@@ -102,15 +111,22 @@ def test_pixels_lie_in_one_file_until_the_last_of_their_samples_ends(tmp_path: P
 
 def test_pixels_without_room_say_how_large_they_are(tmp_path: Path) -> None:
     images = Images(pixels=np.zeros((4, 2), np.float32), grid=np.array([[1, 2, 2]]))
-    with pytest.raises(WorkerError, match=r"(?s)pixels of 32 bytes cannot be written.*shared memory"):
+    with pytest.raises(
+        WorkerError, match=r"(?s)pixels of 32 bytes cannot be written.*shared memory"
+    ):
         PixelFiles(tmp_path / "missing").show(images)
 
 
 def test_a_model_whose_patches_sglang_would_misread_is_refused() -> None:
     vision = {"in_channels": 3, "temporal_patch_size": 2, "patch_size": 14}
     check_patches(SimpleNamespace(vision_config=SimpleNamespace(**vision)), "model")
-    with pytest.raises(DataError, match="model: SGLang does not encode this model's images: a patch has 1536 numbers"):
-        check_patches(SimpleNamespace(vision_config=SimpleNamespace(**vision | {"patch_size": 16})), "model")
+    with pytest.raises(
+        DataError,
+        match="model: SGLang does not encode this model's images: a patch has 1536 numbers",
+    ):
+        check_patches(
+            SimpleNamespace(vision_config=SimpleNamespace(**vision | {"patch_size": 16})), "model"
+        )
 
 
 def environment(root: Path, distribution: str, version: str) -> str:
@@ -121,7 +137,9 @@ def environment(root: Path, distribution: str, version: str) -> str:
     python.chmod(0o755)
     info = root / "lib" / "python3.11" / "site-packages" / f"{distribution}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    )
     return str(python)
 
 
@@ -131,8 +149,12 @@ def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path
     roles = {name: {"use": "sglang", "python": python} for name, python in pythons.items()}
     roles["policy"] = {"use": "torch", "python": pythons["none"]}
     old, none = gcore_sglang.gcore_check({"roles": roles})
-    assert old.startswith(f"roles.old.python: {pythons['old']} has sglang 0.4.9, but this needs sglang>=0.5.23,<0.6;")
-    assert none.startswith(f"roles.none.python: {pythons['none']} has no SGLang, but this needs sglang")
+    assert old.startswith(
+        f"roles.old.python: {pythons['old']} has sglang 0.4.9, but this needs sglang>=0.5.23,<0.6;"
+    )
+    assert none.startswith(
+        f"roles.none.python: {pythons['none']} has no SGLang, but this needs sglang"
+    )
 
 
 def test_sleep_is_refused_where_there_is_no_cuda() -> None:
@@ -142,5 +164,7 @@ def test_sleep_is_refused_where_there_is_no_cuda() -> None:
     pytest.importorskip("aiohttp")
     from gcore_sglang.sleeping import SleepingSglangGenerator
 
-    with pytest.raises(ConfigError, match=r"(?s)roles\.rollout\.use: sleep of this engine needs CUDA.*Use sglang\."):
+    with pytest.raises(
+        ConfigError, match=r"(?s)roles\.rollout\.use: sleep of this engine needs CUDA.*Use sglang\."
+    ):
         SleepingSglangGenerator(SglangGeneratorConfig(), WorkerContext(role="rollout"))

@@ -1,8 +1,9 @@
-"""The plugin ``sim``: backends that take the real protocol's path and only spend time, as a cost model says.
+"""The plugin ``sim``: backends that take the real protocol's path and only spend time, as a cost
+model says.
 
-With them the real supervisor, controllers, messages, store and pushes run at hundreds of devices on one machine, in
-real time with many workers in a few processes (``launcher: {use: sim/crowd}``) or on a virtual clock
-(``g-core sim run job.yaml``).
+With them the real supervisor, controllers, messages, store and pushes run at hundreds of devices on
+one machine, in real time with many workers in a few processes (``launcher: {use: sim/crowd}``) or
+on a virtual clock (``g-core sim run job.yaml``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         summary="an engine with continuous batching that only spends time",
         factory="gcore_sim.generator:SimGenerator",
         config=config.GeneratorConfig,
-        capabilities=frozenset({"abort", "determinism", "sleep", "weights.fingerprint", "weights.push"}),
+        capabilities=frozenset(
+            {"abort", "determinism", "sleep", "weights.fingerprint", "weights.push"}
+        ),
     )
 
 
@@ -52,7 +55,10 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
     )
     yield p.RewardProvider(
         name="asks",
-        summary="asks an emulated judge about each record; rows say how long it thinks and whether a group teaches",
+        summary=(
+            "asks an emulated judge about each record; rows say how long it thinks and "
+            "whether a group teaches"
+        ),
         factory="gcore_sim.asking:SimAsks",
         config=config.AsksConfig,
         asks=True,
@@ -88,15 +94,22 @@ def gcore_launchers() -> Iterable[p.LauncherProvider]:
 @hookimpl
 def gcore_commands() -> Iterable[p.CommandProvider]:
     yield p.CommandProvider(
-        name="run", summary="run a job of emulated backends on virtual time", factory="gcore_sim.command:run"
+        name="run",
+        summary="run a job of emulated backends on virtual time",
+        factory="gcore_sim.command:run",
     )
 
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     role = plan["roles"]["policy"]
-    if role["use"].partition("/")[0] == "sim" and role["slots"] > 1 and role["config"]["learning_rate"]:
+    if (
+        role["use"].partition("/")[0] == "sim"
+        and role["slots"] > 1
+        and role["config"]["learning_rate"]
+    ):
         yield (
-            "roles.policy.config.learning_rate: ranks of an emulated trainer do not meet, so on more than one slot it "
+            "roles.policy.config.learning_rate: ranks of an emulated trainer do not meet, so on "
+            "more than one slot it "
             "must be 0."
         )

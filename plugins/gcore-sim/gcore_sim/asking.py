@@ -1,4 +1,6 @@
-"""``sim/asks``: one question to an emulated judge about each record; a group whose row teaches has unequal rewards."""
+"""``sim/asks``: one question to an emulated judge about each record; a group whose row teaches has
+unequal rewards.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +13,42 @@ from gcore_core.questions import Question
 from gcore_core.records import Prompt
 from gcore_sim.config import AsksConfig
 
-_VERDICT = {"answer_median": 600.0, "answer_sigma": 0.5, "answer_limit": 4096}  # of rows that say nothing
+_VERDICT = {
+    "answer_median": 600.0,
+    "answer_sigma": 0.5,
+    "answer_limit": 4096,
+}  # of rows that say nothing
 
 
 class SimAsks:
     def __init__(self, config: AsksConfig, context: WorkerContext) -> None:
         if context.sampler is None:
-            raise ContractError("there is nobody to ask", where="rewards", todo="set rewards.<name>.role")
+            raise ContractError(
+                "there is nobody to ask", where="rewards", todo="set rewards.<name>.role"
+            )
         self._config, self._sampler = config, context.sampler
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         await self._sampler.sample([self.question(record) for record in records])
         return [
-            Score(value=float(record.sample % 2 and record.prompt.fields.get("teaches", True))) for record in records
+            Score(value=float(record.sample % 2 and record.prompt.fields.get("teaches", True)))
+            for record in records
         ]
 
     def question(self, record: ScoredRecord) -> Question:
         """Its verdict is as long as the row and (seed, ordinal, sample) say."""
         read = record.columns["prompt_ids"].size + record.columns["action_ids"].size
         told = record.prompt.fields
-        verdict = {name: told.get(name.replace("answer", "verdict"), value) for name, value in _VERDICT.items()}
+        verdict = {
+            name: told.get(name.replace("answer", "verdict"), value)
+            for name, value in _VERDICT.items()
+        }
         return Question(
-            prompt=Prompt(row=0, text="judge", fields={"prompt_tokens": self._config.instructions + read, **verdict}),
+            prompt=Prompt(
+                row=0,
+                text="judge",
+                fields={"prompt_tokens": self._config.instructions + read, **verdict},
+            ),
             seed=sample_seed(self._config.seed, record.ordinal, 0, record.sample),
             about=(record.ordinal, record.sample),
         )

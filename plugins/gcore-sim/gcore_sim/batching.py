@@ -1,4 +1,6 @@
-"""Continuous batching as arithmetic: who runs, who waits, and how long the next tokens take. Pure."""
+"""Continuous batching as arithmetic: who runs, who waits, and how long the next tokens take.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Key = tuple[int, int]  # ordinal, sample
 
 @dataclass(frozen=True)
 class _Sequence:
-    """``begun`` and ``end``: what the batch's count of decoding steps is at its first token and after its last."""
+    """``begun`` and ``end``: what the batch's count of decoding steps is at its first token and
+    after its last.
+    """
 
     group: int
     cached: int  # tokens in the cache before its first token
@@ -30,7 +34,8 @@ class _Waiting:
 
 
 class ContinuousBatch:
-    """Every decoding step gives each running sequence a token and takes ``profile.step_s(running, cached)``.
+    """Every decoding step gives each running sequence a token and takes ``profile.step_s(running,
+    cached)``.
 
     Between two ends of sequences nothing changes but the cache, so n steps are taken at once:
     n * step_s(b, C) + cached_s * b * n (n - 1) / 2 for b running sequences and C cached tokens.
@@ -41,7 +46,9 @@ class ContinuousBatch:
         self._waiting: dict[Key, _Waiting] = {}
         self._running: dict[Key, _Sequence] = {}
         self._given: Counter[Key] = Counter()  # tokens of sequences that wait again
-        self._ends: list[tuple[int, int, Key]] = []  # a heap; those that were removed stay until they come up
+        self._ends: list[
+            tuple[int, int, Key]
+        ] = []  # a heap; those that were removed stay until they come up
         self._groups: Counter[int] = Counter()
         self._steps = 0  # decoding steps so far
         self._offset = 0  # cached tokens = offset + running * steps
@@ -61,7 +68,9 @@ class ContinuousBatch:
         return self._offset + len(self._running) * self._steps
 
     def add(self, key: Key, prompt: int, answer: int) -> None:
-        """A sequence of ``answer`` tokens after a prompt of ``prompt``; the group is the key's ordinal."""
+        """A sequence of ``answer`` tokens after a prompt of ``prompt``; the group is the key's
+        ordinal.
+        """
         self._waiting[key] = _Waiting(key[0], prompt, answer)
 
     def done(self, key: Key) -> int:
@@ -80,20 +89,27 @@ class ContinuousBatch:
         again = {}
         for key, sequence in list(self._running.items()):
             given = self._steps - sequence.begun
-            again[key] = _Waiting(sequence.group, sequence.cached + given, sequence.end - self._steps)
+            again[key] = _Waiting(
+                sequence.group, sequence.cached + given, sequence.end - self._steps
+            )
             self._leave(key)
             self._given[key] += given
         self._waiting = {**again, **self._waiting}
         self._prefill_s = 0.0
 
     def advance(self, limit_s: float) -> tuple[float, list[Key]]:
-        """(seconds, who ended) until the next sequence ends, or for about ``limit_s``: whole tokens, at least one."""
+        """(seconds, who ended) until the next sequence ends, or for about ``limit_s``: whole
+        tokens, at least one.
+        """
         self._admit()
         seconds = min(self._prefill_s, limit_s)
         self._prefill_s -= seconds
         if self._prefill_s or not self._running:
             return seconds, []
-        while self._ends[0][2] not in self._running or self._running[self._ends[0][2]].end != self._ends[0][0]:
+        while (
+            self._ends[0][2] not in self._running
+            or self._running[self._ends[0][2]].end != self._ends[0][0]
+        ):
             heapq.heappop(self._ends)
         left = self._ends[0][0] - self._steps
         steps = max(min(left, self._steps_within(limit_s - seconds)), 0 if seconds else 1)
@@ -118,7 +134,9 @@ class ContinuousBatch:
             del self._waiting[key]
             known = self._prefix_cache and self._groups[new.group] and not self._given[key]
             self._prefill_s += 0.0 if known else profile.prefill_s * new.cached
-            self._running[key] = _Sequence(new.group, new.cached, self._steps, self._steps + new.left)
+            self._running[key] = _Sequence(
+                new.group, new.cached, self._steps, self._steps + new.left
+            )
             self._groups[new.group] += 1
             self._offset += new.cached - self._steps
             self._order += 1
@@ -137,7 +155,9 @@ class ContinuousBatch:
         return steps * self._profile.step_s(running, self.cached) + growth
 
     def _steps_within(self, seconds: float) -> int:
-        """The most decoding steps that take no longer: the root of the quadratic that ``_decode_s`` is."""
+        """The most decoding steps that take no longer: the root of the quadratic that ``_decode_s``
+        is.
+        """
         half = self._profile.cached_s * len(self._running) / 2
         first = self._profile.step_s(len(self._running), self.cached) - half
         seconds += 1e-9  # a limit of exactly n steps allows n

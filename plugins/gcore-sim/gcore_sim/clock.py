@@ -1,4 +1,6 @@
-"""Spending time: in a thread by sleeping, in an event loop by its clock, which may be a virtual one."""
+"""Spending time: in a thread by sleeping, in an event loop by its clock, which may be a virtual
+one.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,18 @@ _spender: ContextVar[Callable[[float, Progress], None]] = ContextVar("spender", 
 
 
 def spend(seconds: float, progress: Progress = lambda: None) -> None:
-    """Lets ``seconds`` pass for whoever asked this backend; ``progress`` is called now and then meanwhile."""
+    """Lets ``seconds`` pass for whoever asked this backend; ``progress`` is called now and then
+    meanwhile.
+    """
     if seconds > 0:
         _spender.get()(seconds, progress)
 
 
 class LoopCompute:
-    """Runs a backend's calls in the event loop, one at a time. What they spend passes on the loop's clock before the
-    call is answered, so hundreds of backends need no thread each, and time may be virtual."""
+    """Runs a backend's calls in the event loop, one at a time. What they spend passes on the loop's
+    clock before the call is answered, so hundreds of backends need no thread each, and time may be
+    virtual.
+    """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()

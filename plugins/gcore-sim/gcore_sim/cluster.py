@@ -1,5 +1,5 @@
-"""A cluster on which placement policies are tried, step by step, on the same groups: what each step costs under each of
-them, under the best fixed split of that very step, and at least.
+"""A cluster on which placement policies are tried, step by step, on the same groups: what each step
+costs under each of them, under the best fixed split of that very step, and at least.
 
 The policies are the objects that decide in a run, and see what they would see there.
 """
@@ -15,7 +15,15 @@ import numpy as np
 from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play, room_of
 
 from gcore_core.oversampling import KeepRate, by_quarter
-from gcore_core.placement.devices import Cell, Decision, Device, Need, Partition, PlacementPolicy, Window
+from gcore_core.placement.devices import (
+    Cell,
+    Decision,
+    Device,
+    Need,
+    Partition,
+    PlacementPolicy,
+    Window,
+)
 from gcore_core.placement.measured import Outcome, Profile
 from gcore_core.protocols import Balancer, Work
 from gcore_sim.config import TrainerConfig
@@ -28,8 +36,9 @@ _SYNC_S = 10.0  # a push of weights and the wake after it
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """devices: of one kind. size: devices of a replica of either role. needed: groups that a step must keep; switch_s:
-    to change the roles of all devices. shards: controllers."""
+    """devices: of one kind. size: devices of a replica of either role. needed: groups that a step
+    must keep; switch_s: to change the roles of all devices. shards: controllers.
+    """
 
     devices: int
     size: int = 4
@@ -60,8 +69,11 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One step under one policy. share: of the cells, for the judges. best_s: of the best fixed split of this step,
-    bound_s: less than which no placement takes; train_s: preparation, training and the push, as under the oracle."""
+    """One step under one policy. share: of the cells, for the judges. best_s: of the best fixed
+    split of this step,
+    bound_s: less than which no placement takes; train_s: preparation, training and the push, as
+        under the oracle.
+    """
 
     policy: str
     step: int
@@ -127,8 +139,9 @@ def simulate(
     seed: int,
     balancer: Balancer | None = None,
 ) -> Iterator[Row]:
-    """The rows of every step: those of the policies, and one of the oracle. All share the rule of oversampling, which
-    learns from what the oracle's steps kept."""
+    """The rows of every step: those of the policies, and one of the oracle. All share the rule of
+    oversampling, which learns from what the oracle's steps kept.
+    """
     trials = {name: _Trial(policy, cluster.window()) for name, policy in policies.items()}
     rate = KeepRate()
     for step in range(steps):
@@ -137,7 +150,9 @@ def simulate(
         decided = {name: trial.decide(step) for name, trial in trials.items()}
         played = {name: plays.of(decision) for name, (decision, _, _) in decided.items()}
         judges, best = plays.best()
-        bound_s = lower_bound(groups.take(np.arange(best.issued)), cluster.replicas, cluster.profiles)
+        bound_s = lower_bound(
+            groups.take(np.arange(best.issued)), cluster.replicas, cluster.profiles
+        )
         facts: dict[str, Any] = {
             "best_s": best.seconds,
             "bound_s": bound_s,
@@ -147,13 +162,17 @@ def simulate(
             trials[name].measured(step, decision, played[name])
             share = len(decision.partition.cells[_JUDGE]) / max(len(_cells(decision)), 1)
             predicted_s = decision.predicted_s.get(decision.chosen)
-            yield _row(name, step, played[name], facts, (decision.mode, share, moved, took_s, predicted_s))
+            yield _row(
+                name, step, played[name], facts, (decision.mode, share, moved, took_s, predicted_s)
+            )
         yield _row(ORACLE, step, best, facts, ("split", judges / cluster.replicas, 0, 0.0, None))
         in_order = groups.kept[best.order]
         rate = rate.after(by_quarter(in_order), by_quarter(np.ones(len(in_order))))
 
 
-def _row(name: str, step: int, played: Played, facts: Mapping[str, Any], told: tuple[Any, ...]) -> Row:
+def _row(
+    name: str, step: int, played: Played, facts: Mapping[str, Any], told: tuple[Any, ...]
+) -> Row:
     mode, share, moved, took_s, predicted_s = told
     return Row(
         policy=name,
@@ -188,11 +207,16 @@ class _Plays:
             return self._play(Engines("colocated", n, n))
         if decision.mode == "coresident":
             return self._play(Engines("coresident", n, 0))
-        devices = [sum(len(c.devices) for c in decision.partition.cells[role]) for role in (_POLICY, _JUDGE)]
+        devices = [
+            sum(len(c.devices) for c in decision.partition.cells[role])
+            for role in (_POLICY, _JUDGE)
+        ]
         return self._play(Engines("split", devices[0] // size, devices[1] // size))
 
     def best(self) -> tuple[int, Played]:
-        """(replicas that judge, rollout) of the best fixed split: a coarse grid, then ever closer around its least."""
+        """(replicas that judge, rollout) of the best fixed split: a coarse grid, then ever closer
+        around its least.
+        """
         n = self._cluster.replicas
         for share in np.geomspace(0.05, 0.7, 9):
             self._split(round(share * n))
@@ -221,13 +245,23 @@ class _Plays:
             if engines.mode == "coresident":
                 profiles = coresident(profiles)
             dealing = room_of(cluster.shards), cluster.shards
-            played = play(self._groups, engines, profiles, cluster.needed, self._rate, cluster.switch_s, dealing)
+            played = play(
+                self._groups,
+                engines,
+                profiles,
+                cluster.needed,
+                self._rate,
+                cluster.switch_s,
+                dealing,
+            )
             self._known[engines] = played
         return self._known[engines]
 
 
 def train_s(cluster: Cluster, played: Played, balancer: Balancer | None) -> float:
-    """Preparation, training and the push of what a rollout kept, on all devices; without a balancer ranks are even."""
+    """Preparation, training and the push of what a rollout kept, on all devices; without a balancer
+    ranks are even.
+    """
     chosen = np.flatnonzero(played.groups.kept[: played.issued])[: cluster.needed]
     groups = played.groups.take(chosen)
     lengths = (groups.policy + groups.policy_prompt).ravel()

@@ -20,11 +20,14 @@ class _VirtualPolicy(asyncio.DefaultEventLoopPolicy):
 def run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="g-core sim run",
-        description="Runs a job of emulated backends in one process, on virtual time: seconds are the emulated "
+        description="Runs a job of emulated backends in one process, on virtual time: seconds "
+        "are the emulated "
         "cluster's, and nobody waits for them. Times are not scaled unless an override says so.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that win over the file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+    )
     args = parser.parse_intermixed_args(words)
     overrides = [*_unscaled(args.file, args.overrides), *args.overrides, "launcher.use=sim/inline"]
     asyncio.set_event_loop_policy(_VirtualPolicy())
@@ -35,7 +38,13 @@ def run(words: list[str]) -> int:
 
 
 def _unscaled(file: Path, overrides: Sequence[str]) -> list[str]:
-    """Overrides that take the scale of time out of every emulated backend: there is no need to hurry."""
+    """Overrides that take the scale of time out of every emulated backend: there is no need to
+    hurry.
+    """
     plan = config.load(file, [*overrides, "launcher.use=sim/inline"])
-    scaled = [path for path, chosen in plan.provided.items() if "time_scale" in plan.at(path)["config"]]
-    return [f"{path}.config.time_scale=1.0" for path in scaled if plan.provided[path].plugin == "sim"]
+    scaled = [
+        path for path, chosen in plan.provided.items() if "time_scale" in plan.at(path)["config"]
+    ]
+    return [
+        f"{path}.config.time_scale=1.0" for path in scaled if plan.provided[path].plugin == "sim"
+    ]

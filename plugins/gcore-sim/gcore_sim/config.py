@@ -1,4 +1,6 @@
-"""What may be set below ``config:``. Times are seconds of the emulated cluster; ``time_scale`` makes them shorter."""
+"""What may be set below ``config:``. Times are seconds of the emulated cluster; ``time_scale``
+makes them shorter.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any, Literal
 from gcore_core.errors import ConfigError
 from gcore_core.processes.config import LocalConfig
 
-#: workload -> (prompt tokens, answer tokens: median and sigma of log-normal ones, most answer tokens)
+#: workload -> (prompt tokens, answer tokens: median and sigma of log-normal ones, most answer
+#: tokens)
 KINDS: dict[str, tuple[int, int, float, int]] = {
     "chat": (256, 350, 0.8, 3840),
     "rl16k": (512, 2500, 1.0, 16384),
@@ -23,13 +26,18 @@ def _require(holds: bool, where: str, what: str) -> None:
 
 def _at_least_zero(settings: Any, *names: str) -> None:
     for name in names:
-        _require(getattr(settings, name) >= 0, name, f"must not be negative, is {getattr(settings, name)}")
+        _require(
+            getattr(settings, name) >= 0,
+            name,
+            f"must not be negative, is {getattr(settings, name)}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineProfile:
-    """How long an engine takes. The defaults are a roofline, not a measurement: a dense model of 32e9 parameters in
-    bfloat16 on four devices of 80 GB, 3.35 TB/s and 989 TFLOP/s."""
+    """How long an engine takes. The defaults are a roofline, not a measurement: a dense model of
+    32e9 parameters in bfloat16 on four devices of 80 GB, 3.35 TB/s and 989 TFLOP/s.
+    """
 
     base_s: float = 0.012
     """One decoding step, whatever the batch: the weights are read."""
@@ -42,20 +50,26 @@ class EngineProfile:
     max_running: int = 256
     """Sequences that run at a time; others wait, first come first served."""
     cache_tokens: int = 750_000
-    """A sequence is let in while the cache has room for its prompt; those that run then grow without limit."""
+    """A sequence is let in while the cache has room for its prompt; those that run then grow
+    without limit.
+    """
 
     def __post_init__(self) -> None:
         _at_least_zero(self, "base_s", "running_s", "cached_s", "prefill_s")
         _require(self.max_running >= 1, "max_running", f"must be at least 1, is {self.max_running}")
 
     def step_s(self, running: int, cached: float) -> float:
-        """Seconds of one decoding step: a token for each of ``running`` sequences, ``cached`` tokens in all."""
+        """Seconds of one decoding step: a token for each of ``running`` sequences, ``cached``
+        tokens in all.
+        """
         return self.base_s + self.running_s * running + self.cached_s * cached
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What a record carries besides its tokens, as an image or a video would be: medium ``payload``, uint8."""
+    """What a record carries besides its tokens, as an image or a video would be: medium
+    ``payload``, uint8.
+    """
 
     nbytes: int = 0
     """Of one record."""
@@ -74,7 +88,9 @@ class GeneratorConfig:
     prefix_cache: bool = True
     """The prompt of a group is prefilled once while one of its samples runs."""
     tick_s: float = 0.5
-    """A step of the engine ends with the next answer, or after this time: what is new joins then."""
+    """A step of the engine ends with the next answer, or after this time: what is new joins
+    then.
+    """
     context_length: int = 131_072
     """A longer prompt fails."""
     answer_median: float = 12.0
@@ -95,13 +111,18 @@ class GeneratorConfig:
     def __post_init__(self) -> None:
         _at_least_zero(self, "weights_gb", "push_s_per_gb", "sleep_s", "wake_s", "time_scale")
         _require(self.tick_s > 0, "tick_s", f"must be positive, is {self.tick_s}")
-        _require(self.max_new_tokens >= 1, "max_new_tokens", f"must be at least 1, is {self.max_new_tokens}")
+        _require(
+            self.max_new_tokens >= 1,
+            "max_new_tokens",
+            f"must be at least 1, is {self.max_new_tokens}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """A rank takes ``record_s + token_s L + token2_s L^2`` for a record of L tokens, forward and backward. The defaults
-    are the arithmetic of the generator's model and devices, at 35% of their peak.
+    """A rank takes ``record_s + token_s L + token2_s L^2`` for a record of L tokens, forward and
+    backward. The defaults are the arithmetic of the generator's model and devices, at 35% of their
+    peak.
 
     A rank waits for no other between updates: a step takes as long as its longest rank.
     """
@@ -123,7 +144,9 @@ class TrainerConfig:
     """All times are multiplied by it; 0 spends none."""
 
     def __post_init__(self) -> None:
-        _at_least_zero(self, "record_s", "token_s", "token2_s", "prepare_share", "update_s", "time_scale")
+        _at_least_zero(
+            self, "record_s", "token_s", "token2_s", "prepare_share", "update_s", "time_scale"
+        )
 
     def record_seconds(self, length: int) -> float:
         """Forward and backward of one record of ``length`` tokens, prompt and answer."""
@@ -132,8 +155,9 @@ class TrainerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig:
-    """Judges that are always busy: each record takes its share of ``replicas`` engines that run ``running`` verdicts
-    at a time. What one verdict waits for its last token is not emulated, since a scorer is asked one call at a time.
+    """Judges that are always busy: each record takes its share of ``replicas`` engines that run
+    ``running`` verdicts at a time. What one verdict waits for its last token is not emulated, since
+    a scorer is asked one call at a time.
     """
 
     profile: EngineProfile = field(default_factory=EngineProfile)
@@ -149,7 +173,9 @@ class JudgeConfig:
     decided: float = 0.0
     """Share of prompts whose answers are all good or all bad: groups that do not teach."""
     reads: bool = False
-    """Go over every byte of what records show, as a model that sees it does, and check that it is what was stored."""
+    """Go over every byte of what records show, as a model that sees it does, and check that it is
+    what was stored.
+    """
     seed: int = 0
     time_scale: float = 1.0
     """All times are multiplied by it; 0 spends none."""
@@ -157,14 +183,22 @@ class JudgeConfig:
     def __post_init__(self) -> None:
         _at_least_zero(self, "verdict_median", "time_scale")
         for name in ("replicas", "running"):
-            _require(getattr(self, name) >= 1, name, f"must be at least 1, is {getattr(self, name)}")
+            _require(
+                getattr(self, name) >= 1, name, f"must be at least 1, is {getattr(self, name)}"
+            )
         for name in ("solved", "decided"):
-            _require(0 <= getattr(self, name) <= 1, name, f"must be from 0 to 1, is {getattr(self, name)}")
+            _require(
+                0 <= getattr(self, name) <= 1,
+                name,
+                f"must be from 0 to 1, is {getattr(self, name)}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
-    """Makes the prompts that one controller gets in the first pass longer than those of the others."""
+    """Makes the prompts that one controller gets in the first pass longer than those of the
+    others.
+    """
 
     shards: int = 0
     """How many controllers there are: ${controller.shards}. 0: no skew."""
@@ -179,8 +213,9 @@ class Skew:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """Rows that change with the ordinal that they have in the first pass: from the first to the second value of each
-    pair, medians geometrically. Lengths are log-normal, in tokens."""
+    """Rows that change with the ordinal that they have in the first pass: from the first to the
+    second value of each pair, medians geometrically. Lengths are log-normal, in tokens.
+    """
 
     ordinals: int = 0
     """After how many the second values are reached; 0: no drift."""
@@ -199,7 +234,11 @@ class Drift:
         _at_least_zero(self, "ordinals", "answer_sigma", "verdict_sigma")
         for name in ("answer", "verdict", "keep"):
             pair = getattr(self, name)
-            _require(len(pair) == 2 and min(pair) > 0, f"drift.{name}", f"must be two positive numbers, is {pair}")
+            _require(
+                len(pair) == 2 and min(pair) > 0,
+                f"drift.{name}",
+                f"must be two positive numbers, is {pair}",
+            )
         _require(max(self.keep) <= 1, "drift.keep", f"must be at most 1, is {max(self.keep):g}")
 
 
@@ -219,8 +258,9 @@ class AsksConfig:
 class PromptsConfig:
     rows: int = 100_000
     kind: Literal["chat", "rl16k", "rl64k"] = "rl16k"
-    """Lengths of prompts and answers, both log-normal: chat about 256 and 350 tokens, rl16k 512 and 2,500 (at most
-    16,384), rl64k 512 and 6,000 (at most 65,536)."""
+    """Lengths of prompts and answers, both log-normal: chat about 256 and 350 tokens, rl16k 512 and
+    2,500 (at most 16,384), rl64k 512 and 6,000 (at most 65,536).
+    """
     correlation: float = 0.5
     """How much of the variance of an answer's log-length its prompt decides."""
     prompt_tokens: list[int] = field(default_factory=list)
@@ -233,19 +273,25 @@ class PromptsConfig:
 
     def __post_init__(self) -> None:
         _require(self.rows >= 1, "rows", f"must be at least 1, is {self.rows}")
-        _require(0 <= self.correlation <= 1, "correlation", f"must be from 0 to 1, is {self.correlation}")
+        _require(
+            0 <= self.correlation <= 1, "correlation", f"must be from 0 to 1, is {self.correlation}"
+        )
         for name in ("prompt_tokens", "answer_tokens"):
             _require(all(n >= 1 for n in getattr(self, name)), name, "each must be at least 1")
         shards, shard = self.skew.shards, self.skew.shard
-        _require(not shards or 0 <= shard < shards, "skew.shard", f"there is no shard {shard} of {shards}")
+        _require(
+            not shards or 0 <= shard < shards,
+            "skew.shard",
+            f"there is no shard {shard} of {shards}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrowdConfig(LocalConfig):
     """As of ``core/local``, and
 
-    processes: hosts that share the emulated workers. Controllers, and whatever is not emulated, have processes of
-        their own.
+    processes: hosts that share the emulated workers. Controllers, and whatever is not emulated,
+        have processes of their own.
     """
 
     processes: int = 4

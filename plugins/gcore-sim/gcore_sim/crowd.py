@@ -1,7 +1,7 @@
 """``sim/crowd``: a site on this machine whose emulated workers share a few host processes.
 
-Everything else is the core's: the agent with its slabs, the sockets, a process for each controller. ``sim/inline`` is
-the same with no processes at all, for a loop whose clock may be a virtual one.
+Everything else is the core's: the agent with its slabs, the sockets, a process for each controller.
+``sim/inline`` is the same with no processes at all, for a loop whose clock may be a virtual one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class CrowdLauncher:
 
 
 class InlineCrowdLauncher:
-    """The settings are those of the crowd, so that a job need not be changed; they have no meaning here."""
+    """The settings are those of the crowd, so that a job need not be changed; they have no meaning
+    here.
+    """
 
     def __init__(self, config: CrowdConfig) -> None:
         pass
@@ -60,7 +62,9 @@ class InlineCrowdLauncher:
 
 
 class Crowd:
-    """The agent as the supervisor sees it. Some workers are started here, everything else is the agent's own."""
+    """The agent as the supervisor sees it. Some workers are started here, everything else is the
+    agent's own.
+    """
 
     def __init__(self, agent: Peer) -> None:
         self.name = agent.name
@@ -68,7 +72,9 @@ class Crowd:
         self._exits: asyncio.Queue[WorkerExit | Exception] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def call(self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0) -> T:
+    async def call(
+        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
+    ) -> T:
         if isinstance(request, SpawnRequest):
             request = SpawnRequest(await self.start(request.workers))
         answer = await self._agent.call(method, request, reply, deadline_s=deadline_s)
@@ -81,7 +87,9 @@ class Crowd:
     ) -> AsyncGenerator[T, None]:
         """The exits that the agent streams, and those of workers that were started here."""
         stream = self._agent.stream(method, request, item, deadline_s=deadline_s)
-        self._tasks.append(asyncio.ensure_future(self._relay(cast(AsyncGenerator[WorkerExit, None], stream))))
+        self._tasks.append(
+            asyncio.ensure_future(self._relay(cast(AsyncGenerator[WorkerExit, None], stream)))
+        )
         while True:
             gone = await self._exits.get()
             if isinstance(gone, Exception):
@@ -113,7 +121,9 @@ class Crowd:
 
 
 class Hosts(Crowd):
-    """Emulated workers are dealt to host processes, which end with the process that started them."""
+    """Emulated workers are dealt to host processes, which end with the process that started
+    them.
+    """
 
     def __init__(self, agent: Peer, processes: int, logs: Path) -> None:
         super().__init__(agent)
@@ -126,7 +136,9 @@ class Hosts(Crowd):
         for number in range(min(self._most, len(own))):
             spec = HostSpec(name=f"host.{number}", workers=own[number :: self._most])
             log = self._logs / f"{spec.name}.log"
-            process, lifeline = await spawn_process([sys.executable, "-u", "-m", "gcore_sim.host"], spec, log)
+            process, lifeline = await spawn_process(
+                [sys.executable, "-u", "-m", "gcore_sim.host"], spec, log
+            )
             self._processes[spec.name] = process
             self._lifelines.append(lifeline)
             self._tasks.append(asyncio.ensure_future(self._watch(spec.name, process, log)))
@@ -151,16 +163,21 @@ class Hosts(Crowd):
 
 
 class Tasks(Crowd):
-    """All workers, controllers too, are tasks of this loop. Unlike inside the core's own inline agent, a policy may
-    have many ranks, since emulated ones do not meet."""
+    """All workers, controllers too, are tasks of this loop. Unlike inside the core's own inline
+    agent, a policy may have many ranks, since emulated ones do not meet.
+    """
 
     def __init__(self, agent: Peer, network: InlineView) -> None:
         super().__init__(agent)
         self._network = network
 
     async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
-        self._tasks += [asyncio.ensure_future(self._run(spec)) for spec in workers if _runs_here(spec)]
-        return [spec for spec in workers if not _runs_here(spec)]  # the agent refuses them, and says why
+        self._tasks += [
+            asyncio.ensure_future(self._run(spec)) for spec in workers if _runs_here(spec)
+        ]
+        return [
+            spec for spec in workers if not _runs_here(spec)
+        ]  # the agent refuses them, and says why
 
     async def _run(self, spec: WorkerSpec) -> None:
         code = 1

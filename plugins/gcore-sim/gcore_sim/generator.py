@@ -1,4 +1,6 @@
-"""The emulated generator: real records through the real path, at the time a model of an engine says."""
+"""The emulated generator: real records through the real path, at the time a model of an engine
+says.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec,
 from gcore_sim.batching import ContinuousBatch, Key
 from gcore_sim.clock import spend
 from gcore_sim.config import GeneratorConfig
-from gcore_sim.policy import END, LETTERS, Table, codes_of, initial_table, table_of, tensors_of, weight_specs
+from gcore_sim.policy import (
+    END,
+    LETTERS,
+    Table,
+    codes_of,
+    initial_table,
+    table_of,
+    tensors_of,
+    weight_specs,
+)
 from gcore_sim.prompts import AnswerLengths, answer_lengths
 
 _BYTES_PER_GB = 10**9
@@ -24,7 +35,9 @@ _SHIFTS = 1 << 16  # payloads that differ
 
 @dataclass
 class _Sample:
-    """past: (tokens at the end, weights version, table) of each version that sampled a part of it, but the present."""
+    """past: (tokens at the end, weights version, table) of each version that sampled a part of it,
+    but the present.
+    """
 
     request: SampleRequest
     prompt: int
@@ -34,12 +47,16 @@ class _Sample:
 
 
 class SimGenerator:
-    """An answer's length is drawn by its seed as its row says, its letters by its seed and the weights."""
+    """An answer's length is drawn by its seed as its row says, its letters by its seed and the
+    weights.
+    """
 
     def __init__(self, config: GeneratorConfig, context: WorkerContext) -> None:
         self.version = 0
         self._config, self._progress = config, context.progress
-        self._lengths = AnswerLengths(config.answer_median, config.answer_sigma, config.max_new_tokens)
+        self._lengths = AnswerLengths(
+            config.answer_median, config.answer_sigma, config.max_new_tokens
+        )
         self._batch = ContinuousBatch(config.profile, config.prefix_cache)
         self._samples: dict[Key, _Sample] = {}
         self._failed: list[Finished] = []
@@ -52,13 +69,19 @@ class SimGenerator:
             prompt = _prompt_tokens(request)
             if prompt > self._config.context_length:
                 versions = self.version, self.version
-                failed = Finished(request=request, status=FAILED, versions=versions, reason="prompt_too_long")
+                failed = Finished(
+                    request=request, status=FAILED, versions=versions, reason="prompt_too_long"
+                )
                 self._failed.append(failed)
                 continue
             lengths = answer_lengths(request.prompt.fields, self._lengths)
             drawn = max(1, round(lengths.median)) if request.greedy else lengths.draw(request.seed)
-            answer, status = (drawn, FINISHED) if drawn <= lengths.limit else (lengths.limit, TRUNCATED)
-            self._samples[request.ordinal, request.sample] = _Sample(request, prompt, answer, status)
+            answer, status = (
+                (drawn, FINISHED) if drawn <= lengths.limit else (lengths.limit, TRUNCATED)
+            )
+            self._samples[request.ordinal, request.sample] = _Sample(
+                request, prompt, answer, status
+            )
             self._batch.add((request.ordinal, request.sample), prompt, answer)
 
     def step(self) -> list[Finished]:
@@ -81,10 +104,14 @@ class SimGenerator:
 
     def _finished(self, key: Key, aborted_after: int | None) -> Finished:
         sample = self._samples.pop(key)
-        status, answer = (sample.status, sample.answer) if aborted_after is None else (ABORTED, aborted_after)
+        status, answer = (
+            (sample.status, sample.answer) if aborted_after is None else (ABORTED, aborted_after)
+        )
         parts = [*sample.past, (answer, self.version, self._table)]
         if sample.request.greedy:
-            letters = [np.full(answer, table.logits[:END].argmax(), np.uint8) for _, _, table in parts]
+            letters = [
+                np.full(answer, table.logits[:END].argmax(), np.uint8) for _, _, table in parts
+            ]
         else:
             codes = codes_of(sample.request.seed, answer)
             letters = [table.letter_of[codes] for _, _, table in parts]
@@ -96,7 +123,8 @@ class SimGenerator:
             logp[begun:end] = table.logp[actions[begun:end]]
             begun = end
         columns = {
-            "prompt_ids": (np.arange(sample.prompt, dtype=np.int32) + sample.request.prompt.row) % np.int32(END),
+            "prompt_ids": (np.arange(sample.prompt, dtype=np.int32) + sample.request.prompt.row)
+            % np.int32(END),
             "action_ids": actions,
             "logp": logp,
             "action_mask": np.ones(answer, np.uint8),
@@ -105,23 +133,31 @@ class SimGenerator:
         }
         media = {"payload": self._payload(sample.request)} if self._config.payload.nbytes else {}
         versions = parts[0][1], self.version
-        return Finished(request=sample.request, status=status, versions=versions, columns=columns, media=media)
+        return Finished(
+            request=sample.request, status=status, versions=versions, columns=columns, media=media
+        )
 
     def _payload(self, request: SampleRequest) -> np.ndarray:
-        """A view of one memory for all, from another place for each record, so that nothing is copied here."""
+        """A view of one memory for all, from another place for each record, so that nothing is
+        copied here.
+        """
         payload = self._config.payload
         name = f"{request.ordinal}" if payload.shared else f"{request.ordinal}/{request.sample}"
         shift = xxhash.xxh3_64_intdigest(name.encode()) % _SHIFTS
         return _noise(payload.nbytes + _SHIFTS)[shift : shift + payload.nbytes]
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
         if plan.version < self.version:
             what = f"version {plan.version} is older than {self.version}"
-            raise WeightMismatch(what, where=f"tensor {plan.tensors[0].name!r}" if plan.tensors else "")
+            raise WeightMismatch(
+                what, where=f"tensor {plan.tensors[0].name!r}" if plan.tensors else ""
+            )
         if other := set(plan.tensors) ^ set(weight_specs()):
-            raise WeightMismatch("the push is of another model", where=f"tensor {min(s.name for s in other)!r}")
+            raise WeightMismatch(
+                "the push is of another model", where=f"tensor {min(s.name for s in other)!r}"
+            )
         self._incoming.clear()
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -139,9 +175,11 @@ class SimGenerator:
         self.version = plan.version
 
     def fingerprint(self) -> dict[str, int]:
-        return {spec.name: xxhash.xxh3_64_intdigest(part.data) for spec, part in tensors_of(self._table)}
+        return {
+            spec.name: xxhash.xxh3_64_intdigest(part.data) for spec, part in tensors_of(self._table)
+        }
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     @property
     def memory_bytes(self) -> int:
@@ -172,7 +210,9 @@ def _prompt_tokens(request: SampleRequest) -> int:
 
 @lru_cache(maxsize=2)
 def _noise(nbytes: int) -> np.ndarray:
-    """uint8[nbytes], read-only: a megabyte of random bytes again and again. One for all workers of a process."""
+    """uint8[nbytes], read-only: a megabyte of random bytes again and again. One for all workers of
+    a process.
+    """
     noise = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), nbytes)
     noise.flags.writeable = False
     return noise

@@ -1,6 +1,8 @@
-"""Many emulated workers in one process: ``python -m gcore_sim.host``; started by the crowd's launcher only.
+"""Many emulated workers in one process: ``python -m gcore_sim.host``; started by the crowd's
+launcher only.
 
-Every worker is the core's own, with a service, a network and a socket to itself. Only the thread in which it would
+Every worker is the core's own, with a service, a network and a socket to itself. Only the thread in
+which it would
 compute is missing: its backend spends time on the loop's clock.
 """
 
@@ -33,16 +35,20 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_emulated(spec: WorkerSpec) -> bool:
-    """Whether it is a replica or a rank that only spends time; others could hold up those that share its process.
+    """Whether it is a replica or a rank that only spends time; others could hold up those that
+    share its process.
 
     Scorers are few, and each of them hears of every record, so they are better off alone.
     """
-    return "backend" in spec.factories and spec.factories["backend"].factory.startswith("gcore_sim.")
+    return "backend" in spec.factories and spec.factories["backend"].factory.startswith(
+        "gcore_sim."
+    )
 
 
 async def serve(spec: WorkerSpec, connect: Callable[[], Network]) -> None:
     """Runs a worker as its own process would: until it ends, and anew when it gives itself up."""
-    # An engine's step ends with an answer; it must not be asked to go on before the time for that has passed.
+    # An engine's step ends with an answer; it must not be asked to go on before the time for that
+    # has passed.
     spec = msgspec.structs.replace(spec, settings={**spec.settings, "batch_s": 0.0})
     for _ in range(spec.restarts + 1):
         if await _ended_by_itself(spec, connect()):
@@ -53,7 +59,9 @@ async def serve(spec: WorkerSpec, connect: Callable[[], Network]) -> None:
 async def _ended_by_itself(spec: WorkerSpec, network: Network) -> bool:
     """False when the worker gave itself up. Raises what it raised."""
     given_up = asyncio.Event()
-    running = asyncio.ensure_future(Worker(spec, network, LoopCompute(), lambda code: given_up.set()).run())
+    running = asyncio.ensure_future(
+        Worker(spec, network, LoopCompute(), lambda code: given_up.set()).run()
+    )
     waiting = asyncio.ensure_future(given_up.wait())
     try:
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,12 +79,21 @@ async def _ended_by_itself(spec: WorkerSpec, network: Network) -> bool:
 async def _main(spec: HostSpec, lifeline: int) -> None:
     # Readable means ended: the launcher is gone, or has no more use for this host.
     asyncio.get_running_loop().add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
-    await asyncio.gather(*(serve(worker, partial(RpcNetwork, worker.peers, worker.secret)) for worker in spec.workers))
+    await asyncio.gather(
+        *(
+            serve(worker, partial(RpcNetwork, worker.peers, worker.secret))
+            for worker in spec.workers
+        )
+    )
 
 
 def main() -> None:
-    spec, lifeline = read_spec("a host of emulated workers; started by the crowd's launcher only", HostSpec)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    spec, lifeline = read_spec(
+        "a host of emulated workers; started by the crowd's launcher only", HostSpec
+    )
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
+    )
     code = 0
     try:
         asyncio.run(_main(spec, lifeline))

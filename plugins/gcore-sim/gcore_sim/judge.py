@@ -14,11 +14,15 @@ from gcore_sim.prompts import AnswerLengths
 
 
 class SimJudge:
-    """Reward and length of a verdict depend on (seed, ordinal, sample), so asking again gives the same."""
+    """Reward and length of a verdict depend on (seed, ordinal, sample), so asking again gives the
+    same.
+    """
 
     def __init__(self, config: JudgeConfig, context: WorkerContext) -> None:
         self._config, self._progress = config, context.progress
-        self._verdicts = AnswerLengths(config.verdict_median, config.verdict_sigma, config.verdict_limit)
+        self._verdicts = AnswerLengths(
+            config.verdict_median, config.verdict_sigma, config.verdict_limit
+        )
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         seconds = sum(self.seconds(record) for record in records)
@@ -26,20 +30,32 @@ class SimJudge:
         for record in records if self._config.reads else ():
             for name, array in record.media.items():
                 if xxhash.xxh3_64_intdigest(array.data) != record.refs[name].digest:
-                    raise DataError(f"{name!r} is not what was stored", where=f"ordinal {record.ordinal}")
+                    raise DataError(
+                        f"{name!r} is not what was stored", where=f"ordinal {record.ordinal}"
+                    )
         return [Score(value=self._value(record)) for record in records]
 
     def seconds(self, record: ScoredRecord) -> float:
-        """Its share of the judges' time: its tokens are read once, and one of ``running`` verdicts is written."""
+        """Its share of the judges' time: its tokens are read once, and one of ``running`` verdicts
+        is written.
+        """
         config, profile = self._config, self._config.profile
-        read = config.instructions + record.columns["prompt_ids"].size + record.columns["action_ids"].size
-        written = min(self._verdicts.draw(self._chance_of("verdict", record, 2**64)), config.verdict_limit)
+        read = (
+            config.instructions
+            + record.columns["prompt_ids"].size
+            + record.columns["action_ids"].size
+        )
+        written = min(
+            self._verdicts.draw(self._chance_of("verdict", record, 2**64)), config.verdict_limit
+        )
         cached = config.running * (read + written / 2)
         step_s = profile.step_s(config.running, cached)
         return (profile.prefill_s * read + written * step_s / config.running) / config.replicas
 
     def _value(self, record: ScoredRecord) -> float:
-        group = xxhash.xxh3_64_intdigest(f"{self._config.seed}/{record.prompt.row}".encode()) / 2**64
+        group = (
+            xxhash.xxh3_64_intdigest(f"{self._config.seed}/{record.prompt.row}".encode()) / 2**64
+        )
         if group < self._config.decided:
             return float(group < self._config.decided * self._config.solved)
         return float(self._chance_of("reward", record, 2**32) / 2**32 < self._config.solved)

@@ -1,4 +1,6 @@
-"""The objective of the emulated trainer, for whoever asks for it by name: the trainer has its own built in."""
+"""The objective of the emulated trainer, for whoever asks for it by name: the trainer has its own
+built in.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ class PolicyGradient:
     def __init__(self, config: None) -> None:
         pass
 
-    def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def loss(
+        self, columns: Mapping[str, Any], current: Mapping[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
         trained = columns["mask"]
         logp = current["logp"][trained]
         return -(columns["advantage"][trained] * logp).sum(), trained.sum().to(logp.dtype), {}

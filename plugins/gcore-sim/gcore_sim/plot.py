@@ -1,4 +1,6 @@
-"""Steps of a simulation as a picture. The only module that needs matplotlib: ``pip install gcore-sim[plot]``."""
+"""Steps of a simulation as a picture. The only module that needs matplotlib: ``pip install
+gcore-sim[plot]``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from gcore_sim.cluster import ORACLE, Row
 
 
 def plot(rows: Sequence[Row], file: Path, title: str = "") -> None:
-    """Seconds and judges' cells of every step, a line for each policy; idle shares, a bar for each."""
+    """Seconds and judges' cells of every step, a line for each policy; idle shares, a bar for
+    each.
+    """
     try:
         from matplotlib import pyplot
     except ImportError:
@@ -23,9 +27,16 @@ def plot(rows: Sequence[Row], file: Path, title: str = "") -> None:
         own = [row for row in rows if row.policy == name]
         dashed = "--" if name == ORACLE else "-"
         color = "black" if name == ORACLE else None
-        (line,) = seconds.plot([row.step for row in own], [row.seconds for row in own], dashed, color=color, label=name)
+        (line,) = seconds.plot(
+            [row.step for row in own], [row.seconds for row in own], dashed, color=color, label=name
+        )
         if all(row.mode == "split" for row in own):
-            shares.plot([row.step for row in own], [row.share for row in own], dashed, color=line.get_color())
+            shares.plot(
+                [row.step for row in own],
+                [row.share for row in own],
+                dashed,
+                color=line.get_color(),
+            )
     causes = list(rows[0].idle)
     left = [0.0] * len(names)
     for cause in causes:

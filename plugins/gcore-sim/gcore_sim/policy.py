@@ -1,4 +1,6 @@
-"""What stands for a model: a table of letters, one distribution whatever came before. It can be pushed and learned."""
+"""What stands for a model: a table of letters, one distribution whatever came before. It can be
+pushed and learned.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _CODE_BITS = 12
 
 @dataclass(frozen=True)
 class Table:
-    """logits, logp: float32[27]. letter_of: uint8[4096], so that equal chances of codes are chances of letters."""
+    """logits, logp: float32[27]. letter_of: uint8[4096], so that equal chances of codes are chances
+    of letters.
+    """
 
     logits: np.ndarray
     logp: np.ndarray

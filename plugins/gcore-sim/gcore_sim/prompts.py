@@ -1,4 +1,6 @@
-"""``sim/prompts``: rows that say how long their prompt is, and how answers to it are distributed."""
+"""``sim/prompts``: rows that say how long their prompt is, and how answers to it are
+distributed.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,15 @@ class AnswerLengths:
 
 
 class SimPrompts:
-    """Fields of a row: prompt_tokens, answer_median, answer_sigma, answer_limit; tokens all but the sigma. Of one that
-    drifts the same of its verdict, and ``teaches``."""
+    """Fields of a row: prompt_tokens, answer_median, answer_sigma, answer_limit; tokens all but the
+    sigma. Of one that drifts the same of its verdict, and ``teaches``.
+    """
 
     def __init__(self, config: PromptsConfig) -> None:
         self._config = config
-        self._longer = _rows_of_a_shard(config.rows, config.skew) if config.skew.shards else frozenset()
+        self._longer = (
+            _rows_of_a_shard(config.rows, config.skew) if config.skew.shards else frozenset()
+        )
 
     def __len__(self) -> int:
         return self._config.rows
@@ -47,7 +52,11 @@ class SimPrompts:
         if not 0 <= row < config.rows:
             raise IndexError(f"row {row} of {config.rows}")
         prompt, median, sigma, limit = KINDS[config.kind]
-        own, shared = np.random.Generator(np.random.Philox(key=[config.seed, row])).standard_normal(2).tolist()
+        own, shared = (
+            np.random.Generator(np.random.Philox(key=[config.seed, row]))
+            .standard_normal(2)
+            .tolist()
+        )
         tokens = prompt * math.exp(_PROMPT_SIGMA * own)
         answer = median * math.exp(sigma * math.sqrt(config.correlation) * shared)
         sigma *= math.sqrt(1 - config.correlation)
@@ -57,7 +66,9 @@ class SimPrompts:
         if config.drift.ordinals:
             drift, x = config.drift, _drifted(config.drift, config.rows)[row]
             sigma, limit = drift.answer_sigma, drift.answer_limit
-            answer = _between(drift.answer, x) * math.exp(sigma * math.sqrt(config.correlation) * shared)
+            answer = _between(drift.answer, x) * math.exp(
+                sigma * math.sqrt(config.correlation) * shared
+            )
             sigma *= math.sqrt(1 - config.correlation)
             chance = np.random.Generator(np.random.Philox(key=[config.seed + 1, row])).random()
             drifted = {
@@ -95,7 +106,9 @@ def answer_lengths(fields: Mapping[str, Any], default: AnswerLengths) -> AnswerL
 @lru_cache(maxsize=8)
 def _rows_of_a_shard(rows: int, skew: Skew) -> frozenset[int]:
     """The rows whose ordinals in the first pass belong to the shard."""
-    return frozenset(row_of(ordinal, rows, skew.seed)[1] for ordinal in range(skew.shard, rows, skew.shards))
+    return frozenset(
+        row_of(ordinal, rows, skew.seed)[1] for ordinal in range(skew.shard, rows, skew.shards)
+    )
 
 
 def _between(ends: Sequence[float], x: float) -> float:

@@ -33,32 +33,49 @@ class SimTrainer:
         self._seconds = np.zeros(0)  # of one epoch over each record
         self._gaps = np.zeros(0)  # float64[R]: largest difference to the log-probs of the rollout
 
-    def prepare(self, records: Sequence[TrainRecord], scalars: frozenset[str]) -> list[dict[str, float]]:
+    def prepare(
+        self, records: Sequence[TrainRecord], scalars: frozenset[str]
+    ) -> list[dict[str, float]]:
         columns = [record.columns for record in records]
-        for array in (array for record in records if self._config.reads for array in record.media.values()):
+        for array in (
+            array for record in records if self._config.reads for array in record.media.values()
+        ):
             xxhash.xxh3_64_intdigest(array.data)
         lengths = [held["prompt_ids"].size + held["action_ids"].size for held in columns]
-        self._seconds = np.array([self._config.record_seconds(length) for length in lengths], np.float64)
+        self._seconds = np.array(
+            [self._config.record_seconds(length) for length in lengths], np.float64
+        )
         self._minibatch = np.array([record.minibatch for record in records], np.int64)
-        counts = [np.bincount(held["action_ids"][held["action_mask"] != 0], minlength=len(LETTERS)) for held in columns]
+        counts = [
+            np.bincount(held["action_ids"][held["action_mask"] != 0], minlength=len(LETTERS))
+            for held in columns
+        ]
         self._counts = np.array(counts, np.float64).reshape(len(records), len(LETTERS))
         logp = self._table.logp
-        gaps = [np.abs(logp[held["action_ids"]] - held["logp"]).max(initial=0.0) for held in columns]
+        gaps = [
+            np.abs(logp[held["action_ids"]] - held["logp"]).max(initial=0.0) for held in columns
+        ]
         self._gaps = np.array(gaps, np.float64)
         self._spend(self._config.prepare_share * float(self._seconds.sum()))
         return [dict.fromkeys(scalars, 0.0) for _ in records]
 
-    def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+    def train(
+        self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+    ) -> dict[str, float]:
         if not np.isfinite(advantages).all():
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = self._table.logp.astype(np.float64)
         losses, norms = [], []
         for _ in range(epochs):
             for minibatch in range(minibatches):
-                loss, gradient = self._loss(advantages, np.flatnonzero(self._minibatch == minibatch))
+                loss, gradient = self._loss(
+                    advantages, np.flatnonzero(self._minibatch == minibatch)
+                )
                 losses.append(loss)
                 norms.append(float(np.linalg.norm(gradient)))
-                changed = (self._table.logits + self._config.learning_rate * gradient).astype(np.float32)
+                changed = (self._table.logits + self._config.learning_rate * gradient).astype(
+                    np.float32
+                )
                 self._table = table_of(changed.tobytes())
         self.version = step + 1
         config = self._config
@@ -77,7 +94,9 @@ class SimTrainer:
         }
 
     def _loss(self, advantages: np.ndarray, chosen: np.ndarray) -> tuple[float, np.ndarray]:
-        """Sum over trained actions of -advantage * logp, over their number; and the gradient that lowers it."""
+        """Sum over trained actions of -advantage * logp, over their number; and the gradient that
+        lowers it.
+        """
         logp = self._table.logp.astype(np.float64)
         size = self._config.micro_batch or max(len(chosen), 1)
         loss, gradient = 0.0, np.zeros(len(LETTERS))

@@ -1,4 +1,6 @@
-"""``g-core simulate``: placement policies on a simulated cluster, in a table, as JSON, as a plot."""
+"""``g-core simulate``: placement policies on a simulated cluster, in a table, as JSON, as a
+plot.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ examples:
 A policy is a provider of the plugin `placement`, or PLUGIN/NAME of another; what follows a colon is the value of its
 first setting. Engines take what a profile says, by default a roofline of 32e9 parameters on four devices of 80 GB:
 --profile '{"base_s": 0.02}' changes terms of it.
-"""
+"""  # noqa: E501
 
 
 def run(words: list[str]) -> int:
@@ -44,11 +46,18 @@ def run(words: list[str]) -> int:
         needed = args.groups or min(args.devices, 1024)
     profile = _profile(args.profile)
     cluster = Cluster(
-        devices=args.devices, size=args.size, needed=needed, switch_s=args.switch_s, profiles=(profile, profile)
+        devices=args.devices,
+        size=args.size,
+        needed=needed,
+        switch_s=args.switch_s,
+        profiles=(profile, profile),
     )
     if cluster.replicas < 2:
         raise ConfigError(
-            f"{args.devices} devices make {cluster.replicas} replicas of {args.size}, two are needed",
+            (
+                f"{args.devices} devices make {cluster.replicas} replicas of {args.size}, two are "
+                "needed"
+            ),
             where="--devices",
             todo="give more devices, or a smaller --size",
         )
@@ -60,7 +69,12 @@ def run(words: list[str]) -> int:
 
         plot(rows, args.plot)
     if args.json:
-        print(json.dumps({"cluster": asdict(cluster), "policies": told, "steps": list(map(asdict, rows))}, indent=2))
+        print(
+            json.dumps(
+                {"cluster": asdict(cluster), "policies": told, "steps": list(map(asdict, rows))},
+                indent=2,
+            )
+        )
     else:
         _print(told, cluster)
     return 0
@@ -72,7 +86,9 @@ def summary(rows: Sequence[Row], skip: int = 0) -> dict[str, dict[str, Any]]:
     for name in dict.fromkeys(row.policy for row in rows):
         own = [row for row in rows if row.policy == name and row.step >= skip]
         excess = np.array([row.excess for row in own])
-        errors = [abs(row.predicted_s / row.seconds - 1) for row in own if row.predicted_s is not None]
+        errors = [
+            abs(row.predicted_s / row.seconds - 1) for row in own if row.predicted_s is not None
+        ]
         whole = np.array([row.seconds + row.train_s for row in own])
         found[name] = {
             "seconds": float(np.mean([row.seconds for row in own])),
@@ -85,13 +101,25 @@ def summary(rows: Sequence[Row], skip: int = 0) -> dict[str, dict[str, Any]]:
             "moved_cells": float(np.mean([row.moved for row in own])),
             "prediction_error": float(np.mean(errors)) if errors else None,
             "decision_share_of_step": float(sum(row.decision_s for row in own) / whole.sum()),
-            "idle": {cause: float(np.mean([row.idle[cause] for row in own])) for cause in own[0].idle},
+            "idle": {
+                cause: float(np.mean([row.idle[cause] for row in own])) for cause in own[0].idle
+            },
         }
     return dict(sorted(found.items(), key=lambda item: item[1]["seconds"]))
 
 
 def _print(told: dict[str, dict[str, Any]], cluster: Cluster) -> None:
-    head = ["policy", "rollout s", "step s", "over oracle", "p95", "worst", "judge cells", "off by", "idle"]
+    head = [
+        "policy",
+        "rollout s",
+        "step s",
+        "over oracle",
+        "p95",
+        "worst",
+        "judge cells",
+        "off by",
+        "idle",
+    ]
     rows = []
     for name, own in told.items():
         error = own["prediction_error"]
@@ -111,34 +139,65 @@ def _print(told: dict[str, dict[str, Any]], cluster: Cluster) -> None:
     print(f"{cluster.devices} devices, replicas of {cluster.size}, {cluster.needed} groups a step")
     print_table(head, rows)
     best = told[ORACLE]
-    print(f"\noracle: the best fixed split of each step; it takes {best['over_bound']:.2f} times the lower bound.")
+    print(
+        f"\noracle: the best fixed split of each step; it takes {best['over_bound']:.2f} times "
+        "the lower bound."
+    )
     print("idle share of all replica-seconds, by cause:")
     causes = list(best["idle"])
-    print_table(["policy", *causes], [[name, *(f"{own['idle'][c]:.1%}" for c in causes)] for name, own in told.items()])
+    print_table(
+        ["policy", *causes],
+        [[name, *(f"{own['idle'][c]:.1%}" for c in causes)] for name, own in told.items()],
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="g-core simulate",
-        description="Tries placement policies on a simulated cluster: the objects that decide in a run.",
+        description=(
+            "Tries placement policies on a simulated cluster: the objects that decide in a run."
+        ),
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--trace", type=Path, metavar="RUN", help="answers as long as those of this run")
-    what.add_argument("--workload", choices=sorted(PUBLISHED), default="drift", help="a published one (drift)")
+    what.add_argument(
+        "--trace", type=Path, metavar="RUN", help="answers as long as those of this run"
+    )
+    what.add_argument(
+        "--workload", choices=sorted(PUBLISHED), default="drift", help="a published one (drift)"
+    )
     parser.add_argument("--devices", type=int, default=512, help="512")
-    parser.add_argument("--size", type=int, default=4, help="devices of a replica, of either role (4)")
-    parser.add_argument("--policies", default="replay,split:0.25,colocated,utilisation", metavar="NAME[:VALUE],...")
-    parser.add_argument("--balance", default="core/in-order", help="balancer of training (core/in-order)")
+    parser.add_argument(
+        "--size", type=int, default=4, help="devices of a replica, of either role (4)"
+    )
+    parser.add_argument(
+        "--policies", default="replay,split:0.25,colocated,utilisation", metavar="NAME[:VALUE],..."
+    )
+    parser.add_argument(
+        "--balance", default="core/in-order", help="balancer of training (core/in-order)"
+    )
     parser.add_argument("--steps", type=int, default=18, help="18")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--groups", type=int, help="groups a step keeps (of the trace; or one a device, at most 1,024)")
-    parser.add_argument("--judge-tokens", type=float, default=600.0, help="median verdict, if a trace tells none (600)")
+    parser.add_argument(
+        "--groups",
+        type=int,
+        help="groups a step keeps (of the trace; or one a device, at most 1,024)",
+    )
+    parser.add_argument(
+        "--judge-tokens",
+        type=float,
+        default=600.0,
+        help="median verdict, if a trace tells none (600)",
+    )
     parser.add_argument("--switch-s", type=float, default=30.0, help="seconds to change roles (30)")
-    parser.add_argument("--profile", default="{}", metavar="JSON", help="terms of the engines' profile")
+    parser.add_argument(
+        "--profile", default="{}", metavar="JSON", help="terms of the engines' profile"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the steps; needs matplotlib")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the steps; needs matplotlib"
+    )
     return parser
 
 
@@ -147,7 +206,11 @@ def _made(kind: str, name: str, plugin: str) -> Any:
     path, _, value = name.partition(":")
     plugin, _, provider = path.rpartition("/") if "/" in path else (plugin, "", path)
     plugins = Plugins()
-    plugins.load(catalog.scan().get(plugin, where=f"--policies {name}" if kind == "placement" else "--balance"))
+    plugins.load(
+        catalog.scan().get(
+            plugin, where=f"--policies {name}" if kind == "placement" else "--balance"
+        )
+    )
     specs = {item.spec.name: item.spec for item in plugins.providers(kind)}
     if provider not in specs:
         raise ConfigError(
@@ -158,7 +221,9 @@ def _made(kind: str, name: str, plugin: str) -> Any:
     config = specs[provider].config
     if config is None:
         if value:
-            raise ConfigError(f"{path} has no settings, so not {value!r} either", where="--policies")
+            raise ConfigError(
+                f"{path} has no settings, so not {value!r} either", where="--policies"
+            )
         return build(FactorySpec(specs[provider].factory))
     settings = {}
     if value:
@@ -166,7 +231,9 @@ def _made(kind: str, name: str, plugin: str) -> Any:
         try:
             settings = {first.name: type(first.default)(value)}
         except ValueError:
-            raise ConfigError(f"{value!r} is no value of {path}'s {first.name}", where="--policies") from None
+            raise ConfigError(
+                f"{value!r} is no value of {path}'s {first.name}", where="--policies"
+            ) from None
     return build(FactorySpec(specs[provider].factory, reference_to(config), settings))
 
 
@@ -175,4 +242,6 @@ def _profile(text: str) -> Profile:
         return Profile(**json.loads(text))
     except (TypeError, ValueError) as error:
         terms = ", ".join(field.name for field in fields(Profile))
-        raise ConfigError(f"{text!r} is no profile: {error}", where="--profile", why=f"terms: {terms}") from None
+        raise ConfigError(
+            f"{text!r} is no profile: {error}", where="--profile", why=f"terms: {terms}"
+        ) from None

@@ -1,4 +1,6 @@
-"""What a simulated cluster is to sample: published parameter sets, or the lengths of a recorded run."""
+"""What a simulated cluster is to sample: published parameter sets, or the lengths of a recorded
+run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from gcore_queueing.step import Groups
 from gcore_core.controllers.tracing import Record, read_trace
 from gcore_core.errors import DataError
 
-PROMPT, INSTRUCTIONS = 512.0, 1024.0  # tokens; a judge reads its instructions, with the prompt, and the answer
+PROMPT, INSTRUCTIONS = (
+    512.0,
+    1024.0,
+)  # tokens; a judge reads its instructions, with the prompt, and the answer
 _CORRELATION = 0.5  # of the log-lengths of one prompt's answers
 
 
@@ -24,7 +29,9 @@ _KEPT = {"trained", "surplus"}  # verdicts of groups that teach
 
 class Workload(Protocol):
     def groups(self, step: int, count: int, seed: int) -> Groups:
-        """``count`` groups of a step, in the order of their ordinals; the same arguments give the same."""
+        """``count`` groups of a step, in the order of their ordinals; the same arguments give the
+        same.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +48,10 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One step: lengths of answers and verdicts, and the share of groups that teach. harder: how much less likely a
-    group is kept when its answers are e times as long, in log-odds; 0: lengths say nothing."""
+    """One step: lengths of answers and verdicts, and the share of groups that teach. harder: how
+    much less likely a group is kept when its answers are e times as long, in log-odds; 0: lengths
+    say nothing.
+    """
 
     policy: Lengths = field(default_factory=lambda: Lengths(median=2500, sigma=1.0, limit=16384))
     judge: Lengths = field(default_factory=lambda: Lengths(median=600, sigma=0.5, limit=4096))
@@ -103,8 +112,13 @@ class Published:
     def groups(self, step: int, count: int, seed: int) -> Groups:
         shape = PUBLISHED[self.name](step, self.steps)
         random = np.random.default_rng([seed, step])
-        shared, own = random.standard_normal((count, 1)), random.standard_normal((count, self.samples))
-        policy = shape.policy.draw(math.sqrt(_CORRELATION) * shared + math.sqrt(1 - _CORRELATION) * own)
+        shared, own = (
+            random.standard_normal((count, 1)),
+            random.standard_normal((count, self.samples)),
+        )
+        policy = shape.policy.draw(
+            math.sqrt(_CORRELATION) * shared + math.sqrt(1 - _CORRELATION) * own
+        )
         judge = shape.judge.draw(random.standard_normal((count, self.samples)))
         odds = math.log(shape.keep / (1 - shape.keep)) - shape.harder * shared[:, 0]
         return Groups(
@@ -118,9 +132,11 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The groups of a run, step by step, and from the first step again when it is over. More groups than a step had
-    are drawn from it once more. needed: groups that a step trained, on average. Records that were scored and whose
-    trace does not say what judges answered get a verdict from ``judge``."""
+    """The groups of a run, step by step, and from the first step again when it is over. More groups
+    than a step had are drawn from it once more. needed: groups that a step trained, on average.
+    Records that were scored and whose trace does not say what judges answered get a verdict from
+    ``judge``.
+    """
 
     recorded: Sequence[Groups]
     needed: int
@@ -138,7 +154,9 @@ class Recorded:
         return replace(
             taken,
             judge=np.where(unknown, drawn, taken.judge),
-            judge_prompt=np.where(unknown, INSTRUCTIONS + taken.policy_prompt + taken.policy, taken.judge_prompt),
+            judge_prompt=np.where(
+                unknown, INSTRUCTIONS + taken.policy_prompt + taken.policy, taken.judge_prompt
+            ),
         )
 
 
@@ -148,7 +166,9 @@ def recorded(directory: Path, judge: Lengths) -> Recorded:
     for line in read_trace(directory):
         if isinstance(line, Record) and line.verdict in _KEPT | {"filtered"}:
             steps[line.step][line.ordinal].append(line)
-    trained = [sum(group[0].verdict == "trained" for group in groups.values()) for groups in steps.values()]
+    trained = [
+        sum(group[0].verdict == "trained" for group in groups.values()) for groups in steps.values()
+    ]
     if not any(trained):
         raise DataError(
             "no group of the run was trained.",
@@ -161,7 +181,9 @@ def recorded(directory: Path, judge: Lengths) -> Recorded:
 
 
 def _table(groups: Sequence[Sequence[Record]]) -> Groups:
-    """Columns of a step's records. Verdicts of several judges count as one; nan where they are not known."""
+    """Columns of a step's records. Verdicts of several judges count as one; nan where they are not
+    known.
+    """
     shape = len(groups), max(map(len, groups))
     policy, prompt, judge, read = (np.zeros(shape) for _ in range(4))
     for row, group in enumerate(groups):

@@ -10,11 +10,15 @@ from gcore_sim.config import EngineProfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-PROFILE = EngineProfile(base_s=0.01, running_s=0.003, cached_s=1e-5, prefill_s=1e-4, max_running=3, cache_tokens=90)
+PROFILE = EngineProfile(
+    base_s=0.01, running_s=0.003, cached_s=1e-5, prefill_s=1e-4, max_running=3, cache_tokens=90
+)
 SEQUENCES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=9)
 
 
-def token_by_token(profile: EngineProfile, sequences: list[tuple[int, int]]) -> Iterator[tuple[Key, float]]:
+def token_by_token(
+    profile: EngineProfile, sequences: list[tuple[int, int]]
+) -> Iterator[tuple[Key, float]]:
     """(who ended, when): every decoding step is taken for itself."""
     waiting = [((n, 0), prompt, answer) for n, (prompt, answer) in enumerate(sequences)]
     running: dict[Key, list[int]] = {}  # -> cached tokens, tokens to come
@@ -22,7 +26,10 @@ def token_by_token(profile: EngineProfile, sequences: list[tuple[int, int]]) -> 
     while waiting or running:
         while waiting and len(running) < profile.max_running:
             key, prompt, answer = waiting[0]
-            if running and sum(cached for cached, _ in running.values()) + prompt > profile.cache_tokens:
+            if (
+                running
+                and sum(cached for cached, _ in running.values()) + prompt > profile.cache_tokens
+            ):
                 break
             del waiting[0]
             running[key] = [prompt, answer]
@@ -57,7 +64,9 @@ def test_it_takes_the_time_of_every_token(sequences: list[tuple[int, int]], limi
 
 
 def test_a_limit_is_kept_by_whole_tokens() -> None:
-    batch = ContinuousBatch(EngineProfile(base_s=0.1, running_s=0, cached_s=0, prefill_s=0), prefix_cache=False)
+    batch = ContinuousBatch(
+        EngineProfile(base_s=0.1, running_s=0, cached_s=0, prefill_s=0), prefix_cache=False
+    )
     batch.add((0, 0), 10, 100)
     assert batch.advance(0.5) == (pytest.approx(0.5), [])
     assert batch.advance(0.49) == (pytest.approx(0.4), [])
@@ -75,7 +84,9 @@ def test_a_prompt_is_prefilled_once_while_its_group_runs() -> None:
 
 
 def test_what_sleeps_is_prefilled_again_with_what_it_had() -> None:
-    batch = ContinuousBatch(EngineProfile(base_s=1, running_s=0, cached_s=0, prefill_s=0.01), prefix_cache=True)
+    batch = ContinuousBatch(
+        EngineProfile(base_s=1, running_s=0, cached_s=0, prefill_s=0.01), prefix_cache=True
+    )
     batch.add((0, 0), 100, 10)
     assert batch.advance(4.5)[0] == pytest.approx(1 + 3)  # 100 tokens read, three written
     batch.forget_cache()
@@ -84,7 +95,9 @@ def test_what_sleeps_is_prefilled_again_with_what_it_had() -> None:
 
 
 def test_the_removed_and_those_in_their_place_do_not_mix() -> None:
-    batch = ContinuousBatch(EngineProfile(base_s=1, running_s=0, cached_s=0, prefill_s=0), prefix_cache=True)
+    batch = ContinuousBatch(
+        EngineProfile(base_s=1, running_s=0, cached_s=0, prefill_s=0), prefix_cache=True
+    )
     batch.add((0, 0), 1, 2)
     batch.add((0, 1), 1, 9)
     assert batch.advance(1.0) == (1.0, [])

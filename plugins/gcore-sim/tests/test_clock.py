@@ -1,4 +1,6 @@
-"""What is spent passes: on the loop's clock where a loop runs the backend, by sleeping in a thread."""
+"""What is spent passes: on the loop's clock where a loop runs the backend, by sleeping in a
+thread.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ def prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
 ) -> Callable[..., Prepared]:
     monkeypatch.chdir(tmp_path)
-    return lambda **sections: prepare(write_job(**sections), [], lambda steps: open_display(steps, io.StringIO()))
+    return lambda **sections: prepare(
+        write_job(**sections), [], lambda steps: open_display(steps, io.StringIO())
+    )
 
 
 def hosts() -> list[int]:
@@ -49,7 +51,9 @@ def hosts() -> list[int]:
 async def test_64_workers_in_2_hosts_have_64_sockets_and_controllers_their_own_processes(
     prepared: Callable[..., Prepared],
 ) -> None:
-    job, _ = prepared(controller={"shards": 3}, roles={"policy": {"slots": 16}, "rollout": {"slots": 48}})
+    job, _ = prepared(
+        controller={"shards": 3}, roles={"policy": {"slots": 16}, "rollout": {"slots": 48}}
+    )
     pids: dict[str, int] = {}
     everybody = asyncio.Event()
 
@@ -67,7 +71,9 @@ async def test_64_workers_in_2_hosts_have_64_sockets_and_controllers_their_own_p
         exits = aiter(site.agent.stream("exits", Nothing(), WorkerExit, deadline_s=float("inf")))
         gone = asyncio.ensure_future(anext(exits))
         await site.agent.call("spawn", SpawnRequest(worker_specs(job, site)), Nothing)
-        await asyncio.wait({gone, asyncio.ensure_future(everybody.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {gone, asyncio.ensure_future(everybody.wait())}, return_when=asyncio.FIRST_COMPLETED
+        )
         assert not gone.done(), gone.result().tail
         crowd = {pid for name, pid in pids.items() if name.startswith(("policy.", "rollout."))}
         others = [pid for name, pid in pids.items() if name.startswith(("controller.", "scorer."))]
@@ -76,26 +82,37 @@ async def test_64_workers_in_2_hosts_have_64_sockets_and_controllers_their_own_p
         sockets = {path.name for path in site.meeting.iterdir() if path.is_socket()}
         assert len([name for name in sockets if name.startswith(("policy.", "rollout."))]) == 64
         usage = await site.agent.call("usage", Nothing(), UsageReply)
-        assert {"host.0", "host.1", "controller.0", "scorer.0", "agent.0"} <= usage.memory_mib.keys()
+        assert {
+            "host.0",
+            "host.1",
+            "controller.0",
+            "scorer.0",
+            "agent.0",
+        } <= usage.memory_mib.keys()
         os.kill(hosts()[0], signal.SIGKILL)
         assert (await gone).code == -signal.SIGKILL
         await exits.aclose()
     assert hosts() == [], "a host outlived its site"
 
 
-async def test_a_host_that_dies_ends_the_run_with_its_cause(prepared: Callable[..., Prepared]) -> None:
+async def test_a_host_that_dies_ends_the_run_with_its_cause(
+    prepared: Callable[..., Prepared],
+) -> None:
     job, display = prepared(
         roles={"policy": {"slots": 2}, "rollout": {"slots": 4, "config": {"weights_gb": 0.0}}},
         data={"config": {"answer_tokens": [60_000]}},
     )
     run = asyncio.ensure_future(Supervisor(job, display).run())
     metrics = job.directory / "metrics.jsonl"
-    while not (run.done() or (metrics.exists() and metrics.read_text())):  # the first push is over, answers take long
+    while not (
+        run.done() or (metrics.exists() and metrics.read_text())
+    ):  # the first push is over, answers take long
         await asyncio.sleep(0.01)
     (victim, _) = hosts()
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(
-        WorkerDied, match=r"(?s)host\.[01]: ended with signal SIGKILL.*its log: .*/logs/host\.[01]\.log"
+        WorkerDied,
+        match=r"(?s)host\.[01]: ended with signal SIGKILL.*its log: .*/logs/host\.[01]\.log",
     ):
         await run
     assert hosts() == []
@@ -119,10 +136,14 @@ def gcore_datasets():
 """
 
 
-async def test_a_worker_that_fails_in_a_host_tells_why(prepared: Callable[..., Prepared], tmp_path: Path) -> None:
+async def test_a_worker_that_fails_in_a_host_tells_why(
+    prepared: Callable[..., Prepared], tmp_path: Path
+) -> None:
     """Its own error is the cause of the run's end, not that its host ended."""
     (tmp_path / "broken.py").write_text(BROKEN)
-    job, display = prepared(data={"use": "broken", "config": {"rows": 8}}, local=[fake.__file__, "broken.py"])
+    job, display = prepared(
+        data={"use": "broken", "config": {"rows": 8}}, local=[fake.__file__, "broken.py"]
+    )
     with pytest.raises(WorkerError, match=r"rollout\.0: RuntimeError: no such disk"):
         await Supervisor(job, display).run()
     assert hosts() == []

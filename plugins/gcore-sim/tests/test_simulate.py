@@ -35,11 +35,15 @@ def test_no_fixed_split_is_better_than_the_oracle_and_nothing_is_below_the_bound
     assert all(row.seconds >= row.bound_s for row in found)
     best = {row.step: row.seconds for row in found if row.policy == ORACLE}
     for step, seconds in best.items():
-        assert seconds == pytest.approx(min(row.seconds for row in found if row.step == step and row.mode == "split"))
+        assert seconds == pytest.approx(
+            min(row.seconds for row in found if row.step == step and row.mode == "split")
+        )
 
 
 def test_replay_is_told_what_its_steps_took() -> None:
-    found = [row for row in rows({"replay": Replay(ReplayConfig())}, steps=5) if row.policy == "replay"]
+    found = [
+        row for row in rows({"replay": Replay(ReplayConfig())}, steps=5) if row.policy == "replay"
+    ]
     assert found[0].predicted_s is None and all(row.predicted_s for row in found[1:])
     assert all(row.kept >= SMALL.needed and row.decision_s >= 0 for row in found)
 
@@ -50,7 +54,9 @@ def test_the_same_seed_gives_the_same_steps() -> None:
 
 
 def test_a_balancer_makes_training_shorter() -> None:
-    dealt, even = (rows({}, steps=1, balancer=balancer)[0].train_s for balancer in (None, Cost(CostConfig())))
+    dealt, even = (
+        rows({}, steps=1, balancer=balancer)[0].train_s for balancer in (None, Cost(CostConfig()))
+    )
     assert dealt <= even < 1.5 * dealt
 
 
@@ -73,13 +79,27 @@ def trace(directory: Path, **facts: Any) -> Path:
             verdict = "filtered" if ordinal == 1 else "trained"
             for sample in range(2):
                 lines.append(
-                    {"what": "record", "step": step, "ordinal": 3 * step + ordinal, "sample": sample, "attempt": 0}
-                    | {"replica": "rollout.0", "sent_s": 1.0, "finished_s": 2.0, "scored_s": 3.0, "n_prompt": 8}
+                    {
+                        "what": "record",
+                        "step": step,
+                        "ordinal": 3 * step + ordinal,
+                        "sample": sample,
+                        "attempt": 0,
+                    }
+                    | {
+                        "replica": "rollout.0",
+                        "sent_s": 1.0,
+                        "finished_s": 2.0,
+                        "scored_s": 3.0,
+                        "n_prompt": 8,
+                    }
                     | {"n_actions": 10 * (ordinal + 1) + sample, "verdict": verdict}
                     | facts
                 )
     (directory / "trace").mkdir()
-    (directory / "trace/controller.0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "trace/controller.0.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     return directory
 
 
@@ -94,7 +114,9 @@ def test_a_trace_is_a_workload_with_the_lengths_and_verdicts_of_the_run(tmp_path
 
 def test_what_judges_answered_is_taken_from_the_trace(tmp_path: Path) -> None:
     answers = [["judge", 0, 40, 7, 2.0, 2.5], ["small", 1, 30, 5, 2.0, 2.7]]
-    groups = recorded(trace(tmp_path, asked=answers), Lengths(median=50, sigma=0.5, limit=400)).groups(0, 3, 0)
+    groups = recorded(
+        trace(tmp_path, asked=answers), Lengths(median=50, sigma=0.5, limit=400)
+    ).groups(0, 3, 0)
     assert (groups.judge == 12).all() and (groups.judge_prompt == 70).all()
 
 
@@ -105,21 +127,44 @@ def test_a_run_of_which_nothing_was_trained_is_refused(tmp_path: Path) -> None:
         recorded(tmp_path, Lengths(median=50, sigma=0.5, limit=400))
 
 
-def test_the_command_answers_in_a_table_and_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_answers_in_a_table_and_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["simulate", "--trace", str(trace(tmp_path)), "--devices", "16", "--steps", "2"]
-    words += ["--policies", "replay,split:0.25,colocated,coresident,utilisation", "--balance", "balance/cost"]
+    words += [
+        "--policies",
+        "replay,split:0.25,colocated,coresident,utilisation",
+        "--balance",
+        "balance/cost",
+    ]
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
     assert "over oracle" in shown and "split:0.25" in shown and "idle share" in shown
     assert cli.main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told["policies"]) == {"oracle", "replay", "split:0.25", "colocated", "coresident", "utilisation"}
+    assert set(told["policies"]) == {
+        "oracle",
+        "replay",
+        "split:0.25",
+        "colocated",
+        "coresident",
+        "utilisation",
+    }
     assert len(told["steps"]) == 2 * 6
 
 
 def test_the_command_draws_the_steps(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    words = ["--devices", "16", "--steps", "2", "--policies", "split:0.25", "--plot", str(tmp_path / "steps.png")]
+    words = [
+        "--devices",
+        "16",
+        "--steps",
+        "2",
+        "--policies",
+        "split:0.25",
+        "--plot",
+        str(tmp_path / "steps.png"),
+    ]
     assert cli.main(["simulate", *words]) == 0
     assert (tmp_path / "steps.png").stat().st_size > 10_000
 
@@ -127,14 +172,25 @@ def test_the_command_draws_the_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--policies", "replya"], "--policies: plugin 'placement' has no placement 'replya' (did you mean 'replay'?)"),
+        (
+            ["--policies", "replya"],
+            "--policies: plugin 'placement' has no placement 'replya' (did you mean 'replay'?)",
+        ),
         (["--policies", "split:half"], "--policies: 'half' is no value of split's share"),
         (["--policies", "colocated:2"], "--policies: colocated has no settings, so not '2' either"),
-        (["--policies", "split:0.5", "--devices", "4"], "--devices: 4 devices make 1 replicas of 4, two are needed"),
-        (["--policies", "split:0.5", "--profile", '{"base": 1}'], "terms: base_s, running_s, cached_s"),
+        (
+            ["--policies", "split:0.5", "--devices", "4"],
+            "--devices: 4 devices make 1 replicas of 4, two are needed",
+        ),
+        (
+            ["--policies", "split:0.5", "--profile", '{"base": 1}'],
+            "terms: base_s, running_s, cached_s",
+        ),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_simulated_is_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["simulate", *words]) == 2
     assert told in capsys.readouterr().err
 

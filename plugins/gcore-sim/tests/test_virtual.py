@@ -1,4 +1,6 @@
-"""Whole runs on the virtual clock: the real supervisor, controllers, shells and store; seconds are the model's."""
+"""Whole runs on the virtual clock: the real supervisor, controllers, shells and store; seconds are
+the model's.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ GIVEN = {"data": {"config": {"prompt_tokens": [PROMPT], "answer_tokens": [ANSWER
 def measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
 ) -> Callable[..., dict[str, float]]:
-    """Runs the job on virtual time and gives the metrics of its last step; its directory is ``run``, or as told."""
+    """Runs the job on virtual time and gives the metrics of its last step; its directory is
+    ``run``, or as told.
+    """
     monkeypatch.chdir(tmp_path)
 
     def go(*words: str, directory: str = "run", **sections: Any) -> dict[str, float]:
@@ -44,15 +48,21 @@ def measured(
 
 def records(directory: str = "run") -> list[dict[str, Any]]:
     """What the controllers wrote down of each record."""
-    lines = [json.loads(line) for file in Path(directory, "trace").iterdir() for line in file.open()]
+    lines = [
+        json.loads(line) for file in Path(directory, "trace").iterdir() for line in file.open()
+    ]
     return [line for line in lines if line["what"] == "record"]
 
 
 def rollout_s() -> float:
-    """Of one replica: every group's prompt once, then all answers together, which end with the same token."""
+    """Of one replica: every group's prompt once, then all answers together, which end with the same
+    token.
+    """
     profile, running = GeneratorConfig().profile, GROUPS * SAMPLES
     cached = [running * (PROMPT + n) for n in range(ANSWER)]
-    return GROUPS * PROMPT * profile.prefill_s + sum(profile.step_s(running, tokens) for tokens in cached)
+    return GROUPS * PROMPT * profile.prefill_s + sum(
+        profile.step_s(running, tokens) for tokens in cached
+    )
 
 
 def judge_s() -> float:
@@ -61,14 +71,23 @@ def judge_s() -> float:
     sized = {name: type("Sized", (), {"size": len(column)}) for name, column in columns.items()}
     return sum(
         judge.seconds(
-            ScoredRecord(ordinal=o, sample=s, prompt=Prompt(row=0, text=""), text="", status="", columns=sized)
+            ScoredRecord(
+                ordinal=o,
+                sample=s,
+                prompt=Prompt(row=0, text=""),
+                text="",
+                status="",
+                columns=sized,
+            )
         )
         for o in range(GROUPS)
         for s in range(SAMPLES)
     )
 
 
-def test_each_stage_takes_exactly_what_the_model_says(measured: Callable[..., dict[str, float]]) -> None:
+def test_each_stage_takes_exactly_what_the_model_says(
+    measured: Callable[..., dict[str, float]],
+) -> None:
     began_s = time.monotonic()
     metrics = measured(**GIVEN)
     trainer, generator = TrainerConfig(), GeneratorConfig()
@@ -79,9 +98,13 @@ def test_each_stage_takes_exactly_what_the_model_says(measured: Callable[..., di
         "train": epoch_s + 2 * trainer.update_s,
         "push": generator.weights_gb * generator.push_s_per_gb,
     }
-    assert {name: metrics[f"seconds/{name}"] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert {name: metrics[f"seconds/{name}"] for name in expected} == pytest.approx(
+        expected, abs=1e-6
+    )
     assert metrics["length"] == ANSWER and metrics["logprob_gap_max"] == 0
-    assert time.monotonic() - began_s < sum(expected.values()), "a virtual second should not take one"
+    assert time.monotonic() - began_s < sum(expected.values()), (
+        "a virtual second should not take one"
+    )
 
 
 def test_times_are_scaled_only_when_it_is_said(measured: Callable[..., dict[str, float]]) -> None:
@@ -94,7 +117,9 @@ def test_times_are_scaled_only_when_it_is_said(measured: Callable[..., dict[str,
     assert metrics["seconds/train"] == pytest.approx(epoch_s + 1.0, abs=1e-6)
 
 
-def test_many_ranks_replicas_and_shards_repeat_to_the_last_bit(measured: Callable[..., dict[str, float]]) -> None:
+def test_many_ranks_replicas_and_shards_repeat_to_the_last_bit(
+    measured: Callable[..., dict[str, float]],
+) -> None:
     sections: dict[str, Any] = {
         "run": {"steps": 2},
         "controller": {"shards": 4, "config": {"prompts": 32}},
@@ -103,15 +128,26 @@ def test_many_ranks_replicas_and_shards_repeat_to_the_last_bit(measured: Callabl
     found = []
     for name in ("one", "other"):
         metrics = measured(directory=name, **sections)
-        told = {key: value for key, value in metrics.items() if not key.startswith(("cpu_seconds", "memory_mib"))}
-        found.append((told, sorted((r["ordinal"], r["sample"], r["n_actions"]) for r in records(name))))
+        told = {
+            key: value
+            for key, value in metrics.items()
+            if not key.startswith(("cpu_seconds", "memory_mib"))
+        }
+        found.append(
+            (told, sorted((r["ordinal"], r["sample"], r["n_actions"]) for r in records(name)))
+        )
     assert found[0] == found[1]
     assert len(found[0][1]) == 2 * 32 * SAMPLES
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_payload_goes_through_the_store(reads: bool, measured: Callable[..., dict[str, float]]) -> None:
-    roles = {"rollout": {"config": {"payload": {"nbytes": 50_000}}}, "policy": {"config": {"reads": reads}}}
+def test_payload_goes_through_the_store(
+    reads: bool, measured: Callable[..., dict[str, float]]
+) -> None:
+    roles = {
+        "rollout": {"config": {"payload": {"nbytes": 50_000}}},
+        "policy": {"config": {"reads": reads}},
+    }
     measured(roles=roles, **GIVEN)
 
     assert [record["media_bytes"] for record in records()] == [50_000] * GROUPS * SAMPLES
@@ -140,7 +176,12 @@ def test_records_carry_the_same_payload_only_when_it_is_shared(shared: bool) -> 
     settings = GeneratorConfig(payload=Payload(nbytes=3000, shared=shared), time_scale=0)
     generator = SimGenerator(settings, WorkerContext(role="rollout"))
     keys = [(0, 0), (0, 1), (1, 0)]
-    generator.submit([SampleRequest(ordinal=o, sample=s, seed=o + s, prompt=Prompt(row=o, text="")) for o, s in keys])
+    generator.submit(
+        [
+            SampleRequest(ordinal=o, sample=s, seed=o + s, prompt=Prompt(row=o, text=""))
+            for o, s in keys
+        ]
+    )
     media = {}
     while len(media) < len(keys):
         for record in generator.step():
@@ -165,11 +206,15 @@ def test_groups_that_are_decided_do_not_teach(measured: Callable[..., dict[str, 
 
 def test_ranks_that_would_have_to_meet_are_refused(write_job: Callable[..., Path]) -> None:
     roles = {"policy": {"slots": 2, "config": {"learning_rate": 0.1}}}
-    with pytest.raises(ConfigError, match=r"roles.policy.config.learning_rate: ranks .* do not meet"):
+    with pytest.raises(
+        ConfigError, match=r"roles.policy.config.learning_rate: ranks .* do not meet"
+    ):
         run([str(write_job(roles=roles))])
 
 
-def test_a_judge_that_takes_too_long_is_started_again(measured: Callable[..., dict[str, float]]) -> None:
+def test_a_judge_that_takes_too_long_is_started_again(
+    measured: Callable[..., dict[str, float]],
+) -> None:
     """All records end together, so they are one call, which takes twice as long as it may."""
     sections = {
         "rewards": {"judged": {"timeout_s": judge_s() / 2}},
@@ -184,5 +229,9 @@ def test_a_judge_that_takes_too_long_is_started_again(measured: Callable[..., di
 
 def test_the_recipe_has_256_devices() -> None:
     plan = config.load(Path(__file__).parents[1] / "recipes" / "256.yaml")
-    assert sum(role["slots"] for role in plan.config["roles"].values()) == plan.config["cluster"]["devices"] == 256
+    assert (
+        sum(role["slots"] for role in plan.config["roles"].values())
+        == plan.config["cluster"]["devices"]
+        == 256
+    )
     assert plan.provided["launcher"].reference == "sim/crowd"

@@ -1,4 +1,6 @@
-"""The plugin named ``torch``: trainer, generator and scalar rewards on plain torch for Hugging Face models."""
+"""The plugin named ``torch``: trainer, generator and scalar rewards on plain torch for Hugging Face
+models.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 @hookimpl
 def gcore_generators() -> Iterable[GeneratorProvider]:
     yield GeneratorProvider(
-        summary="a batched key-value cache: own decoder for Llama, Mistral and Qwen, transformers' for others",
+        summary=(
+            "a batched key-value cache: own decoder for Llama, Mistral and Qwen, "
+            "transformers' for others"
+        ),
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
         capabilities=frozenset(

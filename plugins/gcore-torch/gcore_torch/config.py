@@ -13,7 +13,9 @@ class TorchTrainerConfig(TrainerSettings):
     """Settings of ``roles.<trainer>.config``."""
 
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with packing: padded."""
+    """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with
+    packing: padded.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,10 +33,13 @@ class TorchGeneratorConfig(GeneratorSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is cuda where there is one."""
     decoder: Literal["auto", "fused", "transformers"] = "auto"
-    """fused is this plugin's decoder (Llama, Mistral, Qwen2, Qwen3); auto takes it where its logits are the model's."""
+    """fused is this plugin's decoder (Llama, Mistral, Qwen2, Qwen3); auto takes it where its logits
+    are the model's.
+    """
     sleep: Literal["keep", "discard"] = "keep"
-    """What a sleep does with the weights: keep moves them from an accelerator to host memory; discard drops them, on a
-    CPU too, and after the wake a push must bring them."""
+    """What a sleep does with the weights: keep moves them from an accelerator to host memory;
+    discard drops them, on a CPU too, and after the wake a push must bring them.
+    """
 
     def keeps_weights(self) -> bool:
         return self.sleep == "keep"
@@ -49,7 +54,9 @@ class TorchRewardConfig:
     budget_tokens: int = 16384
     """Most tokens, padding included, of one forward pass."""
     context_length: int | None = None
-    """Most tokens of prompt and completion; empty: the model's. A longer record has no reward; it is not cut."""
+    """Most tokens of prompt and completion; empty: the model's. A longer record has no reward; it
+    is not cut.
+    """
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -61,6 +68,8 @@ class TorchRewardConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.path), "path", "no directory of a reward model is given")
-        require(self.budget_tokens > 0, "budget_tokens", f"must be positive, is {self.budget_tokens}")
+        require(
+            self.budget_tokens > 0, "budget_tokens", f"must be positive, is {self.budget_tokens}"
+        )
         length = self.context_length
         require(length is None or length > 0, "context_length", f"must be positive, is {length}")

@@ -1,4 +1,6 @@
-"""What ``g-core conformance torch`` runs: the contracts of trainer and generator on tiny random models."""
+"""What ``g-core conformance torch`` runs: the contracts of trainer and generator on tiny random
+models.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from gcore_language.tiny import save_image_model, save_model
 from gcore_core.records import Prompt
 from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
 
-# eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+# eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that
+# should be zero
 _TRAINER = {"learning_rate": 1e-3, "eps": 1e-2}
 _GENERATOR = {"max_new_tokens": 8}
 

@@ -1,8 +1,10 @@
-"""One token for every running sample: a batch of rows with cached keys and values, which samples join and leave.
+"""One token for every running sample: a batch of rows with cached keys and values, which samples
+join and leave.
 
 ``FusedDecoder`` is for the families of ``gcore_language.flat``, ``ImageTextDecoder`` for those of
-``gcore_language.images``, ``TransformersDecoder`` for every other causal language model. Legend of shapes: B running
-rows, D hidden size, H query heads, K key-value heads, E head size, T cached positions.
+``gcore_language.images``, ``TransformersDecoder`` for every other causal language model. Legend of
+shapes: B running rows, D hidden size, H query heads, K key-value heads, E head size, T cached
+positions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _PREFILL_TOKENS = 16384
 
 
 class Decoder(Protocol):
-    """Rows are numbered 0 .. rows - 1; new ones come last. cache_bytes: what keys and values take."""
+    """Rows are numbered 0 .. rows - 1; new ones come last. cache_bytes: what keys and values
+    take.
+    """
 
     rows: int
 
@@ -33,22 +37,31 @@ class Decoder(Protocol):
     def cache_bytes(self) -> int: ...
 
     def prefill(
-        self, prompts: Sequence[np.ndarray], repeats: Sequence[int], images: Sequence[Images | None] = ()
+        self,
+        prompts: Sequence[np.ndarray],
+        repeats: Sequence[int],
+        images: Sequence[Images | None] = (),
     ) -> Tensor:
-        """Adds ``repeats[i]`` rows that start with ``prompts[i]``, read once; logits [sum(repeats), V] of what
-        follows. images: of each prompt, for an ``ImageTextDecoder`` alone."""
+        """Adds ``repeats[i]`` rows that start with ``prompts[i]``, read once; logits [sum(repeats),
+        V] of what
+        follows. images: of each prompt, for an ``ImageTextDecoder`` alone.
+        """
 
     def advance(self, tokens: Tensor) -> Tensor:
         """Appends int64[B] one token to each row; logits [B, V] of what follows."""
 
     def drop(self, gone: np.ndarray) -> np.ndarray:
-        """Removes the rows where bool[B] is true; returns int64 the old numbers of those that stay, in new order."""
+        """Removes the rows where bool[B] is true; returns int64 the old numbers of those that stay,
+        in new order.
+        """
 
     def clear(self) -> None:
         """Removes all rows."""
 
     def release(self, *, weights: bool) -> None:
-        """Lets go of the cache, and of the weights: ``take_weights`` and ``clear`` must follow before tokens do."""
+        """Lets go of the cache, and of the weights: ``take_weights`` and ``clear`` must follow
+        before tokens do.
+        """
 
     def take_weights(self) -> None:
         """The model's weights lie where they are to stay."""
@@ -57,9 +70,10 @@ class Decoder(Protocol):
 class FusedDecoder:
     """A decoder for Llama-like models that shares their weights.
 
-    Query, key and value matrices become views of one matrix, gate and up of another, so loading the model's parameters
-    in place loads this decoder's. All rows write their next key and value into one column of the cache: a row that
-    joins is laid so that its prompt ends there, and what lies left of its first column is masked.
+    Query, key and value matrices become views of one matrix, gate and up of another, so loading the
+    model's parameters in place loads this decoder's. All rows write their next key and value into
+    one column of the cache: a row that joins is laid so that its prompt ends there, and what lies
+    left of its first column is masked.
     """
 
     def __init__(self, model: Any, capacity: int) -> None:
@@ -67,7 +81,9 @@ class FusedDecoder:
         self._model, self._capacity = model, capacity
         config = model.config
         self._query_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._size = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         self._layers = [_FusedLayer(layer) for layer in model.model.layers]
         weight = model.lm_head.weight
         self._device, self._dtype = weight.device, weight.dtype
@@ -104,21 +120,29 @@ class FusedDecoder:
 
     @torch.no_grad()
     def prefill(
-        self, prompts: Sequence[np.ndarray], repeats: Sequence[int], images: Sequence[Images | None] = ()
+        self,
+        prompts: Sequence[np.ndarray],
+        repeats: Sequence[int],
+        images: Sequence[Images | None] = (),
     ) -> Tensor:
         if self.rows + sum(repeats) > self._capacity:
-            raise ValueError(f"{self.rows} + {sum(repeats)} rows exceed the capacity of {self._capacity}")
+            raise ValueError(
+                f"{self.rows} + {sum(repeats)} rows exceed the capacity of {self._capacity}"
+            )
         if not self.rows:
             self._column = 0
         unused = int(self._starts[: self.rows].min(initial=self._column))
-        shift = max(max(map(len, prompts)) - self._column, -unused if unused > self._column // 2 else 0)
+        shift = max(
+            max(map(len, prompts)) - self._column, -unused if unused > self._column // 2 else 0
+        )
         self._lay(shift, self._column + shift + 1)
         logits = []
         start = 0
         while start < len(prompts):
             stop, width = start, 0
             while stop < len(prompts) and (
-                stop == start or (stop - start + 1) * max(width, len(prompts[stop])) <= _PREFILL_TOKENS
+                stop == start
+                or (stop - start + 1) * max(width, len(prompts[stop])) <= _PREFILL_TOKENS
             ):
                 width = max(width, len(prompts[stop]))
                 stop += 1
@@ -141,18 +165,26 @@ class FusedDecoder:
         mask = self._prefill_mask(width, lengths)
         source = torch.from_numpy(expand).to(self._device)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            turned = self._project(layer, x, cos, sin).view(len(prompts), width, -1, self._size).transpose(1, 2)
+            turned = (
+                self._project(layer, x, cos, sin)
+                .view(len(prompts), width, -1, self._size)
+                .transpose(1, 2)
+            )
             q, k, v = turned.split([self._query_heads, self._kv_heads, self._kv_heads], 1)
             cache[0, fresh, :, columns] = k.index_select(0, source)
             cache[1, fresh, :, columns] = v.index_select(0, source)
-            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+            out = F.scaled_dot_product_attention(
+                q, k, v, mask, is_causal=mask is None, enable_gqa=True
+            )
             x = layer.finish(x, out.transpose(1, 2).reshape(len(x), -1))
         self._starts[fresh] = self._column - lengths[expand]
         self.rows += len(expand)
         return self._logits(x.view(len(prompts), width, -1)[:, -1]).index_select(0, source)
 
     def _prefill_mask(self, width: int, lengths: np.ndarray) -> Tensor | None:
-        """bool[prompts, 1, width, width] for prompts padded on the left; None when none is padded."""
+        """bool[prompts, 1, width, width] for prompts padded on the left; None when none is
+        padded.
+        """
         if (lengths == width).all():
             return None
         real = np.arange(width) >= width - lengths[:, None]
@@ -172,13 +204,17 @@ class FusedDecoder:
         bias = None
         if self._masked:
             seen = torch.from_numpy(np.arange(column + 1) >= starts[:, None]).to(self._device)
-            bias = torch.zeros(seen.shape, device=self._device, dtype=self._dtype).masked_fill_(~seen, -torch.inf)
+            bias = torch.zeros(seen.shape, device=self._device, dtype=self._dtype).masked_fill_(
+                ~seen, -torch.inf
+            )
             bias = bias[:, None, None]
         x = F.embedding(tokens, self._model.model.embed_tokens.weight)
         heads, pairs = self._query_heads, rows * self._kv_heads
         for layer, cache in zip(self._layers, self._cache, strict=True):
             turned = self._project(layer, x, cos, sin)
-            cache[:, :rows, :, column] = turned[:, heads:].view(rows, 2, self._kv_heads, self._size).transpose(0, 1)
+            cache[:, :rows, :, column] = (
+                turned[:, heads:].view(rows, 2, self._kv_heads, self._size).transpose(0, 1)
+            )
             keys, values = cache[:, :rows].flatten(1, 2)[:, :, : column + 1]
             q = (turned[:, :heads] * self._size**-0.5).view(pairs, -1, self._size)
             scores = torch.bmm(q, keys.mT)
@@ -221,7 +257,9 @@ class FusedDecoder:
 
     def _project(self, layer: _FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Turned queries and keys, and values, [n, H + 2K, E] of x [n, D]."""
-        projected = F.linear(layer.norm_in(x), layer.qkv, layer.qkv_bias).view(len(x), -1, self._size)
+        projected = F.linear(layer.norm_in(x), layer.qkv, layer.qkv_bias).view(
+            len(x), -1, self._size
+        )
         turning = projected[:, : self._query_heads + self._kv_heads]
         if layer.norm_q is not None and layer.norm_k is not None:
             turning[:, : self._query_heads] = layer.norm_q(turning[:, : self._query_heads])
@@ -247,7 +285,10 @@ class _FusedLayer:
         self.qkv, self.qkv_bias = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up, _ = _fuse([mlp.gate_proj, mlp.up_proj])
         self.output, self.down = attention.o_proj, mlp.down_proj
-        self.norm_in, self.norm_out = _norm_of(layer.input_layernorm), _norm_of(layer.post_attention_layernorm)
+        self.norm_in, self.norm_out = (
+            _norm_of(layer.input_layernorm),
+            _norm_of(layer.post_attention_layernorm),
+        )
         normed = hasattr(attention, "q_norm")
         self.norm_q = _norm_of(attention.q_norm) if normed else None
         self.norm_k = _norm_of(attention.k_norm) if normed else None
@@ -277,8 +318,9 @@ def _fuse(modules: list[Any]) -> tuple[Tensor, Tensor | None]:
 
 @dataclass
 class _Part:
-    """Rows that are of one length. shift: what an image-text model adds to the place of each row's next token, to have
-    its position; int64[rows]."""
+    """Rows that are of one length. shift: what an image-text model adds to the place of each row's
+    next token, to have its position; int64[rows].
+    """
 
     rows: int
     cache: Any
@@ -295,8 +337,8 @@ class _Part:
 class TransformersDecoder:
     """A decoder over the model's own forward pass and cache.
 
-    Neighbours whose prompts have one length run together, so there is no padding and no mask, and any causal language
-    model is right; prompts of many lengths make many small batches.
+    Neighbours whose prompts have one length run together, so there is no padding and no mask, and
+    any causal language model is right; prompts of many lengths make many small batches.
     """
 
     def __init__(self, model: Any) -> None:
@@ -306,7 +348,10 @@ class TransformersDecoder:
 
     @torch.no_grad()
     def prefill(
-        self, prompts: Sequence[np.ndarray], repeats: Sequence[int], images: Sequence[Images | None] = ()
+        self,
+        prompts: Sequence[np.ndarray],
+        repeats: Sequence[int],
+        images: Sequence[Images | None] = (),
     ) -> Tensor:
         device = self._model.device
         same = sum(1 for _ in takewhile(lambda p: len(p) == len(prompts[0]), prompts))
@@ -314,7 +359,9 @@ class TransformersDecoder:
             first = self.prefill(prompts[:same], repeats[:same], images[:same])
             return torch.cat([first, self.prefill(prompts[same:], repeats[same:], images[same:])])
         ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(device)
-        expand = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(list(repeats))).to(device)
+        expand = torch.repeat_interleave(
+            torch.arange(len(prompts)), torch.tensor(list(repeats))
+        ).to(device)
         logits, part = self._read(ids, images)
         part.take(expand)
         self._parts.append(part)
@@ -328,7 +375,9 @@ class TransformersDecoder:
 
     def _feed(self, part: _Part, tokens: Tensor) -> Tensor:
         """Logits [rows, V] of what follows int64[rows, 1]."""
-        logits: Tensor = self._model(input_ids=tokens, past_key_values=part.cache, use_cache=True).logits
+        logits: Tensor = self._model(
+            input_ids=tokens, past_key_values=part.cache, use_cache=True
+        ).logits
         return logits[:, -1]
 
     @torch.no_grad()
@@ -368,18 +417,23 @@ class TransformersDecoder:
 
 
 class ImageTextDecoder(TransformersDecoder):
-    """A decoder of prompts with images. Positions are counted here: the model would keep those of the latest prompts
-    alone."""
+    """A decoder of prompts with images. Positions are counted here: the model would keep those of
+    the latest prompts alone.
+    """
 
     def _read(self, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, _Part]:
         embeddings, positions, shift = show(self._model, ids, images or [None] * len(ids))
-        out = self._model.base_model.language_model(inputs_embeds=embeddings, position_ids=positions, use_cache=True)
+        out = self._model.base_model.language_model(
+            inputs_embeds=embeddings, position_ids=positions, use_cache=True
+        )
         return self._logits(out), _Part(len(ids), out.past_key_values, shift)
 
     def _feed(self, part: _Part, tokens: Tensor) -> Tensor:
         positions = (part.cache.get_seq_length() + part.shift)[None, :, None].expand(3, -1, 1)
         text = self._model.base_model.language_model
-        return self._logits(text(tokens, position_ids=positions, past_key_values=part.cache, use_cache=True))
+        return self._logits(
+            text(tokens, position_ids=positions, past_key_values=part.cache, use_cache=True)
+        )
 
     def _logits(self, out: Any) -> Tensor:
         logits: Tensor = self._model.lm_head(out.last_hidden_state[:, -1])
@@ -388,14 +442,17 @@ class ImageTextDecoder(TransformersDecoder):
 
 @torch.no_grad()
 def make_decoder(model: Any, choice: str, capacity: int, tolerance: float) -> Decoder:
-    """The decoder ``choice`` names; "auto" tries the fused one against the model's own logits on random tokens. An
-    image-text model has one decoder."""
+    """The decoder ``choice`` names; "auto" tries the fused one against the model's own logits on
+    random tokens. An image-text model has one decoder.
+    """
     if takes_images(model.config):
         return ImageTextDecoder(model)
     if choice == "transformers" or not (choice == "fused" or family_supported(model.config)):
         return TransformersDecoder(model)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 12)
-    expected = model(input_ids=torch.from_numpy(ids)[None].to(model.device), use_cache=False).logits[0, 8:]
+    expected = model(
+        input_ids=torch.from_numpy(ids)[None].to(model.device), use_cache=False
+    ).logits[0, 8:]
     fused = FusedDecoder(model, max(capacity, 1))
     found = [fused.prefill([ids[:9]], [1])[0]]
     for token in ids[9:]:

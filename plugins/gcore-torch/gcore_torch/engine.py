@@ -1,5 +1,6 @@
-"""Forward, backward and update on plain torch. One rank holds the model as it is; several share it by FSDP2 over gloo
-(CPU) or NCCL (CUDA; not tested there)."""
+"""Forward, backward and update on plain torch. One rank holds the model as it is; several share it
+by FSDP2 over gloo (CPU) or NCCL (CUDA; not tested there).
+"""
 
 from __future__ import annotations
 
@@ -39,13 +40,19 @@ class TorchEngine:
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
         self.ranks = Ranks(context, self.device)
-        self._mesh = dist.init_device_mesh(self.device.type, (self.ranks.count,)) if self.ranks.count > 1 else None
+        self._mesh = (
+            dist.init_device_mesh(self.device.type, (self.ranks.count,))
+            if self.ranks.count > 1
+            else None
+        )
         self._path = str(files.directory)
         self._policy = self._open(self._path)
         model = self._policy.model
         embedded = model.get_input_embeddings().weight.shape[0]
         trust = config.trust_remote_code
-        self._tokenizer = load_tokenizer(self._path, embedded, threads=config.threads, trust_remote_code=trust)
+        self._tokenizer = load_tokenizer(
+            self._path, embedded, threads=config.threads, trust_remote_code=trust
+        )
         self.layouts = self._policy.layouts
         self.hidden_size = int(model.config.get_text_config().hidden_size)
         self._reference = None
@@ -67,7 +74,9 @@ class TorchEngine:
             images=True,
         ).to(self.device)
         if config.gradient_checkpointing:
-            for module in model.modules():  # checkpointing needs training mode, in which dropout would change log-probs
+            for module in (
+                model.modules()
+            ):  # checkpointing needs training mode, in which dropout would change log-probs
                 if isinstance(module, torch.nn.Dropout):
                     module.p = 0.0
             model.gradient_checkpointing_enable()
@@ -85,7 +94,9 @@ class TorchEngine:
         return policy
 
     def _shard(self, policy: Policy, blocks: set[str]) -> None:
-        """FSDP2: each module whose class is named in ``blocks`` is gathered by itself, the rest with the root."""
+        """FSDP2: each module whose class is named in ``blocks`` is gathered by itself, the rest
+        with the root.
+        """
         if self._mesh is None:
             return
         from torch.distributed.fsdp import fully_shard
@@ -104,19 +115,29 @@ class TorchEngine:
         ]
         betas = (config.betas[0], config.betas[1])
         return torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=0.0, betas=betas, eps=config.eps, fused=True
+            [group for group in groups if group["params"]],
+            lr=0.0,
+            betas=betas,
+            eps=config.eps,
+            fused=True,
         )
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16")
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16"
+        )
 
-    def _forward(self, policy: Policy, batch: Batch | None, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies; for None those of a stand-in, because sharded ranks must all go forward."""
+    def _forward(
+        self, policy: Policy, batch: Batch | None, entropy: Entropy
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies; for None those of a stand-in, because sharded ranks must all go
+        forward.
+        """
         self._context.progress()
         with self._autocast():
             return policy(stand_in(self.device) if batch is None else batch, entropy)
 
-    # -- a step -------------------------------------------------------------------------------------------------------
+    # -- a step ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def logprobs(
@@ -150,15 +171,23 @@ class TorchEngine:
     def discard(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
-        return [spec_of(name, tensor, DTYPES[self._config.dtype]) for name, tensor in self._tensors.items()]
+        return [
+            spec_of(name, tensor, DTYPES[self._config.dtype])
+            for name, tensor in self._tensors.items()
+        ]
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
             whole = full(tensor)
-            yield spec, to_bytes(whole, DTYPES[self._config.dtype]) if self.ranks.rank == 0 else np.empty(0, np.uint8)
+            yield (
+                spec,
+                to_bytes(whole, DTYPES[self._config.dtype])
+                if self.ranks.rank == 0
+                else np.empty(0, np.uint8),
+            )
 
     def export_tensors(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """See ``gcore_language.device_push.DeviceEngine``."""
@@ -179,14 +208,20 @@ class TorchEngine:
 
     def _counted(self, numbers: dict[str, Any]) -> dict[str, Any]:
         """The numbers, and how many steps the optimizer has made with each tensor."""
-        steps = {name: float(s["step"]) for name, t in self._tensors.items() if (s := self._optimizer.state.get(t))}
+        steps = {
+            name: float(s["step"])
+            for name, t in self._tensors.items()
+            if (s := self._optimizer.state.get(t))
+        }
         return {**numbers, "optimizer_steps": steps}
 
     def rows(self) -> dict[str, Tensor]:
         """Weights and moments by the keys of ``state_files``, what this rank saves of them."""
         found: dict[str, Tensor | None] = {}
         for name, tensor in self._tensors.items():
-            parts = {"weight": tensor} | {part: self._optimizer.state.get(tensor, {}).get(part) for part in MOMENTS}
+            parts = {"weight": tensor} | {
+                part: self._optimizer.state.get(tensor, {}).get(part) for part in MOMENTS
+            }
             for part, held in parts.items():
                 if held is not None:
                     found[f"{part}/{name}"] = local_rows(held, first=self.ranks.rank == 0)

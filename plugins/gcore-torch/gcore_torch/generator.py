@@ -1,8 +1,10 @@
-"""The provider ``torch`` of kind generator: samples from a Hugging Face causal language model with a cached batch.
+"""The provider ``torch`` of kind generator: samples from a Hugging Face causal language model with
+a cached batch.
 
-Every call of ``step`` gives each running sample one more token. Samples join as rows become free and leave when they
-end. A sample's randomness depends on its seed and the position alone; ``deterministic`` also fixes which samples run
-together (waiting ones are sorted, and join only when nothing runs), so that tokens repeat bit for bit.
+Every call of ``step`` gives each running sample one more token. Samples join as rows become free
+and leave when they end. A sample's randomness depends on its seed and the position alone;
+``deterministic`` also fixes which samples run together (waiting ones are sorted, and join only when
+nothing runs), so that tokens repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -77,28 +79,47 @@ class _Rows:
         """Keeps the rows ``order`` names, in that order."""
         to = (order != np.arange(len(order))).nonzero()[0]
         source = order[to]
-        for column in (self.tokens, self.logp, self.length, self.limit, self.seed, self.greedy, self.version):
+        for column in (
+            self.tokens,
+            self.logp,
+            self.length,
+            self.limit,
+            self.seed,
+            self.greedy,
+            self.version,
+        ):
             column[to] = column[source]
         self.waiting = [self.waiting[i] for i in order.tolist()]
         self.count = len(order)
 
 
 class TorchGenerator:
-    """See ``gcore_core.protocols``: Generator, ReceivesWeights, Fingerprints, Sleeps and ScoresLogprobs."""
+    """See ``gcore_core.protocols``: Generator, ReceivesWeights, Fingerprints, Sleeps and
+    ScoresLogprobs.
+    """
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
         self._config, self._context = config, context
         refuse_engine(context)
         path, trust = str(open_model_files(context).directory), config.trust_remote_code
         self._device = choose_device(config.device, context, config.threads)
-        self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True).to(self._device)
-        text_config, embedded = self._model.config.get_text_config(), self._model.get_input_embeddings().weight.shape[0]
-        self._tokenizer = load_tokenizer(path, embedded, threads=config.threads, trust_remote_code=trust)
+        self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True).to(
+            self._device
+        )
+        text_config, embedded = (
+            self._model.config.get_text_config(),
+            self._model.get_input_embeddings().weight.shape[0],
+        )
+        self._tokenizer = load_tokenizer(
+            path, embedded, threads=config.threads, trust_remote_code=trust
+        )
         self._reader: ImageReader | None = None
         if takes_images(self._model.config):
             if config.decoder == "fused":
                 where = f"roles.{context.role}.config.decoder"
-                raise ConfigError("fused is not for models that take images.", where=where, todo="Use auto.")
+                raise ConfigError(
+                    "fused is not for models that take images.", where=where, todo="Use auto."
+                )
             self._reader = ImageReader(path, self._model.config, trust_remote_code=trust)
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
         told = (self._model.generation_config, text_config, self._tokenizer)
@@ -114,17 +135,21 @@ class TorchGenerator:
         self._stale = False  # running rows were read under older weights
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         self._inbox = WeightInbox(context.role, shapes)
-        self._weights = SleepingWeights(context.role, self._tensors, discard=config.sleep == "discard")
+        self._weights = SleepingWeights(
+            context.role, self._tensors, discard=config.sleep == "discard"
+        )
         self._scorer: Policy | None = None
 
     @property
     def version(self) -> int:
         return self._inbox.version
 
-    # -- sampling -----------------------------------------------------------------------------------------------------
+    # -- sampling ----------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded once."""
+        """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded
+        once.
+        """
         reader = self._reader
         images = {} if reader is None else reader.read(requests)
 
@@ -133,7 +158,9 @@ class TorchGenerator:
                 return refuse_images(request, ids)
             return reader.lay(request.prompt, ids, images.get(request.ordinal))
 
-        fitting, failed = encode_fitting(self._tokenizer, requests, self._context_length, self.version, lay)
+        fitting, failed = encode_fitting(
+            self._tokenizer, requests, self._context_length, self.version, lay
+        )
         self._failed += failed
         longest = self._config.max_new_tokens
         self._queue += [
@@ -142,7 +169,9 @@ class TorchGenerator:
         ]
 
     def step(self) -> list[Finished]:
-        """See ``Generator.step``: one token for each running sample, after waiting ones have joined."""
+        """See ``Generator.step``: one token for each running sample, after waiting ones have
+        joined.
+        """
         self._inbox.check_idle()
         self._weights.check_awake()
         finished, self._failed = self._failed, []
@@ -158,7 +187,9 @@ class TorchGenerator:
         return finished
 
     def _take(self) -> list[_Waiting]:
-        """Waiting samples that join now: as many as there are free rows, prompts of one length together."""
+        """Waiting samples that join now: as many as there are free rows, prompts of one length
+        together.
+        """
         free = self._config.max_batch - self._rows.count
         if not self._queue or free <= 0 or (self._context.deterministic and self._rows.count):
             return []
@@ -188,9 +219,12 @@ class TorchGenerator:
         self._stale = False
         self._decoder.clear()
         so_far = [
-            np.concatenate([waiting.prompt, rows.tokens[i, : rows.length[i]]]) for i, waiting in enumerate(rows.waiting)
+            np.concatenate([waiting.prompt, rows.tokens[i, : rows.length[i]]])
+            for i, waiting in enumerate(rows.waiting)
         ]
-        return self._decoder.prefill(so_far, [1] * rows.count, [waiting.images for waiting in rows.waiting])
+        return self._decoder.prefill(
+            so_far, [1] * rows.count, [waiting.images for waiting in rows.waiting]
+        )
 
     def _sample(self, logits: torch.Tensor) -> None:
         rows, config = self._rows, self._config
@@ -220,7 +254,13 @@ class TorchGenerator:
         finished = []
         indexes = gone.nonzero()[0]
         for i, columns in zip(indexes.tolist(), self._columns(indexes), strict=True):
-            status, reason = (FINISHED, "") if ended[i] else (FINISHED, "stop") if stopped[i] else (TRUNCATED, "length")
+            status, reason = (
+                (FINISHED, "")
+                if ended[i]
+                else (FINISHED, "stop")
+                if stopped[i]
+                else (TRUNCATED, "length")
+            )
             finished.append(self._finish(i, status, reason, columns))
         rows.reorder(self._decoder.drop(gone))
         return finished
@@ -247,11 +287,16 @@ class TorchGenerator:
 
     def _columns(self, indexes: np.ndarray) -> list[Columns]:
         rows = self._rows
-        tokens, logp = rows.tokens[indexes], rows.logp[indexes]  # copies, which the views below keep
+        tokens, logp = (
+            rows.tokens[indexes],
+            rows.logp[indexes],
+        )  # copies, which the views below keep
         mask = np.ones(tokens.shape[1], np.uint8)
         cold, warm = np.ones((), np.float32), np.array(self._config.temperature or 1.0, np.float32)
         found: list[Columns] = []
-        for place, (i, text) in enumerate(zip(indexes.tolist(), self._decode(indexes), strict=True)):
+        for place, (i, text) in enumerate(
+            zip(indexes.tolist(), self._decode(indexes), strict=True)
+        ):
             actions = int(rows.length[i])
             found.append(
                 {
@@ -268,10 +313,14 @@ class TorchGenerator:
 
     def _decode(self, indexes: np.ndarray) -> list[str]:
         rows = self._rows
-        return decode(self._tokenizer, [rows.tokens[i, : rows.length[i]].tolist() for i in indexes.tolist()])
+        return decode(
+            self._tokenizer, [rows.tokens[i, : rows.length[i]].tolist() for i in indexes.tolist()]
+        )
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key is ignored."""
+        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key
+        is ignored.
+        """
         wanted = set(keys)
         finished = []
         kept = []
@@ -281,13 +330,21 @@ class TorchGenerator:
                 versions = (self.version, self.version)
                 columns, media = _empty(waiting), _media(waiting)
                 finished.append(
-                    Finished(request=request, status=ABORTED, versions=versions, columns=columns, media=media)
+                    Finished(
+                        request=request,
+                        status=ABORTED,
+                        versions=versions,
+                        columns=columns,
+                        media=media,
+                    )
                 )
             else:
                 kept.append(waiting)
         self._queue = kept
         rows = self._rows
-        gone = np.array([(w.request.ordinal, w.request.sample) in wanted for w in rows.waiting], np.bool_)
+        gone = np.array(
+            [(w.request.ordinal, w.request.sample) in wanted for w in rows.waiting], np.bool_
+        )
         if gone.any():
             indexes = gone.nonzero()[0]
             for i, columns in zip(indexes.tolist(), self._columns(indexes), strict=True):
@@ -299,7 +356,7 @@ class TorchGenerator:
         self._decoder.clear()
         self._queue.clear()
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
         """See ``ReceivesWeights.begin_weights``; dtypes may differ, they are converted."""
@@ -331,14 +388,18 @@ class TorchGenerator:
         return self._weights.fingerprint()
 
     def sleep(self) -> None:
-        """See ``Sleeps.sleep``: drops the cache, and moves or drops the weights as ``config.sleep`` says."""
+        """See ``Sleeps.sleep``: drops the cache, and moves or drops the weights as ``config.sleep``
+        says.
+        """
         self._inbox.check_idle()
         self._decoder.release(weights=self._weights.leaves)
         self._stale = self._rows.count > 0
         self._weights.sleep(self.version)
 
     def wake(self) -> None:
-        """See ``Sleeps.wake``; discarded weights are those of ``version`` again when a push has brought them."""
+        """See ``Sleeps.wake``; discarded weights are those of ``version`` again when a push has
+        brought them.
+        """
         self._weights.wake()
         self._decoder.take_weights()
 
@@ -353,11 +414,14 @@ class TorchGenerator:
 
     @torch.no_grad()
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
-        """See ``ScoresLogprobs.logprobs``. Raises ContractError for records with images, which are no columns."""
+        """See ``ScoresLogprobs.logprobs``. Raises ContractError for records with images, which are
+        no columns.
+        """
         self._weights.check_awake()
         if any(GRID in record for record in records):
             raise ContractError(
-                "log-probs of records with images are asked for without their images.", where="logprobs"
+                "log-probs of records with images are asked for without their images.",
+                where="logprobs",
             )
         if self._scorer is None:
             self._scorer = Policy(self._model)

@@ -1,7 +1,9 @@
-"""The provider ``torch`` of kind reward: a scalar reward model, as trained on preferences (Bradley and Terry, 1952).
+"""The provider ``torch`` of kind reward: a scalar reward model, as trained on preferences (Bradley
+and Terry, 1952).
 
-Any sequence classifier of transformers with one output. Its logit is the reward: of two completions of one prompt, the
-first is preferred with probability 1 / (1 + exp(r2 - r1)), so only differences within a prompt have a meaning.
+Any sequence classifier of transformers with one output. Its logit is the reward: of two completions
+of one prompt, the first is preferred with probability 1 / (1 + exp(r2 - r1)), so only differences
+within a prompt have a meaning.
 """
 
 from __future__ import annotations
@@ -23,15 +25,22 @@ from gcore_torch.config import TorchRewardConfig
 
 
 class TorchReward:
-    """See ``gcore_core.protocols.Scorer``. The score is that of the last token, as transformers takes it."""
+    """See ``gcore_core.protocols.Scorer``. The score is that of the last token, as transformers
+    takes it.
+    """
 
     def __init__(self, config: TorchRewardConfig, context: WorkerContext) -> None:
         refuse_engine(context)
-        path, trust = str(open_model_files(context, config.path).directory), config.trust_remote_code
+        path, trust = (
+            str(open_model_files(context, config.path).directory),
+            config.trust_remote_code,
+        )
         self._device = choose_device(config.device, context, config.threads)
         self._model = load_classifier(path, config.dtype, trust).to(self._device)
         embedded = self._model.get_input_embeddings().weight.shape[0]
-        self._tokenizer = load_tokenizer(path, embedded, threads=config.threads, trust_remote_code=trust)
+        self._tokenizer = load_tokenizer(
+            path, embedded, threads=config.threads, trust_remote_code=trust
+        )
         text_config = self._model.config.get_text_config()
         self._pad = text_config.pad_token_id
         longest = getattr(text_config, "max_position_embeddings", None) or 2**31
@@ -43,16 +52,24 @@ class TorchReward:
         rows: dict[int, list[int]] = {}
         for i, record in enumerate(records):
             if record.prompt.messages is not None and not self._tokenizer.chat_template:
-                scores[i] = failure("the prompt is a chat, but the reward model's tokenizer has no chat template")
+                scores[i] = failure(
+                    "the prompt is a chat, but the reward model's tokenizer has no chat template"
+                )
                 continue
             ids = self._encode(record)
             if 0 < len(ids) <= self._context_length:
                 rows[i] = ids
             else:
-                scores[i] = failure(f"{len(ids)} tokens, and the reward model takes 1 to {self._context_length}")
+                scores[i] = failure(
+                    f"{len(ids)} tokens, and the reward model takes 1 to {self._context_length}"
+                )
         for batch in self._batches(rows):
             for i, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
-                scores[i] = Score(value=value) if math.isfinite(value) else failure(f"the reward model gave {value}")
+                scores[i] = (
+                    Score(value=value)
+                    if math.isfinite(value)
+                    else failure(f"the reward model gave {value}")
+                )
         return scores
 
     def _encode(self, record: ScoredRecord) -> list[int]:
@@ -86,10 +103,15 @@ class TorchReward:
         if not hasattr(self._model, "score"):  # an encoder, which reads from its first token
             logits = self._model(input_ids=ids, attention_mask=mask).logits[:, 0]
         else:
-            # transformers would look for the last token by its id, and take padding for it where two share one
-            hidden = self._model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            # transformers would look for the last token by its id, and take padding for it where
+            # two share one
+            hidden = self._model.base_model(
+                input_ids=ids, attention_mask=mask, use_cache=False
+            ).last_hidden_state
             last = torch.tensor([_last(row, self._pad) for row in rows], device=self._device)
-            logits = self._model.score(hidden[torch.arange(len(rows), device=self._device), last])[:, 0]
+            logits = self._model.score(hidden[torch.arange(len(rows), device=self._device), last])[
+                :, 0
+            ]
         values: list[float] = logits.float().cpu().tolist()
         return values
 
@@ -125,5 +147,7 @@ def load_classifier(path: str, dtype: str, trust_remote_code: bool) -> Any:
 
 
 def _last(row: Sequence[int], pad: int | None) -> int:
-    """The place of the last token that is not padding by its id, as models with that head were trained."""
+    """The place of the last token that is not padding by its id, as models with that head were
+    trained.
+    """
     return next((i for i in range(len(row) - 1, -1, -1) if row[i] != pad), 0)

@@ -17,39 +17,59 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1), one per row, from uint64 seeds and the number of the action in its completion."""
+    """float64 in [0, 1), one per row, from uint64 seeds and the number of the action in its
+    completion.
+    """
     hashed = _mix(_mix(seeds + _GOLDEN) + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def choose(
-    logits: Tensor, uniform: Tensor, temperature: float, greedy: Tensor | None, *, top_p: float = 1.0, top_k: int = 0
+    logits: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    greedy: Tensor | None,
+    *,
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """(tokens int64[B], log-probs float32[B]) from logits [B, V] and uniform float64[B], by the inverse of the cdf.
+    """(tokens int64[B], log-probs float32[B]) from logits [B, V] and uniform float64[B], by the
+    inverse of the cdf.
 
-    greedy bool[B] or None: rows that take the likeliest token, with its log-prob at temperature 1. Log-probs are of the
-    softmax over all tokens, also when top_p or top_k narrows the choice: they are what a trainer computes.
+    greedy bool[B] or None: rows that take the likeliest token, with its log-prob at temperature 1.
+        Log-probs are of the
+    softmax over all tokens, also when top_p or top_k narrows the choice: they are what a trainer
+        computes.
     """
     logits = logits.float()
     if temperature == 0:
         greedy = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     elif temperature != 1:
-        scale = 1 / temperature if greedy is None else torch.where(greedy, 1.0, 1 / temperature)[:, None]
+        scale = (
+            1 / temperature
+            if greedy is None
+            else torch.where(greedy, 1.0, 1 / temperature)[:, None]
+        )
         logits = logits * scale
     logp = logits.log_softmax(-1)
     weights = logp.exp()
     if top_p < 1 or top_k > 0:
         weights = _narrow(weights, top_p, top_k)
     cdf = weights.cumsum(-1, dtype=torch.float64)
-    # searchsorted(right) returns the first token whose cdf exceeds the threshold, so never one of weight 0
-    tokens = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(max=logits.shape[1] - 1)
+    # searchsorted(right) returns the first token whose cdf exceeds the threshold, so never one of
+    # weight 0
+    tokens = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(
+        max=logits.shape[1] - 1
+    )
     if greedy is not None:
         tokens = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), tokens)
     return tokens.squeeze(1), logp.gather(1, tokens).squeeze(1)
 
 
 def _narrow(weights: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Zero for tokens outside the nucleus (Holtzman et al. 2020) and outside the likeliest ``top_k``."""
+    """Zero for tokens outside the nucleus (Holtzman et al. 2020) and outside the likeliest
+    ``top_k``.
+    """
     ordered, order = weights.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     drop = before >= top_p

@@ -15,7 +15,8 @@ from gcore_core.errors import ContractError, WeightMismatch
 class SleepingWeights:
     """Gives the memory of tensors back and takes it again, in another place.
 
-    On an accelerator ``sleep`` moves the weights to host memory. On a CPU they lie there already and stay, unless
+    On an accelerator ``sleep`` moves the weights to host memory. On a CPU they lie there already
+    and stay, unless
     ``discard``: then they are dropped, and after the wake a push must bring them again.
     """
 
@@ -25,16 +26,23 @@ class SleepingWeights:
         self._role, self._tensors, self._discard = role, tensors, discard
         self._version = 0
         self._hashes: dict[str, int] = {}
-        self._copies: dict[str, Tensor] = {}  # on the host; of those that are discarded, shape and dtype alone
+        self._copies: dict[
+            str, Tensor
+        ] = {}  # on the host; of those that are discarded, shape and dtype alone
 
     def fingerprint(self) -> dict[str, int]:
         """Name -> xxh3-64 of the bytes that are held."""
-        return {name: xxhash.xxh3_64_intdigest(to_bytes(self._tensors[name]).data) for name in sorted(self._tensors)}
+        return {
+            name: xxhash.xxh3_64_intdigest(to_bytes(self._tensors[name]).data)
+            for name in sorted(self._tensors)
+        }
 
     @property
     def leaves(self) -> bool:
         """Whether a sleep takes the weights from where they are."""
-        return self._discard or any(tensor.device.type != "cpu" for tensor in self._tensors.values())
+        return self._discard or any(
+            tensor.device.type != "cpu" for tensor in self._tensors.values()
+        )
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +51,9 @@ class SleepingWeights:
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def sleep(self, version: int) -> None:
-        """Nothing when it is asleep. After the wake of discarded weights that no push brought there is none to keep."""
+        """Nothing when it is asleep. After the wake of discarded weights that no push brought there
+        is none to keep.
+        """
         if self.asleep:
             return
         self.asleep = True
@@ -52,7 +62,9 @@ class SleepingWeights:
         if not self.leaves:
             return
         for name, tensor in self._tensors.items():
-            host = torch.empty_like(tensor, device="meta") if self._discard else tensor.detach().cpu()
+            host = (
+                torch.empty_like(tensor, device="meta") if self._discard else tensor.detach().cpu()
+            )
             self._copies[name], tensor.data = host, tensor.data.new_empty(0)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -72,8 +84,9 @@ class SleepingWeights:
             self._compare()
 
     def pushed(self, version: int) -> None:
-        """A push is loaded: discarded weights are here again. Raises WeightMismatch when it has their version and
-        other bytes."""
+        """A push is loaded: discarded weights are here again. Raises WeightMismatch when it has
+        their version and other bytes.
+        """
         if self.lacking and version == self._version:
             self._compare()
         self.lacking = False
@@ -83,7 +96,9 @@ class SleepingWeights:
         if self.asleep:
             raise self._refusal("this generator sleeps.", "Wake it first.")
         if self.lacking:
-            raise self._refusal("the weights were discarded for a sleep.", "Push them, or set config.sleep: keep.")
+            raise self._refusal(
+                "the weights were discarded for a sleep.", "Push them, or set config.sleep: keep."
+            )
 
     def _refusal(self, what: str, todo: str) -> ContractError:
         return ContractError(what, where=f"roles.{self._role}", todo=todo)

@@ -1,4 +1,6 @@
-"""Tiny random models with a tokenizer of single characters beside them, and objectives to train them with."""
+"""Tiny random models with a tokenizer of single characters beside them, and objectives to train
+them with.
+"""
 
 from __future__ import annotations
 
@@ -57,15 +59,26 @@ class Clip:
         if self.beta:
             terms = terms + self.beta * (current["logp"] - columns["ref_logp"]) ** 2
         clipped = ((ratio - 1).abs() > 0.2).float() * mask
-        return (terms * mask).sum(), mask.sum(), {"clip_share": (clipped.sum().detach(), mask.sum())}
+        return (
+            (terms * mask).sum(),
+            mask.sum(),
+            {"clip_share": (clipped.sum().detach(), mask.sum())},
+        )
 
 
 def make_context(directory: Path, objective: Any = None, **changes: Any) -> WorkerContext:
-    facts = {"role": "policy", "steps": 10, "model": {"path": str(directory)}, "parts": {"objective": objective}}
+    facts = {
+        "role": "policy",
+        "steps": 10,
+        "model": {"path": str(directory)},
+        "parts": {"objective": objective},
+    }
     return WorkerContext(**(facts | changes))
 
 
-def make_requests(groups: int = 3, samples: int = 4, *, first: int = 0, greedy: bool = False) -> list[SampleRequest]:
+def make_requests(
+    groups: int = 3, samples: int = 4, *, first: int = 0, greedy: bool = False
+) -> list[SampleRequest]:
     """Prompts of different lengths."""
     return [
         SampleRequest(
@@ -90,8 +103,12 @@ def drain(generator: Any) -> list[Any]:
             return sorted(finished, key=lambda f: (f.request.ordinal, f.request.sample))
 
 
-def make_records(groups: int = 4, samples: int = 4, *, minibatches: int = 1, seed: int = 0) -> list[TrainRecord]:
-    """Random records with prompts and completions of different lengths; the last action of each is masked."""
+def make_records(
+    groups: int = 4, samples: int = 4, *, minibatches: int = 1, seed: int = 0
+) -> list[TrainRecord]:
+    """Random records with prompts and completions of different lengths; the last action of each is
+    masked.
+    """
     draw = np.random.default_rng(seed)
     records = []
     for group in range(groups):
@@ -107,7 +124,11 @@ def make_records(groups: int = 4, samples: int = 4, *, minibatches: int = 1, see
                 "action_mask": mask,
                 "temperature": np.array(np.float32(0.7 if group == 1 else 1.0)),
             }
-            records.append(TrainRecord(ordinal=group, sample=sample, minibatch=group % minibatches, columns=columns))
+            records.append(
+                TrainRecord(
+                    ordinal=group, sample=sample, minibatch=group % minibatches, columns=columns
+                )
+            )
     return records
 
 

@@ -13,7 +13,13 @@ from gcore_torch.sampling import choose, uniforms
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gcore_core.errors import ConfigError, WeightMismatch
-from gcore_core.protocols import Fingerprints, Generator, ReceivesWeights, SampleRequest, ScoresLogprobs
+from gcore_core.protocols import (
+    Fingerprints,
+    Generator,
+    ReceivesWeights,
+    SampleRequest,
+    ScoresLogprobs,
+)
 from gcore_core.records import Prompt, WeightPlan
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gpt2"]
@@ -23,17 +29,23 @@ FAMILIES = ["llama", "qwen2", "qwen3", "gpt2"]
 def open_generator(model_dirs: dict[str, Path], tiny: Any) -> Any:
     def make(family: str = "llama", deterministic: bool = False, **config: Any) -> TorchGenerator:
         settings = TorchGeneratorConfig(**({"max_new_tokens": 12} | config))
-        return TorchGenerator(settings, tiny.make_context(model_dirs[family], deterministic=deterministic))
+        return TorchGenerator(
+            settings, tiny.make_context(model_dirs[family], deterministic=deterministic)
+        )
 
     return make
 
 
 def reference_logp(directory: Path, columns: Any) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    prompt, actions = (torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids"))
+    prompt, actions = (
+        torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids")
+    )
     with torch.no_grad():
         logits = model(torch.cat([prompt, actions])[None]).logits[0, len(prompt) - 1 : -1]
-    return (logits / float(columns["temperature"])).log_softmax(-1).gather(1, actions[:, None])[:, 0]
+    return (
+        (logits / float(columns["temperature"])).log_softmax(-1).gather(1, actions[:, None])[:, 0]
+    )
 
 
 def test_it_has_the_protocols_it_claims(open_generator: Any) -> None:
@@ -54,7 +66,8 @@ def test_logp_is_that_of_the_models_own_forward_pass(
     assert len(finished) == 12
     for record in finished:
         expected = reference_logp(model_dirs[family], record.columns)
-        # float32; small batches of a linear layer differ by up to 3e-5 from large ones on logits of size 10
+        # float32; small batches of a linear layer differ by up to 3e-5 from large ones on logits of
+        # size 10
         np.testing.assert_allclose(record.columns["logp"], expected, atol=5e-5)
         assert record.columns["action_ids"].dtype == np.int32
         assert record.columns["temperature"] == np.float32(0.8)
@@ -72,7 +85,9 @@ def test_greedy_tokens_are_those_of_transformers_generate(
     model = AutoModelForCausalLM.from_pretrained(model_dirs[family], dtype=torch.float32)
     for record in tiny.drain(generator):
         prompt = torch.from_numpy(record.columns["prompt_ids"].astype(np.int64))[None]
-        expected = model.generate(prompt, do_sample=False, max_new_tokens=12, attention_mask=torch.ones_like(prompt))
+        expected = model.generate(
+            prompt, do_sample=False, max_new_tokens=12, attention_mask=torch.ones_like(prompt)
+        )
         np.testing.assert_array_equal(record.columns["action_ids"], expected[0, prompt.shape[1] :])
         assert record.columns["temperature"] == 1
 
@@ -85,8 +100,14 @@ def test_a_finished_record_says_how_it_ended(open_generator: Any, tiny: Any) -> 
     assert ends == {True, False}  # else the test shows nothing
     for record in finished:
         ended = record.columns["action_ids"][-1] == 2
-        assert (record.status, record.reason) == (("finished", "") if ended else ("truncated", "length"))
-        assert len(record.columns["action_ids"]) == len(record.columns["logp"]) == len(record.columns["action_mask"])
+        assert (record.status, record.reason) == (
+            ("finished", "") if ended else ("truncated", "length")
+        )
+        assert (
+            len(record.columns["action_ids"])
+            == len(record.columns["logp"])
+            == len(record.columns["action_mask"])
+        )
         assert 2 not in record.columns["action_ids"][:-1]
         assert (
             len(bytes(record.columns["text"])) == len(record.columns["action_ids"]) - ended
@@ -107,7 +128,9 @@ def test_a_stop_string_ends_a_sample(open_generator: Any, tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
-def test_rows_that_leave_or_join_do_not_change_the_others(decoder: str, open_generator: Any, tiny: Any) -> None:
+def test_rows_that_leave_or_join_do_not_change_the_others(
+    decoder: str, open_generator: Any, tiny: Any
+) -> None:
     alone = open_generator(decoder=decoder)
     requests = tiny.make_requests(groups=4, samples=5)
     expected = {}
@@ -139,7 +162,9 @@ def test_deterministic_batches_repeat_bit_for_bit(open_generator: Any, tiny: Any
         assert one.columns["logp"].tobytes() == other.columns["logp"].tobytes()
 
 
-def test_aborted_samples_keep_what_they_have(open_generator: Any, model_dirs: dict[str, Path], tiny: Any) -> None:
+def test_aborted_samples_keep_what_they_have(
+    open_generator: Any, model_dirs: dict[str, Path], tiny: Any
+) -> None:
     generator = open_generator(max_batch=6)
     generator.submit(tiny.make_requests(groups=2, samples=4))
     finished = [*generator.step(), *generator.step(), *generator.step()]
@@ -158,7 +183,9 @@ def test_aborted_samples_keep_what_they_have(open_generator: Any, model_dirs: di
     assert len(rest | done) == 6 and not rest & {running[0], waiting[0]}
 
 
-def plan_of(generator: Any, arrays: dict[str, np.ndarray], version: int) -> tuple[WeightPlan, list[Any]]:
+def plan_of(
+    generator: Any, arrays: dict[str, np.ndarray], version: int
+) -> tuple[WeightPlan, list[Any]]:
     specs = generator.weight_specs()
     return WeightPlan(version, specs), [(spec, arrays[spec.name]) for spec in specs]
 
@@ -230,7 +257,9 @@ def test_a_push_of_another_model_is_refused_by_name(open_generator: Any, tiny: A
     with pytest.raises(WeightMismatch, match="lm_head.scale, which the model does not have"):
         generator.begin_weights(WeightPlan(3, [*plan.tensors, stranger]))
     wide = type(plan.tensors[0])(name, "F32", (22, 96), 22 * 96 * 4)
-    with pytest.raises(WeightMismatch, match=rf"{name} has shape \(22, 96\) in the plan and \(22, 64\) here"):
+    with pytest.raises(
+        WeightMismatch, match=rf"{name} has shape \(22, 96\) in the plan and \(22, 64\) here"
+    ):
         generator.begin_weights(WeightPlan(3, [wide, *plan.tensors[1:]]))
     with pytest.raises(WeightMismatch, match="tensors came before their plan"):
         generator.load_weights(tensors)
@@ -260,17 +289,23 @@ def test_chat_turns_go_through_the_tokenizers_template(
 ) -> None:
     generator = open_generator()
     turns = [{"role": "user", "content": "1+2"}, {"role": "user", "content": "3"}]
-    generator.submit([SampleRequest(ordinal=0, sample=0, seed=0, prompt=Prompt(row=0, messages=turns))])
+    generator.submit(
+        [SampleRequest(ordinal=0, sample=0, seed=0, prompt=Prompt(row=0, messages=turns))]
+    )
     (record,) = tiny.drain(generator)
     tokenizer = AutoTokenizer.from_pretrained(model_dirs["llama"])
     assert record.columns["prompt_ids"].tolist() == tokenizer("1+23:").input_ids
 
 
-def test_bfloat16_samples_as_the_models_own_forward_pass_says(open_generator: Any, tiny: Any) -> None:
+def test_bfloat16_samples_as_the_models_own_forward_pass_says(
+    open_generator: Any, tiny: Any
+) -> None:
     generator = open_generator("qwen2", dtype="bfloat16", decoder="fused")
     generator.submit(tiny.make_requests())
     finished = tiny.drain(generator)
-    for record, logp in zip(finished, generator.logprobs([f.columns for f in finished]), strict=True):
+    for record, logp in zip(
+        finished, generator.logprobs([f.columns for f in finished]), strict=True
+    ):
         assert record.columns["logp"].dtype == np.float32
         # 8 bits of mantissa: logits of size 5 are off by 0.02 each
         np.testing.assert_allclose(record.columns["logp"], logp, atol=0.15)
@@ -305,7 +340,11 @@ def test_top_p_and_top_k_narrow_the_choice_but_not_the_logp() -> None:
     probabilities = torch.tensor([0.4, 0.3, 0.2, 0.1])
     logits = probabilities.log().expand(500, 4)
     draws = torch.from_numpy(uniforms(np.arange(500, dtype=np.uint64), np.zeros(500, np.int64)))
-    for limits, allowed in (({"top_p": 0.65}, {0, 1}), ({"top_k": 3}, {0, 1, 2}), ({"top_p": 0.01}, {0})):
+    for limits, allowed in (
+        ({"top_p": 0.65}, {0, 1}),
+        ({"top_k": 3}, {0, 1, 2}),
+        ({"top_p": 0.01}, {0}),
+    ):
         tokens, logp = choose(logits, draws, 1.0, None, **limits)
         assert set(tokens.tolist()) == allowed
         torch.testing.assert_close(logp, probabilities.log()[tokens])

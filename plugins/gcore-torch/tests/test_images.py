@@ -50,7 +50,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def prompts(pictures: dict[str, str]) -> list[Prompt]:
-    """Two that differ in their image alone, one with two images, one without any, one of chat messages."""
+    """Two that differ in their image alone, one with two images, one without any, one of chat
+    messages.
+    """
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1+"}]}]
     return [
         Prompt(row=0, text=f"{PLACE}1+2=", images=[pictures["wide"]]),
@@ -68,7 +70,9 @@ Open = Callable[..., Any]
 def open_generator(image_models: dict[str, Path], tiny: Any) -> Open:
     def make(family: str = "qwen2_vl", model: Path | None = None, **config: Any) -> TorchGenerator:
         settings = TorchGeneratorConfig(**({"max_new_tokens": 12} | config))
-        return TorchGenerator(settings, tiny.make_context(model or image_models[family], role="rollout"))
+        return TorchGenerator(
+            settings, tiny.make_context(model or image_models[family], role="rollout")
+        )
 
     return make
 
@@ -97,18 +101,28 @@ def answers(generator: TorchGenerator, prompts: Sequence[Prompt], tiny: Any) -> 
 
 def to_train(records: Sequence[Finished]) -> list[TrainRecord]:
     return [
-        TrainRecord(ordinal=r.request.ordinal, sample=r.request.sample, minibatch=0, columns=r.columns, media=r.media)
+        TrainRecord(
+            ordinal=r.request.ordinal,
+            sample=r.request.sample,
+            minibatch=0,
+            columns=r.columns,
+            media=r.media,
+        )
         for r in records
     ]
 
 
 @torch.no_grad()
 def expected(model: Any, record: Finished) -> np.ndarray:
-    """Log-probs by transformers' own forward pass: the prompt with its images, then token by token with its cache.
+    """Log-probs by transformers' own forward pass: the prompt with its images, then token by token
+    with its cache.
 
     One pass over all tokens would take a sampled image token for an image.
     """
-    prompt, actions = (torch.from_numpy(record.columns[key].astype(np.int64)) for key in ("prompt_ids", "action_ids"))
+    prompt, actions = (
+        torch.from_numpy(record.columns[key].astype(np.int64))
+        for key in ("prompt_ids", "action_ids")
+    )
     model.model.rope_deltas = None
     shown = {}
     if PIXELS in record.media:
@@ -121,7 +135,9 @@ def expected(model: Any, record: Finished) -> np.ndarray:
     found = []
     for action in actions:
         found.append(float(out.logits[0, -1].log_softmax(-1)[action]))
-        out = model(input_ids=action[None, None], past_key_values=out.past_key_values, use_cache=True)
+        out = model(
+            input_ids=action[None, None], past_key_values=out.past_key_values, use_cache=True
+        )
     return np.array(found)
 
 
@@ -131,17 +147,27 @@ def weights_of(trainer: TorchTrainer) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_are_those_of_plain_transformers(
-    family: str, open_generator: Open, image_models: dict[str, Path], prompts: list[Prompt], tiny: Any
+    family: str,
+    open_generator: Open,
+    image_models: dict[str, Path],
+    prompts: list[Prompt],
+    tiny: Any,
 ) -> None:
     records = answers(open_generator(family), prompts, tiny)
-    model = AutoModelForImageTextToText.from_pretrained(image_models[family], dtype=torch.float32).eval()
+    model = AutoModelForImageTextToText.from_pretrained(
+        image_models[family], dtype=torch.float32
+    ).eval()
     image_token = model.config.image_token_id
-    assert any((r.columns["action_ids"] == image_token).any() for r in records), "none was sampled; choose other seeds"
+    assert any((r.columns["action_ids"] == image_token).any() for r in records), (
+        "none was sampled; choose other seeds"
+    )
     for record in records:
         np.testing.assert_allclose(record.columns["logp"], expected(model, record), atol=SAME)
 
 
-def test_a_prompt_holds_a_token_for_every_four_patches(open_generator: Open, prompts: list[Prompt], tiny: Any) -> None:
+def test_a_prompt_holds_a_token_for_every_four_patches(
+    open_generator: Open, prompts: list[Prompt], tiny: Any
+) -> None:
     records = answers(open_generator(), prompts, tiny)
     image_token = open_generator()._model.config.image_token_id
     for record in records:
@@ -151,17 +177,23 @@ def test_a_prompt_holds_a_token_for_every_four_patches(open_generator: Open, pro
         assert len(grid) == len(record.request.prompt.images)
 
 
-def test_the_records_of_a_prompt_share_one_array(open_generator: Open, prompts: list[Prompt], tiny: Any) -> None:
+def test_the_records_of_a_prompt_share_one_array(
+    open_generator: Open, prompts: list[Prompt], tiny: Any
+) -> None:
     records = answers(open_generator(), prompts, tiny)
     shared = {
-        r.request.ordinal: {id(o.media.get(PIXELS)) for o in records if o.request.ordinal == r.request.ordinal}
+        r.request.ordinal: {
+            id(o.media.get(PIXELS)) for o in records if o.request.ordinal == r.request.ordinal
+        }
         for r in records
     }
     assert all(len(arrays) == 1 for arrays in shared.values())
     assert len(set.union(*shared.values())) == len(prompts)
 
 
-def test_an_image_changes_what_is_likely(open_generator: Open, prompts: list[Prompt], tiny: Any) -> None:
+def test_an_image_changes_what_is_likely(
+    open_generator: Open, prompts: list[Prompt], tiny: Any
+) -> None:
     generator = open_generator(temperature=0.0, max_new_tokens=1)
     wide, tall = (answers(generator, [prompt], tiny)[0].columns["logp"] for prompt in prompts[:2])
     assert abs(float(wide[0] - tall[0])) > 1e-3
@@ -170,7 +202,12 @@ def test_an_image_changes_what_is_likely(open_generator: Open, prompts: list[Pro
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget", [16384, 60])
 def test_generator_and_trainer_agree_and_a_step_changes_every_part(
-    family: str, budget: int, open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any
+    family: str,
+    budget: int,
+    open_generator: Open,
+    open_trainer: Open,
+    prompts: list[Prompt],
+    tiny: Any,
 ) -> None:
     records = to_train(answers(open_generator(family, temperature=0.8), prompts, tiny))
     trainer = open_trainer(family, budget_tokens=budget)
@@ -192,7 +229,10 @@ def test_after_a_push_they_agree_again(
     for version in (1, 2):
         records = to_train(answers(generator, prompts, tiny))
         trainer.prepare(records, frozenset())
-        assert trainer.train(version - 1, tiny.make_advantages(records), 1, 1)["logprob_gap_max"] < 1e-4
+        assert (
+            trainer.train(version - 1, tiny.make_advantages(records), 1, 1)["logprob_gap_max"]
+            < 1e-4
+        )
         plan = WeightPlan(version, trainer.weight_specs())
         generator.begin_weights(plan)
         generator.load_weights(trainer.export_weights())
@@ -200,30 +240,46 @@ def test_after_a_push_they_agree_again(
 
 
 def test_running_samples_read_their_images_again_after_a_push(
-    open_generator: Open, open_trainer: Open, prompts: list[Prompt], image_models: dict[str, Path], tiny: Any
+    open_generator: Open,
+    open_trainer: Open,
+    prompts: list[Prompt],
+    image_models: dict[str, Path],
+    tiny: Any,
 ) -> None:
     generator, trainer = open_generator(), open_trainer()
     generator.submit(requests_of(prompts))
     records = [record for _ in range(3) for record in generator.step()]
-    plan = WeightPlan(1, trainer.weight_specs())  # of the same weights, so log-probs stay what they are
+    plan = WeightPlan(
+        1, trainer.weight_specs()
+    )  # of the same weights, so log-probs stay what they are
     generator.begin_weights(plan)
     generator.load_weights(trainer.export_weights())
     generator.commit_weights(plan)
     records += tiny.drain(generator)
-    model = AutoModelForImageTextToText.from_pretrained(image_models["qwen2_vl"], dtype=torch.float32).eval()
+    model = AutoModelForImageTextToText.from_pretrained(
+        image_models["qwen2_vl"], dtype=torch.float32
+    ).eval()
     assert any(record.versions == (0, 1) for record in records)
     for record in records:
         np.testing.assert_allclose(record.columns["logp"], expected(model, record), atol=SAME)
 
 
 def test_a_group_encodes_its_image_once_a_micro_batch(
-    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any, monkeypatch: pytest.MonkeyPatch
+    open_generator: Open,
+    open_trainer: Open,
+    prompts: list[Prompt],
+    tiny: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = open_trainer()
     inner = trainer._engine._policy.model.model
     encoded: list[int] = []
     encode = inner.get_image_features
-    monkeypatch.setattr(inner, "get_image_features", lambda p, g, **k: (encoded.append(len(g)), encode(p, g, **k))[1])
+    monkeypatch.setattr(
+        inner,
+        "get_image_features",
+        lambda p, g, **k: (encoded.append(len(g)), encode(p, g, **k))[1],
+    )
     records = to_train(answers(open_generator(), prompts, tiny))
     trainer.prepare(records, frozenset())
     trainer.train(0, tiny.make_advantages(records), 1, 1)
@@ -235,11 +291,15 @@ def test_saved_weights_are_a_model_directory_that_generates(
 ) -> None:
     open_trainer().save_pretrained(tmp_path)
     saved, original = open_generator(model=tmp_path), open_generator()
-    for one, other in zip(answers(saved, prompts, tiny), answers(original, prompts, tiny), strict=True):
+    for one, other in zip(
+        answers(saved, prompts, tiny), answers(original, prompts, tiny), strict=True
+    ):
         np.testing.assert_array_equal(one.columns["action_ids"], other.columns["action_ids"])
 
 
-def test_two_sharded_ranks_of_which_one_has_no_image_are_one(image_models: dict[str, Path], tmp_path: Path) -> None:
+def test_two_sharded_ranks_of_which_one_has_no_image_are_one(
+    image_models: dict[str, Path], tmp_path: Path
+) -> None:
     told = []
     for ranks in (1, 2):
         work = tmp_path / str(ranks)
@@ -256,7 +316,11 @@ def test_two_sharded_ranks_of_which_one_has_no_image_are_one(image_models: dict[
 
 @pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"dtype": "bfloat16"}])
 def test_checkpointed_layers_and_bfloat16_train_too(
-    settings: dict[str, Any], open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any
+    settings: dict[str, Any],
+    open_generator: Open,
+    open_trainer: Open,
+    prompts: list[Prompt],
+    tiny: Any,
 ) -> None:
     records = to_train(answers(open_generator(), prompts, tiny))
     plain, other = open_trainer(), open_trainer(**settings)
@@ -267,14 +331,16 @@ def test_checkpointed_layers_and_bfloat16_train_too(
     assert norms[1] == pytest.approx(norms[0], rel=1e-4 if "dtype" not in settings else 0.1)
 
 
-# -- what is wrong is told --------------------------------------------------------------------------------------------
+# -- what is wrong is told -------------------------------------------------------------------------
 
 
 def test_an_image_for_a_text_model_is_refused(
     open_generator: Open, model_dirs: dict[str, Path], prompts: list[Prompt]
 ) -> None:
     generator = open_generator(model=model_dirs["llama"])
-    with pytest.raises(DataError, match="row 0 names 1 images, and this generator or its model takes none") as told:
+    with pytest.raises(
+        DataError, match="row 0 names 1 images, and this generator or its model takes none"
+    ) as told:
         generator.submit(requests_of(prompts[:1]))
     assert prompts[0].images[0] in str(told.value)
     assert "data.config.images" in str(told.value)
@@ -284,7 +350,9 @@ def test_images_of_records_are_refused_by_a_trainer_of_text(
     open_generator: Open, model_dirs: dict[str, Path], prompts: list[Prompt], tiny: Any
 ) -> None:
     records = to_train(answers(open_generator(), prompts, tiny))
-    trainer = TorchTrainer(TorchTrainerConfig(), tiny.make_context(model_dirs["llama"], tiny.Reinforce()))
+    trainer = TorchTrainer(
+        TorchTrainerConfig(), tiny.make_context(model_dirs["llama"], tiny.Reinforce())
+    )
     trainer.prepare(records, frozenset())
     with pytest.raises(DataError, match="records have images, and the model takes none"):
         trainer.train(0, tiny.make_advantages(records), 1, 1)
@@ -292,7 +360,9 @@ def test_images_of_records_are_refused_by_a_trainer_of_text(
 
 def test_a_missing_image_is_told_with_row_and_path(open_generator: Open, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.png")
-    with pytest.raises(DataError, match=r"gone\.png: an image of row 7 cannot be read\.\n  There is no such file"):
+    with pytest.raises(
+        DataError, match=r"gone\.png: an image of row 7 cannot be read\.\n  There is no such file"
+    ):
         open_generator().submit(requests_of([Prompt(row=7, text=PLACE, images=[gone])]))
 
 
@@ -301,7 +371,9 @@ def test_a_broken_image_is_told_with_row_and_path(
     broken: bytes | str, open_generator: Open, pictures: dict[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "broken.png"
-    file.write_bytes(broken if isinstance(broken, bytes) else Path(pictures["large"]).read_bytes()[:200])
+    file.write_bytes(
+        broken if isinstance(broken, bytes) else Path(pictures["large"]).read_bytes()[:200]
+    )
     with pytest.raises(DataError, match=r"broken\.png: an image of row 7 cannot be read\."):
         open_generator().submit(requests_of([Prompt(row=7, text=PLACE, images=[str(file)])]))
 
@@ -326,7 +398,9 @@ def test_images_side_by_side_are_told(open_generator: Open, prompts: list[Prompt
         open_generator().submit(requests_of([two]))
 
 
-def test_tokens_of_images_count_for_the_context(open_generator: Open, prompts: list[Prompt], tiny: Any) -> None:
+def test_tokens_of_images_count_for_the_context(
+    open_generator: Open, prompts: list[Prompt], tiny: Any
+) -> None:
     """Eight tokens of text fit into sixteen, with the image's they do not."""
     generator = open_generator(context_length=16)
     (large, *_), (small, *_) = (
@@ -352,7 +426,9 @@ def test_what_an_image_text_model_has_not_is_told(
 ) -> None:
     with pytest.raises(ConfigError, match="fused is not for models that take images"):
         open_generator(decoder="fused")
-    with pytest.raises(ConfigError, match="packing: shared_prompt does not give this model's log-probs"):
+    with pytest.raises(
+        ConfigError, match="packing: shared_prompt does not give this model's log-probs"
+    ):
         open_trainer(packing="shared_prompt")
     generator = open_generator()
     record = answers(generator, prompts[:1], tiny)[0]
@@ -383,7 +459,9 @@ def test_what_the_records_are_made_of_is_what_the_processor_of_transformers_make
     # it asks of which class its parts are, among them that for videos, which needs torchvision
     monkeypatch.setattr(Qwen2VLProcessor, "check_argument_for_proper_class", lambda *_: None)
     path = image_models["qwen2_vl"]
-    processor = Qwen2VLProcessor(AutoImageProcessor.from_pretrained(path), AutoTokenizer.from_pretrained(path))
+    processor = Qwen2VLProcessor(
+        AutoImageProcessor.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    )
     record = answers(open_generator(), prompts[2:3], tiny)[0]
     images = [Image.open(file) for file in prompts[2].images]
     made = processor(text=[prompts[2].text], images=images, return_tensors="np")
@@ -396,7 +474,9 @@ def test_what_the_records_are_made_of_is_what_the_processor_of_transformers_make
 def test_an_array_is_read_as_the_file_that_holds_it(
     open_generator: Open, prompts: list[Prompt], tiny: Any, family: str
 ) -> None:
-    """Of a prompt with two places, with both as files, the second as an array, and both as arrays."""
+    """Of a prompt with two places, with both as files, the second as an array, and both as
+    arrays.
+    """
     whole = prompts[2]
     arrays = [np.asarray(Image.open(file)) for file in whole.images]
     found = []
@@ -412,7 +492,9 @@ def test_an_array_is_read_as_the_file_that_holds_it(
             np.testing.assert_array_equal(record.media[PIXELS], expected.media[PIXELS])
 
 
-def test_grey_arrays_are_read_as_grey_files(open_generator: Open, tiny: Any, tmp_path: Path) -> None:
+def test_grey_arrays_are_read_as_grey_files(
+    open_generator: Open, tiny: Any, tmp_path: Path
+) -> None:
     grey = np.random.default_rng(1).integers(0, 256, (24, 16, 1), dtype=np.uint8)
     Image.fromarray(grey[..., 0]).save(tmp_path / "grey.png")
     (filed,) = requests_of([Prompt(row=0, text=PLACE, images=[str(tmp_path / "grey.png")])], 1)
@@ -435,7 +517,9 @@ def test_grey_arrays_are_read_as_grey_files(open_generator: Open, tiny: Any, tmp
         (np.zeros((0, 8, 3), np.uint8), r"uint8\[0, 8, 3\]"),
     ],
 )
-def test_an_array_that_is_no_image_is_told(open_generator: Open, array: np.ndarray, told: str) -> None:
+def test_an_array_that_is_no_image_is_told(
+    open_generator: Open, array: np.ndarray, told: str
+) -> None:
     (request,) = requests_of([Prompt(row=0, text=PLACE)], 1)
     with pytest.raises(DataError, match=f"what a question shows is {told}, not uint8"):
         open_generator().submit([replace(request, images=[array])])
@@ -443,19 +527,29 @@ def test_an_array_that_is_no_image_is_told(open_generator: Open, array: np.ndarr
 
 def test_a_question_with_another_number_of_places_than_images_is_told(open_generator: Open) -> None:
     (request,) = requests_of([Prompt(row=0, text=PLACE + "1" + PLACE)], 1)
-    with pytest.raises(DataError, match="a question names 1 images, and its prompt has places for 2"):
+    with pytest.raises(
+        DataError, match="a question names 1 images, and its prompt has places for 2"
+    ):
         open_generator().submit([replace(request, images=[np.zeros((8, 8, 3), np.uint8)])])
 
 
-def test_a_model_of_text_is_told_that_it_was_shown_images(open_generator: Open, model_dirs: dict[str, Path]) -> None:
+def test_a_model_of_text_is_told_that_it_was_shown_images(
+    open_generator: Open, model_dirs: dict[str, Path]
+) -> None:
     generator = open_generator(model=model_dirs["llama"])
     (request,) = requests_of([Prompt(row=0, text="1+")], 1)
-    with pytest.raises(DataError, match="a question shows 1 images, and this generator or its model takes none"):
+    with pytest.raises(
+        DataError, match="a question shows 1 images, and this generator or its model takes none"
+    ):
         generator.submit([replace(request, images=[np.zeros((8, 8, 3), np.uint8)])])
 
 
-def test_an_image_of_a_shape_that_the_processor_refuses_is_told(open_generator: Open, tmp_path: Path) -> None:
+def test_an_image_of_a_shape_that_the_processor_refuses_is_told(
+    open_generator: Open, tmp_path: Path
+) -> None:
     file = str(tmp_path / "thin.png")
     Image.new("RGB", (4, 1000)).save(file)
-    with pytest.raises(DataError, match=r"thin\.png: the images of row 7 cannot be cut into patches\.\n.*ratio"):
+    with pytest.raises(
+        DataError, match=r"thin\.png: the images of row 7 cannot be cut into patches\.\n.*ratio"
+    ):
         open_generator().submit(requests_of([Prompt(row=7, text=PLACE, images=[file])]))

@@ -59,11 +59,13 @@ def trainer(config, context):
 def gcore_trainers():
     words = frozenset({"images", "save.background", "sharding"})
     yield p.TrainerProvider(summary="-", factory="seeing:trainer", config=TorchTrainerConfig, capabilities=words)
-'''
+'''  # noqa: E501
 
 
 def write_job(directory: Path, *, images: bool = True) -> None:
-    """Two controllers, a group of four for each of four prompts a step; every prompt shows another image."""
+    """Two controllers, a group of four for each of four prompts a step; every prompt shows another
+    image.
+    """
     save_image_model(directory / "model") if images else save_model(directory / "model", "llama")
     (directory / "seeing.py").write_text(SEEING)
     (directory / "images").mkdir()
@@ -72,7 +74,9 @@ def write_job(directory: Path, *, images: bool = True) -> None:
     for row in range(PROMPTS * STEPS):
         name = f"images/{row}.png"
         Image.fromarray(draw.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(directory / name)
-        turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"{row}="}]}]
+        turns = [
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"{row}="}]}
+        ]
         rows.append(json.dumps({"chat": turns, "pictures": [name]}))
     (directory / "rows.jsonl").write_text("\n".join(rows))
     data = {"path": "rows.jsonl", "messages": "chat", "images": "pictures", "index_dir": "index"}
@@ -83,10 +87,16 @@ def write_job(directory: Path, *, images: bool = True) -> None:
         "advantage": {"use": "algorithms/grpo", "config": {"group_size": GROUP}},
         "objective": {"use": "algorithms/ppo_clip"},
         "roles": {
-            "policy": {"use": "seeing", "model": {"path": "model"}, "config": {"learning_rate": 1e-3}},
+            "policy": {
+                "use": "seeing",
+                "model": {"path": "model"},
+                "config": {"learning_rate": 1e-3},
+            },
             "rollout": {"use": "torch", "config": {"max_new_tokens": 8, "context_length": 100}},
         },
-        "rewards": {"digits": {"use": "core/function", "config": {"path": "seeing.py", "name": "digits"}}},
+        "rewards": {
+            "digits": {"use": "core/function", "config": {"path": "seeing.py", "name": "digits"}}
+        },
         "local": ["seeing.py"],
     }
     (directory / "job.yaml").write_text(json.dumps(job))
@@ -95,14 +105,20 @@ def write_job(directory: Path, *, images: bool = True) -> None:
 def finish(directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gcore_core", "run", "job.yaml", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_a_run_trains_on_images_and_stores_each_once(tmp_path: Path) -> None:
     write_job(tmp_path)
     done = finish(tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    rows = [row["metrics"] for row in read_metrics(tmp_path / "runs/images/001") if "loss" in row["metrics"]]
+    rows = [
+        row["metrics"]
+        for row in read_metrics(tmp_path / "runs/images/001")
+        if "loss" in row["metrics"]
+    ]
     assert len(rows) == STEPS
     for metrics in rows:
         assert metrics["logprob_gap_max"] < 1e-4
@@ -114,17 +130,31 @@ def test_a_run_trains_on_images_and_stores_each_once(tmp_path: Path) -> None:
     weights = {spec.name: array.view(np.float32) for spec, array in after}
     assert all(np.isfinite(array).all() for array in weights.values())
     assert weights.keys() == {spec.name for spec, _ in before}
-    changed = {spec.name for spec, array in before if not np.array_equal(array.view(np.float32), weights[spec.name])}
-    assert any("visual" in name for name in changed) and any("lm_head" in name or "embed" in name for name in changed)
+    changed = {
+        spec.name
+        for spec, array in before
+        if not np.array_equal(array.view(np.float32), weights[spec.name])
+    }
+    assert any("visual" in name for name in changed) and any(
+        "lm_head" in name or "embed" in name for name in changed
+    )
 
 
 def check_places(seen: Path) -> None:
-    """The reward and the trainer each saw every record, and all of a group at one place in the node's store."""
+    """The reward and the trainer each saw every record, and all of a group at one place in the
+    node's store.
+    """
     lines = [line.split() for line in seen.read_text().splitlines()]
     groups = STEPS * PROMPTS
     assert len(lines) == 2 * groups * GROUP
-    stored = {process: {(ordinal, place) for p, ordinal, place, _ in lines if p == process} for process, *_ in lines}
-    assert {process: len(found) for process, found in stored.items()} == {"scorer": groups, "trainer": groups}
+    stored = {
+        process: {(ordinal, place) for p, ordinal, place, _ in lines if p == process}
+        for process, *_ in lines
+    }
+    assert {process: len(found) for process, found in stored.items()} == {
+        "scorer": groups,
+        "trainer": groups,
+    }
     # the image's size makes 16 x 16 patches of 2 frames, 3 colours and 4 x 4 pixels
     assert {int(nbytes) for *_, nbytes in lines} == {16 * 16 * 96 * 4}
 
@@ -141,4 +171,6 @@ def test_a_model_of_text_ends_the_run_which_says_so(tmp_path: Path) -> None:
     write_job(tmp_path, images=False)
     done = finish(tmp_path)
     assert done.returncode == 4, done.stdout[-2000:] + done.stderr[-4000:]
-    assert re.search(r"row \d names 1 images, and this generator or its model takes none\.", done.stderr)
+    assert re.search(
+        r"row \d names 1 images, and this generator or its model takes none\.", done.stderr
+    )

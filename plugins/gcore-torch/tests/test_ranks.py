@@ -30,7 +30,9 @@ def run_two(model: Path, work: Path, resume: Path) -> None:
 def test_two_sharded_ranks_are_one(
     model_dirs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Metrics and weights, also when each goes on from the state that the other number of ranks saved."""
+    """Metrics and weights, also when each goes on from the state that the other number of ranks
+    saved.
+    """
     one, two = tmp_path / "one", tmp_path / "two"
     (two / "meet").mkdir(parents=True)
     run_alone(model_dirs["qwen2"], one, one / "state", monkeypatch)

@@ -27,7 +27,12 @@ def save_classifier(directory: Path, family: str, *, labels: int = 1, pad: int |
     """Random weights and the tokenizer of single characters."""
     torch.manual_seed(3)
     bert = BertConfig(
-        vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, pad_token_id=0
+        vocab_size=32,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        pad_token_id=0,
     )
     config = bert if family == "bert" else CONFIGS[family]()
     config.num_labels, config.pad_token_id = labels, pad
@@ -52,7 +57,9 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def record(text: str, *, messages: bool = False) -> ScoredRecord:
     turns = [{"role": "user", "content": "12+34="}]
     prompt = Prompt(row=0, messages=turns) if messages else Prompt(row=0, text="12+34=")
-    return ScoredRecord(ordinal=0, sample=0, prompt=prompt, text=text, status="finished", columns={})
+    return ScoredRecord(
+        ordinal=0, sample=0, prompt=prompt, text=text, status="finished", columns={}
+    )
 
 
 def expected(directory: Path, texts: list[str], **tokenizing: Any) -> list[float]:
@@ -74,9 +81,13 @@ def test_scores_are_those_of_transformers_one_by_one(
     classifiers: dict[str, Path], family: str, budget_tokens: int
 ) -> None:
     """1e-6 relative: other batch shapes add up in another order."""
-    scores = make(classifiers[family], budget_tokens=budget_tokens).score([record(text) for text in TEXTS])
+    scores = make(classifiers[family], budget_tokens=budget_tokens).score(
+        [record(text) for text in TEXTS]
+    )
     found = [score.value for score in scores]
-    assert found == pytest.approx(expected(classifiers[family], ["12+34=" + t for t in TEXTS]), rel=1e-6, abs=1e-6)
+    assert found == pytest.approx(
+        expected(classifiers[family], ["12+34=" + t for t in TEXTS]), rel=1e-6, abs=1e-6
+    )
     assert len({round(value, 3) for value in found if value is not None}) == len(TEXTS)
 
 
@@ -88,12 +99,18 @@ def test_chats_go_through_the_tokenizers_template(classifiers: dict[str, Path]) 
 
 
 @pytest.mark.parametrize("pad", [None, 5])
-def test_padding_without_a_token_of_its_own_changes_nothing(tmp_path: Path, pad: int | None) -> None:
-    """5 is the character "2", which texts may end with: transformers then takes the token before for the last."""
+def test_padding_without_a_token_of_its_own_changes_nothing(
+    tmp_path: Path, pad: int | None
+) -> None:
+    """5 is the character "2", which texts may end with: transformers then takes the token before
+    for the last.
+    """
     save_classifier(tmp_path, "llama", pad=pad)
     texts = [*TEXTS, "112"]
     found = [score.value for score in make(tmp_path).score([record(text) for text in texts])]
-    assert found == pytest.approx(expected(tmp_path, ["12+34=" + text for text in texts]), rel=1e-6, abs=1e-6)
+    assert found == pytest.approx(
+        expected(tmp_path, ["12+34=" + text for text in texts]), rel=1e-6, abs=1e-6
+    )
 
 
 def test_a_record_that_is_too_long_fails_alone_and_is_not_cut(classifiers: dict[str, Path]) -> None:
@@ -125,7 +142,10 @@ def test_a_chat_without_a_template_is_a_failure(tmp_path: Path) -> None:
 
 def test_a_language_model_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
-    with pytest.raises(DataError, match=r"model is no reward model\.\n  It lacks score\.weight, which would be random"):
+    with pytest.raises(
+        DataError,
+        match=r"model is no reward model\.\n  It lacks score\.weight, which would be random",
+    ):
         make(tmp_path)
 
 
@@ -142,7 +162,11 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"path": ""}, "path: no directory"), ({"budget_tokens": 0}, "budget_tokens"), ({"context_length": 0}, "context")],
+    [
+        ({"path": ""}, "path: no directory"),
+        ({"budget_tokens": 0}, "budget_tokens"),
+        ({"context_length": 0}, "context"),
+    ],
 )
 def test_a_bad_setting_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

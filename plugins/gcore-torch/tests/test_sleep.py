@@ -33,23 +33,35 @@ def weights_of(directory: Path) -> Tensors:
 
 def sampled(generator: Any, tiny: Any) -> list[tuple[bytes, bytes]]:
     generator.submit(tiny.make_requests())
-    return [(f.columns["action_ids"].tobytes(), f.columns["logp"].tobytes()) for f in tiny.drain(generator)]
+    return [
+        (f.columns["action_ids"].tobytes(), f.columns["logp"].tobytes())
+        for f in tiny.drain(generator)
+    ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])  # separate, tied, and another decoder
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "gpt2"]
+)  # separate, tied, and another decoder
 def test_discarded_weights_come_back_by_a_push_and_give_the_same_samples(
     family: str, opened: Any, model_dirs: dict[str, Path], tiny: Any
 ) -> None:
     generator, weights = opened(family, sleep="discard"), weights_of(model_dirs[family])
     assert isinstance(generator, Sleeps)
     push(generator, weights, 1)
-    held, before, awake = generator.fingerprint(), sampled(generator, tiny), generator._weights.nbytes
+    held, before, awake = (
+        generator.fingerprint(),
+        sampled(generator, tiny),
+        generator._weights.nbytes,
+    )
     for _ in range(2):
         generator.sleep()
         assert generator.memory_bytes == 0
         generator.wake()
         assert generator.version == 1
-        with pytest.raises(ContractError, match=r"(?s)weights were discarded for a sleep.*Push them, or set config.sl"):
+        with pytest.raises(
+            ContractError,
+            match=r"(?s)weights were discarded for a sleep.*Push them, or set config.sl",
+        ):
             generator.step()
         push(generator, weights, 1)
         assert (generator.fingerprint(), sampled(generator, tiny)) == (held, before)
@@ -63,7 +75,9 @@ def test_other_weights_under_the_name_of_the_discarded_ones_are_refused(
     push(generator, weights, 3)
     generator.sleep()
     generator.wake()
-    with pytest.raises(WeightMismatch, match=r"(?s)tensor .* is not what it was before the sleep.*version 3"):
+    with pytest.raises(
+        WeightMismatch, match=r"(?s)tensor .* is not what it was before the sleep.*version 3"
+    ):
         push(generator, perturbed(weights), 3)
     with pytest.raises(WeightMismatch, match="has begun and was not committed"):
         generator.step()
@@ -73,7 +87,9 @@ def test_other_weights_under_the_name_of_the_discarded_ones_are_refused(
     assert sampled(generator, tiny) == sampled(other, tiny)
 
 
-def test_who_is_woken_and_put_to_sleep_again_still_lacks_its_weights(opened: Any, model_dirs: dict[str, Path]) -> None:
+def test_who_is_woken_and_put_to_sleep_again_still_lacks_its_weights(
+    opened: Any, model_dirs: dict[str, Path]
+) -> None:
     generator = opened(sleep="discard")
     for _ in range(2):
         generator.sleep()
@@ -107,7 +123,9 @@ def test_samples_that_run_through_a_sleep_go_on(
         assert (record.status == "aborted") == (record.request == running)
 
 
-def test_a_sleep_in_a_push_and_a_push_in_a_sleep_are_refused(opened: Any, model_dirs: dict[str, Path]) -> None:
+def test_a_sleep_in_a_push_and_a_push_in_a_sleep_are_refused(
+    opened: Any, model_dirs: dict[str, Path]
+) -> None:
     generator, weights = opened(), weights_of(model_dirs["llama"])
     plan = WeightPlan(1, [spec for spec, _ in weights])
     generator.begin_weights(plan)
@@ -115,13 +133,22 @@ def test_a_sleep_in_a_push_and_a_push_in_a_sleep_are_refused(opened: Any, model_
         generator.sleep()
     push(generator, weights, 1)
     generator.sleep()
-    with pytest.raises(ContractError, match=r"(?s)roles.policy: this generator sleeps.*Wake it first"):
+    with pytest.raises(
+        ContractError, match=r"(?s)roles.policy: this generator sleeps.*Wake it first"
+    ):
         generator.begin_weights(plan)
 
 
 def test_memory_of_discarded_weights_goes_back_to_the_system(tmp_path: Path, tiny: Any) -> None:
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
-    config = LlamaConfig(vocab_size=64, num_key_value_heads=8, max_position_embeddings=64, eos_token_id=2, **sizes)
+    sizes = {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+    }
+    config = LlamaConfig(
+        vocab_size=64, num_key_value_heads=8, max_position_embeddings=64, eos_token_id=2, **sizes
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     tiny.save_tokenizer(tmp_path)
     weights = weights_of(tmp_path)

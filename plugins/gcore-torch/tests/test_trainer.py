@@ -22,10 +22,17 @@ from gcore_core.records import WeightPlan
 
 @pytest.fixture
 def open_trainer(model_dirs: dict[str, Path], tiny: Any) -> Any:
-    def make(family: str = "llama", objective: Any = None, context: dict[str, Any] | None = None, **config: Any) -> Any:
+    def make(
+        family: str = "llama",
+        objective: Any = None,
+        context: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> Any:
         settings = TorchTrainerConfig(**({"learning_rate": 1e-3} | config))
         objective = tiny.Reinforce() if objective is None else objective
-        return TorchTrainer(settings, tiny.make_context(model_dirs[family], objective, **(context or {})))
+        return TorchTrainer(
+            settings, tiny.make_context(model_dirs[family], objective, **(context or {}))
+        )
 
     return make
 
@@ -34,7 +41,9 @@ def weights_of(trainer: TorchTrainer) -> dict[str, np.ndarray]:
     return {spec.name: array.copy().view(np.float32) for spec, array in trainer.export_weights()}
 
 
-def one_step(trainer: TorchTrainer, tiny: Any, step: int = 0, epochs: int = 1, **records: Any) -> dict[str, float]:
+def one_step(
+    trainer: TorchTrainer, tiny: Any, step: int = 0, epochs: int = 1, **records: Any
+) -> dict[str, float]:
     made = tiny.make_records(**records)
     trainer.prepare(made, frozenset())
     return trainer.train(step, tiny.make_advantages(made), records.get("minibatches", 1), epochs)
@@ -42,12 +51,18 @@ def one_step(trainer: TorchTrainer, tiny: Any, step: int = 0, epochs: int = 1, *
 
 def reference_logp(model: Any, record: Any) -> torch.Tensor:
     columns = record.columns
-    prompt, actions = (torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids"))
+    prompt, actions = (
+        torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids")
+    )
     logits = model(torch.cat([prompt, actions])[None]).logits[0, len(prompt) - 1 : -1]
-    return (logits / float(columns["temperature"])).log_softmax(-1).gather(1, actions[:, None])[:, 0]
+    return (
+        (logits / float(columns["temperature"])).log_softmax(-1).gather(1, actions[:, None])[:, 0]
+    )
 
 
-def gradients(trainer: TorchTrainer, tiny: Any, monkeypatch: pytest.MonkeyPatch, **records: Any) -> dict[str, Any]:
+def gradients(
+    trainer: TorchTrainer, tiny: Any, monkeypatch: pytest.MonkeyPatch, **records: Any
+) -> dict[str, Any]:
     """Gradients, normalised and not clipped, of the one update of a step."""
     found = {}
 
@@ -74,8 +89,15 @@ def test_it_has_the_protocol_and_reports_what_is_promised(open_trainer: Any, tin
 def test_one_update_is_that_of_plain_torch(
     family: str, open_trainer: Any, model_dirs: dict[str, Path], tiny: Any
 ) -> None:
-    # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that should be zero
-    settings = {"weight_decay": 0.1, "clip_grad_norm": 0.5, "betas": [0.9, 0.99], "learning_rate": 2e-3, "eps": 1e-2}
+    # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
+    # should be zero
+    settings = {
+        "weight_decay": 0.1,
+        "clip_grad_norm": 0.5,
+        "betas": [0.9, 0.99],
+        "learning_rate": 2e-3,
+        "eps": 1e-2,
+    }
     trainer = open_trainer(family, **settings)
     records = tiny.make_records()
     advantages = tiny.make_advantages(records)
@@ -100,7 +122,9 @@ def test_one_update_is_that_of_plain_torch(
     assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
     expected = dict(model.named_parameters())
     for name, array in weights_of(trainer).items():
-        np.testing.assert_allclose(array.reshape(expected[name].shape), expected[name].detach(), atol=1e-6)
+        np.testing.assert_allclose(
+            array.reshape(expected[name].shape), expected[name].detach(), atol=1e-6
+        )
 
 
 def test_a_sampled_padding_token_has_the_gradient_of_any_other(
@@ -110,7 +134,9 @@ def test_a_sampled_padding_token_has_the_gradient_of_any_other(
     for record in records:
         record.columns["action_ids"][0] = padding
     monkeypatch.setattr(tiny, "make_records", lambda **_: records)
-    found = gradients(open_trainer(clip_grad_norm=0.0), tiny, monkeypatch)["model.embed_tokens.weight"]
+    found = gradients(open_trainer(clip_grad_norm=0.0), tiny, monkeypatch)[
+        "model.embed_tokens.weight"
+    ]
 
     model = AutoModelForCausalLM.from_pretrained(model_dirs["llama"], dtype=torch.float32).eval()
     model.get_input_embeddings().padding_idx = None
@@ -122,7 +148,9 @@ def test_a_sampled_padding_token_has_the_gradient_of_any_other(
     (loss / weight).backward()
     expected = model.get_input_embeddings().weight.grad
     assert float(expected[padding].abs().max()) > 1e-3
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-5)  # float32 sums in another order
+    torch.testing.assert_close(
+        found, expected, atol=2e-6, rtol=2e-5
+    )  # float32 sums in another order
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -137,7 +165,9 @@ def test_shared_prompts_give_the_gradients_of_padded_records(
     other = gradients(padded, tiny, monkeypatch)
     assert max(float(g.abs().max()) for g in other.values()) > 0.01
     for name in other:
-        torch.testing.assert_close(one[name], other[name], atol=2e-6, rtol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            one[name], other[name], atol=2e-6, rtol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("packing", ["auto", "padded"])
@@ -149,7 +179,11 @@ def test_a_smaller_token_budget_does_not_change_the_gradient(
         trainer = open_trainer(packing=packing, budget_tokens=budget)
         passes = []
         forward = trainer._engine._policy.forward
-        monkeypatch.setattr(trainer._engine._policy, "forward", lambda *a, f=forward, p=passes: (p.append(1), f(*a))[1])
+        monkeypatch.setattr(
+            trainer._engine._policy,
+            "forward",
+            lambda *a, f=forward, p=passes: (p.append(1), f(*a))[1],
+        )
         parts = gradients(trainer, tiny, monkeypatch)
         assert len(passes) == 16 if budget == 1 else 2 < len(passes) < 16
         for name in whole:
@@ -205,7 +239,9 @@ def test_old_logp_is_of_the_weights_before_the_first_update(
         expected = sorted(float(reference_logp(model, r).sum()) for r in records)
     assert [count for count, _ in seen] == [1] * 32
     for epoch in (seen[:16], seen[16:]):
-        np.testing.assert_allclose(sorted(float(logp.sum()) for _, logp in epoch), expected, atol=1e-4)
+        np.testing.assert_allclose(
+            sorted(float(logp.sum()) for _, logp in epoch), expected, atol=1e-4
+        )
 
 
 def test_scalars_and_reference_logp_compare_with_the_initial_weights(
@@ -235,7 +271,9 @@ def test_logprob_gap_is_nothing_for_the_generators_own_records(
     generator = TorchGenerator(settings, tiny.make_context(model_dirs["qwen2"]))
     generator.submit(tiny.make_requests())
     records = [
-        TrainRecord(ordinal=f.request.ordinal, sample=f.request.sample, minibatch=0, columns=f.columns)
+        TrainRecord(
+            ordinal=f.request.ordinal, sample=f.request.sample, minibatch=0, columns=f.columns
+        )
         for f in tiny.drain(generator)
     ]
     trainer = open_trainer("qwen2", objective=tiny.Clip())
@@ -270,19 +308,29 @@ def test_exported_weights_arrive_whole_in_a_generator(
     for family, dtype in (("llama", "float32"), ("qwen2", "float32"), ("qwen2", "bfloat16")):
         trainer = open_trainer(family, dtype=dtype)
         one_step(trainer, tiny)
-        generator = TorchGenerator(TorchGeneratorConfig(dtype=dtype), tiny.make_context(model_dirs[family]))
+        generator = TorchGenerator(
+            TorchGeneratorConfig(dtype=dtype), tiny.make_context(model_dirs[family])
+        )
         plan = WeightPlan(trainer.version, trainer.weight_specs())
         generator.begin_weights(plan)
         generator.load_weights(trainer.export_weights())
         generator.commit_weights(plan)
         trainer.save_pretrained(tmp_path / family / dtype)
-        fresh = TorchGenerator(TorchGeneratorConfig(dtype=dtype), tiny.make_context(tmp_path / family / dtype))
+        fresh = TorchGenerator(
+            TorchGeneratorConfig(dtype=dtype), tiny.make_context(tmp_path / family / dtype)
+        )
         assert generator.fingerprint() == fresh.fingerprint()
-        assert [spec.nbytes for spec in plan.tensors] == [array.nbytes for _, array in trainer.export_weights()]
-        assert ("lm_head.weight" in generator.fingerprint()) == (family == "llama")  # tied in qwen2: once
+        assert [spec.nbytes for spec in plan.tensors] == [
+            array.nbytes for _, array in trainer.export_weights()
+        ]
+        assert ("lm_head.weight" in generator.fingerprint()) == (
+            family == "llama"
+        )  # tied in qwen2: once
 
 
-def test_a_pretrained_directory_holds_model_and_tokenizer(open_trainer: Any, tmp_path: Path, tiny: Any) -> None:
+def test_a_pretrained_directory_holds_model_and_tokenizer(
+    open_trainer: Any, tmp_path: Path, tiny: Any
+) -> None:
     trainer = open_trainer()
     one_step(trainer, tiny)
     trainer.save_pretrained(tmp_path)
@@ -296,22 +344,36 @@ def test_a_pretrained_directory_holds_model_and_tokenizer(open_trainer: Any, tmp
 
 
 def test_schedules_count_updates() -> None:
-    linear = TorchTrainerConfig(learning_rate=1.0, schedule="linear", warmup_updates=4, final_fraction=0.2)
+    linear = TorchTrainerConfig(
+        learning_rate=1.0, schedule="linear", warmup_updates=4, final_fraction=0.2
+    )
     assert [rate_at(linear, u, 10) for u in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rate_at(linear, 9, 10) == pytest.approx(0.2)
     cosine = TorchTrainerConfig(learning_rate=1.0, schedule="cosine")
-    assert [round(rate_at(cosine, u, 5), 6) for u in range(5)] == [1.0, 0.853553, 0.5, 0.146447, 0.0]
+    assert [round(rate_at(cosine, u, 5), 6) for u in range(5)] == [
+        1.0,
+        0.853553,
+        0.5,
+        0.146447,
+        0.0,
+    ]
     assert rate_at(TorchTrainerConfig(learning_rate=0.5), 99, 5) == 0.5
 
 
 def test_the_rate_of_the_last_update_is_the_final_one(open_trainer: Any, tiny: Any) -> None:
     context = {"steps": 2, "updates_per_step": 4}
-    trainer = open_trainer(schedule="linear", final_fraction=0.5, learning_rate=0.01, context=context)
-    rates = [one_step(trainer, tiny, step, epochs=2, minibatches=2)["learning_rate"] for step in range(2)]
+    trainer = open_trainer(
+        schedule="linear", final_fraction=0.5, learning_rate=0.01, context=context
+    )
+    rates = [
+        one_step(trainer, tiny, step, epochs=2, minibatches=2)["learning_rate"] for step in range(2)
+    ]
     assert rates == pytest.approx([0.01 * (1 - 0.5 * 3 / 7), 0.005])
 
 
-def test_bfloat16_learns_like_float32(open_trainer: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_learns_like_float32(
+    open_trainer: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exact = gradients(open_trainer(), tiny, monkeypatch)
     for packing in ("shared_prompt", "padded"):
         rough = gradients(open_trainer(dtype="bfloat16", packing=packing), tiny, monkeypatch)
@@ -321,7 +383,7 @@ def test_bfloat16_learns_like_float32(open_trainer: Any, tiny: Any, monkeypatch:
             assert cosine > 0.98, name  # 8 bits of mantissa through two layers
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 def test_an_infinite_loss_names_its_records(open_trainer: Any, tmp_path: Path, tiny: Any) -> None:
@@ -339,10 +401,14 @@ def test_an_infinite_loss_names_its_records(open_trainer: Any, tmp_path: Path, t
         found = file.get_tensor(f"{records[6].ordinal}/{records[6].sample}/action_ids")
     np.testing.assert_array_equal(found, records[6].columns["action_ids"])
     assert 0 < len({key.rsplit("/", 1)[0] for key in keys}) < len(records)  # the micro-batch alone
-    assert all(before[name].tobytes() == array.tobytes() for name, array in weights_of(trainer).items())
+    assert all(
+        before[name].tobytes() == array.tobytes() for name, array in weights_of(trainer).items()
+    )
 
 
-def test_an_infinite_gradient_of_a_finite_loss_is_noticed(open_trainer: Any, tmp_path: Path, tiny: Any) -> None:
+def test_an_infinite_gradient_of_a_finite_loss_is_noticed(
+    open_trainer: Any, tmp_path: Path, tiny: Any
+) -> None:
     class Root(tiny.Reinforce):
         def loss(self, columns: Any, current: Any) -> Any:
             zero = (current["logp"] - current["logp"].detach()).clamp(min=0)
@@ -370,9 +436,9 @@ def test_sharing_prompts_is_refused_where_it_would_be_wrong(
     from transformers import BloomConfig, BloomForCausalLM
 
     tiny.save_model(tmp_path, "llama")
-    BloomForCausalLM(BloomConfig(vocab_size=tiny.VOCABULARY, hidden_size=32, n_layer=1, n_head=2)).save_pretrained(
-        tmp_path
-    )
+    BloomForCausalLM(
+        BloomConfig(vocab_size=tiny.VOCABULARY, hidden_size=32, n_layer=1, n_head=2)
+    ).save_pretrained(tmp_path)
     context = tiny.make_context(tmp_path, tiny.Reinforce())
     with pytest.raises(ConfigError, match="shared_prompt does not give this model's log-probs"):
         TorchTrainer(TorchTrainerConfig(packing="shared_prompt"), context)
@@ -381,7 +447,9 @@ def test_sharing_prompts_is_refused_where_it_would_be_wrong(
     one_step(trainer, tiny)
 
 
-def test_a_bad_model_directory_is_named(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_model_directory_is_named(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def error_of(path: str) -> str:
         with pytest.raises(DataError) as caught:
             TorchTrainer(TorchTrainerConfig(), tiny.make_context(Path(path), tiny.Reinforce()))
@@ -406,7 +474,9 @@ def test_a_bad_model_directory_is_named(tmp_path: Path, tiny: Any, monkeypatch: 
     assert "no weights in safetensors" in error_of(str(directory))
 
 
-def test_a_state_from_before_the_first_update_has_no_moments(open_trainer: Any, tmp_path: Path, tiny: Any) -> None:
+def test_a_state_from_before_the_first_update_has_no_moments(
+    open_trainer: Any, tmp_path: Path, tiny: Any
+) -> None:
     trainer, fresh = open_trainer(learning_rate=0.01), open_trainer(learning_rate=0.01)
     trainer.save(tmp_path)
     for step in range(2):
@@ -418,7 +488,9 @@ def test_a_state_from_before_the_first_update_has_no_moments(open_trainer: Any, 
         assert array.tobytes() == weights_of(fresh)[name].tobytes(), name
 
 
-def test_a_state_of_another_model_is_refused(open_trainer: Any, tmp_path: Path, model_dirs: dict[str, Path]) -> None:
+def test_a_state_of_another_model_is_refused(
+    open_trainer: Any, tmp_path: Path, model_dirs: dict[str, Path]
+) -> None:
     with pytest.raises(DataError, match="trainer state cannot be read"):
         open_trainer().load(tmp_path)
     open_trainer("qwen2").save(tmp_path)
@@ -435,6 +507,9 @@ def test_settings_out_of_range_are_named() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             TorchTrainerConfig(**settings)
-    for settings, match in (({"top_p": 0.0}, "top_p"), ({"max_new_tokens": 0}, "max_new_tokens: must be positive")):
+    for settings, match in (
+        ({"top_p": 0.0}, "top_p"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be positive"),
+    ):
         with pytest.raises(ConfigError, match=match):
             TorchGeneratorConfig(**settings)

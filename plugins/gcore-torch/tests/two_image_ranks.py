@@ -1,4 +1,5 @@
-"""Run by test_images.py, one process per rank: a step of a sharded image-text model, and its numbers as JSON.
+"""Run by test_images.py, one process per rank: a step of a sharded image-text model, and its
+numbers as JSON.
 
 Only rank 0 has records with images.
 """
@@ -28,10 +29,19 @@ def image_records() -> list[TrainRecord]:
     for record in make_records():
         columns, media = dict(record.columns), {}
         if record.ordinal < 2:
-            columns |= {"prompt_ids": np.concatenate([place, columns["prompt_ids"]]), GRID: np.array([[1, 4, 6]])}
+            columns |= {
+                "prompt_ids": np.concatenate([place, columns["prompt_ids"]]),
+                GRID: np.array([[1, 4, 6]]),
+            }
             media = {PIXELS: pixels}
         found.append(
-            TrainRecord(ordinal=record.ordinal, sample=record.sample, minibatch=0, columns=columns, media=media)
+            TrainRecord(
+                ordinal=record.ordinal,
+                sample=record.sample,
+                minibatch=0,
+                columns=columns,
+                media=media,
+            )
         )
     return found
 
@@ -39,14 +49,22 @@ def image_records() -> list[TrainRecord]:
 def run(rank: int, ranks: int, model: Path, work: Path) -> None:
     """Writes numbers.json under ``work``."""
     context = make_context(model, Reinforce(), rank=rank, ranks=ranks, rendezvous=str(work))
-    # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that should be zero
-    trainer = TorchTrainer(TorchTrainerConfig(learning_rate=3e-3, eps=1e-3, budget_tokens=64), context)
+    # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
+    # should be zero
+    trainer = TorchTrainer(
+        TorchTrainerConfig(learning_rate=3e-3, eps=1e-3, budget_tokens=64), context
+    )
     records = image_records()
     advantages = make_advantages(records)
-    mine = [i for i, record in enumerate(records) if (record.ordinal >= 2) == (rank == 1) or ranks == 1]
+    mine = [
+        i for i, record in enumerate(records) if (record.ordinal >= 2) == (rank == 1) or ranks == 1
+    ]
     trainer.prepare([records[i] for i in mine], frozenset())
     metrics = trainer.train(0, advantages[mine], 1, 1)
-    weights = {spec.name: array.copy().view(np.float32).tolist() for spec, array in trainer.export_weights()}
+    weights = {
+        spec.name: array.copy().view(np.float32).tolist()
+        for spec, array in trainer.export_weights()
+    }
     trainer.close()
     if rank == 0:
         (work / "numbers.json").write_text(json.dumps({"metrics": metrics, "weights": weights}))

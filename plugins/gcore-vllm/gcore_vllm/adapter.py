@@ -1,4 +1,6 @@
-"""A LoRA adapter in peft's layout, looked at before vLLM loads it, which takes one of a smaller model in silence."""
+"""A LoRA adapter in peft's layout, looked at before vLLM loads it, which takes one of a smaller
+model in silence.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,19 @@ class Adapter:
 
 
 def open_adapter(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Adapter:
-    """Raises DataError unless the directory holds a whole adapter for the model with these tensors."""
+    """Raises DataError unless the directory holds a whole adapter for the model with these
+    tensors.
+    """
     directory = Path(path).resolve()
     if not directory.is_dir():
-        raise DataError("adapter directory does not exist.", where=path, todo="Correct config.lora_path.")
+        raise DataError(
+            "adapter directory does not exist.", where=path, todo="Correct config.lora_path."
+        )
     rank = _largest_rank(directory / "adapter_config.json")
     if rank > _RANKS[-1]:
-        raise DataError(f"adapter has rank {rank}, vLLM takes {_RANKS[-1]} at most.", where=str(directory))
+        raise DataError(
+            f"adapter has rank {rank}, vLLM takes {_RANKS[-1]} at most.", where=str(directory)
+        )
     _check_tensors(directory / "adapter_model.safetensors", shapes)
     return Adapter(directory=directory, max_rank=next(room for room in _RANKS if room >= rank))
 
@@ -52,14 +60,22 @@ def _largest_rank(file: Path) -> int:
         kind = config["peft_type"]
         ranks = [int(rank) for rank in (config["r"], *(config.get("rank_pattern") or {}).values())]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError("adapter config is not readable.", where=str(file), why=repr(error)) from error
+        raise DataError(
+            "adapter config is not readable.", where=str(file), why=repr(error)
+        ) from error
     if kind != "LORA" or min(ranks) < 1:
-        raise DataError("adapter is none that vLLM takes.", where=str(file), why=f"peft_type {kind!r}, ranks {ranks}.")
+        raise DataError(
+            "adapter is none that vLLM takes.",
+            where=str(file),
+            why=f"peft_type {kind!r}, ranks {ranks}.",
+        )
     return max(ranks)
 
 
 def _check_tensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Every pair (A: rank x inputs, B: outputs x rank) must be of a matrix (outputs x inputs) of the model."""
+    """Every pair (A: rank x inputs, B: outputs x rank) must be of a matrix (outputs x inputs) of
+    the model.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
@@ -68,17 +84,25 @@ def _check_tensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         with safe_open(file, framework="np") as opened:
             found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise DataError("adapter is damaged or half written.", where=str(file), why=str(error)) from error
+        raise DataError(
+            "adapter is damaged or half written.", where=str(file), why=str(error)
+        ) from error
     for name, shape in found.items():
         module, _, half = name.removeprefix("base_model.model.").rpartition(".lora_")
         if half not in ("A.weight", "B.weight") or ".experts" in module:
-            continue  # vLLM refuses by itself what it does not take; experts have other names in a checkpoint
+            # vLLM refuses by itself what it does not take; experts have other names in a checkpoint
+            continue
         base = shapes.get(f"{module}.weight")
         if base is None:
-            raise DataError(f"adapter is for {module}, which the model does not have.", where=str(file))
+            raise DataError(
+                f"adapter is for {module}, which the model does not have.", where=str(file)
+            )
         given, wanted = (shape[-1], base[-1]) if half == "A.weight" else (shape[0], base[0])
         if given != wanted:
             raise DataError(
-                f"adapter is of another model: {name} has {given} rows or columns where the model has {wanted}.",
+                (
+                    f"adapter is of another model: {name} has {given} rows or columns where the "
+                    f"model has {wanted}."
+                ),
                 where=str(file),
             )

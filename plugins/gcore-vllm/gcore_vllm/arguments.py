@@ -1,4 +1,6 @@
-"""The role's ``engine:`` mapping: passed on to vLLM's EngineArgs as it is, after its names were checked."""
+"""The role's ``engine:`` mapping: passed on to vLLM's EngineArgs as it is, after its names were
+checked.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _FIXED = {
     "worker_extension_cls": "it takes the weight pushes",
     "data_parallel_size": "`slots` gives more workers",
     "pipeline_parallel_size": "a model is split over devices by its tensors",
-    "tensor_parallel_size": "a model is split over the devices that the placement gives to one worker",
+    "tensor_parallel_size": (
+        "a model is split over the devices that the placement gives to one worker"
+    ),
 }
 
 
@@ -41,6 +45,8 @@ _ARGUMENTS = EngineArguments(
 
 
 def check_engine(engine: Mapping[str, Any], known: Collection[str], role: str) -> None:
-    """Raises ConfigError for a name that is not among ``known`` (vLLM's own), or that is set elsewhere or fixed."""
+    """Raises ConfigError for a name that is not among ``known`` (vLLM's own), or that is set
+    elsewhere or fixed.
+    """
     _ARGUMENTS.check_set_here(engine, role)
     _ARGUMENTS.check_known(engine, known, role)

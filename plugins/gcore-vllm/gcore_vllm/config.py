@@ -6,24 +6,35 @@ from dataclasses import dataclass
 
 from gcore_language.settings import GeneratorSettings, require
 
-#: Below it vLLM takes this temperature in silence, and log-probs would be those of another one than the record says.
+#: Below it vLLM takes this temperature in silence, and log-probs would be those of another one than
+#: the record says.
 _COLDEST = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmGeneratorConfig(GeneratorSettings):
-    """Settings of ``roles.<generator>.config``. Every other argument of vLLM's engine goes under ``engine:``."""
+    """Settings of ``roles.<generator>.config``. Every other argument of vLLM's engine goes under
+    ``engine:``.
+    """
 
     tensor_parallel: int = 1
-    """Devices that hold one replica together, its tensors split over them; ``slots`` must hold whole replicas."""
+    """Devices that hold one replica together, its tensors split over them; ``slots`` must hold
+    whole replicas.
+    """
     kv_cache_gib: float | None = None
     """Memory of the key-value cache in GiB; empty: 1 on a CPU, on a GPU what vLLM finds free."""
     lora_path: str = ""
-    """Directory of a LoRA adapter as peft saves it, for all samples; weight pushes change what lies under it."""
+    """Directory of a LoRA adapter as peft saves it, for all samples; weight pushes change what lies
+    under it.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.tensor_parallel >= 1, "tensor_parallel", f"must be at least 1, is {self.tensor_parallel}")
+        require(
+            self.tensor_parallel >= 1,
+            "tensor_parallel",
+            f"must be at least 1, is {self.tensor_parallel}",
+        )
         cold = 0 < self.temperature < _COLDEST
         require(not cold, "temperature", f"must be 0 or at least {_COLDEST}, is {self.temperature}")
         room = self.kv_cache_gib

@@ -1,4 +1,6 @@
-"""What ``g-core conformance vllm`` runs: the contract of a generator on tiny random models, with the real engine."""
+"""What ``g-core conformance vllm`` runs: the contract of a generator on tiny random models, with
+the real engine.
+"""
 
 from __future__ import annotations
 

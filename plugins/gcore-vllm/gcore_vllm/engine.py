@@ -1,6 +1,8 @@
-"""The provider ``vllm`` of kind generator: vLLM's engine in the worker's own process, and one for each device if many.
+"""The provider ``vllm`` of kind generator: vLLM's engine in the worker's own process, and one for
+each device if many.
 
-Every sample is a request of its own, with its own seed; samples of one prompt share its blocks in the prefix cache.
+Every sample is a request of its own, with its own seed; samples of one prompt share its blocks in
+the prefix cache.
 """
 
 from __future__ import annotations
@@ -77,11 +79,15 @@ class VllmGenerator:
     def version(self) -> int:
         return self._inbox.version
 
-    # -- sampling -----------------------------------------------------------------------------------------------------
+    # -- sampling ----------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded once."""
-        fitting, failed = make_ready(self._tokenizer, requests, self._context_length, self.version, self._reader)
+        """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded
+        once.
+        """
+        fitting, failed = make_ready(
+            self._tokenizer, requests, self._context_length, self.version, self._reader
+        )
         self._failed += failed
         prompts: dict[int, dict[str, Any]] = {}
         for ready in fitting:
@@ -91,7 +97,9 @@ class VllmGenerator:
             if ordinal not in prompts:
                 prompts[ordinal] = self._prompt(ready)
             parameters = self._parameters(ready.request, ready.room)
-            engine_id = self._engine.add_request(name, prompts[ordinal], parameters, lora_request=self._adapter)
+            engine_id = self._engine.add_request(
+                name, prompts[ordinal], parameters, lora_request=self._adapter
+            )
             self._running[name] = _Running(ready, engine_id)
 
     def _prompt(self, ready: Ready) -> dict[str, Any]:
@@ -126,13 +134,18 @@ class VllmGenerator:
         finished, self._failed = self._failed, []
         if self._running:
             ended = [output for output in self._engine.step() if output.finished]
-            finished += self._finish([(self._running.pop(o.request_id), o.outputs[0]) for o in ended])
+            finished += self._finish(
+                [(self._running.pop(o.request_id), o.outputs[0]) for o in ended]
+            )
         return finished
 
     def _finish(self, ended: Sequence[tuple[_Running, Any]]) -> list[Finished]:
         """The records of requests that ended, from vLLM's CompletionOutputs."""
         texts = decode(self._tokenizer, [output.token_ids for _, output in ended])
-        return [self._record(running, output, text) for (running, output), text in zip(ended, texts, strict=True)]
+        return [
+            self._record(running, output, text)
+            for (running, output), text in zip(ended, texts, strict=True)
+        ]
 
     def _record(self, running: _Running, output: Any, text: str) -> Finished:
         first = self.version if running.first_version is None else running.first_version
@@ -160,15 +173,22 @@ class VllmGenerator:
         } | image_columns(running.ready.images)
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key is ignored."""
+        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key
+        is ignored.
+        """
         from vllm.v1.engine import FinishReason
 
         wanted = set(keys)
         requests = {name: running.ready.request for name, running in self._running.items()}
-        named = [name for name, request in requests.items() if (request.ordinal, request.sample) in wanted]
+        named = [
+            name
+            for name, request in requests.items()
+            if (request.ordinal, request.sample) in wanted
+        ]
         ended = []
         for running in map(self._running.pop, named):
-            # vLLM's own abort gives what there is to a queue only, which its engine in this process does not have.
+            # vLLM's own abort gives what there is to a queue only, which its engine in this process
+            # does not have.
             state = self._engine.output_processor.request_states[running.engine_id]
             output = state.make_request_output([], None, FinishReason.ABORT, None)
             self._engine.abort_request([running.engine_id], internal=True)
@@ -179,10 +199,12 @@ class VllmGenerator:
         self._running.clear()
         self._engine.engine_core.shutdown()
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.begin_weights``; the tensors are those of the model directory, dtypes may differ."""
+        """See ``ReceivesWeights.begin_weights``; the tensors are those of the model directory,
+        dtypes may differ.
+        """
         self._inbox.begin(plan)
         self._workers("gcore_begin_weights")
 
@@ -191,7 +213,9 @@ class VllmGenerator:
         self._workers("gcore_load_weights", self._inbox.take(tensors))
 
     def commit_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.commit_weights``. Samples that run are read again under the new weights."""
+        """See ``ReceivesWeights.commit_weights``. Samples that run are read again under the new
+        weights.
+        """
         self._inbox.complete()
         if untouched := sorted(set().union(*self._workers("gcore_commit_weights"))):
             raise self._inbox.mismatch(
@@ -206,7 +230,9 @@ class VllmGenerator:
         self._inbox.commit(plan.version)
 
     def push_offers(self) -> Offers:
-        """See ``ReceivesDevice.push_offers``: of an engine that is in this process, on one device."""
+        """See ``ReceivesDevice.push_offers``: of an engine that is in this process, on one
+        device.
+        """
         from gcore_language.device_push import offers_of
 
         if self._engine.vllm_config.parallel_config.world_size > 1:
@@ -220,9 +246,13 @@ class VllmGenerator:
         return DeviceReader(self, transport, receiver, self._workers("gcore_device")[0])
 
     def _forget_cache(self) -> None:
-        """Drops keys, values and encoded images of the old weights, those of running samples included."""
+        """Drops keys, values and encoded images of the old weights, those of running samples
+        included.
+        """
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise self._inbox.mismatch("vLLM kept keys and values of the old weights.", todo="Push all tensors again.")
+            raise self._inbox.mismatch(
+                "vLLM kept keys and values of the old weights.", todo="Push all tensors again."
+            )
         if self._reader is not None:
             self._engine.reset_encoder_cache()
 
@@ -236,7 +266,9 @@ class VllmGenerator:
 
 
 def _status(finish_reason: str, stop_reason: int | str | None) -> tuple[str, str]:
-    """vLLM's reasons as a record's status and reason; an end token has the stop reason None or its number."""
+    """vLLM's reasons as a record's status and reason; an end token has the stop reason None or its
+    number.
+    """
     if finish_reason == "stop":
         return FINISHED, "stop" if isinstance(stop_reason, str) else ""
     if finish_reason == "length":
@@ -249,6 +281,8 @@ def _status(finish_reason: str, stop_reason: int | str | None) -> tuple[str, str
 def _tokenizer_of(files: ModelFiles, config: VllmGeneratorConfig) -> Any:
     trust = config.trust_remote_code
     try:
-        return load_tokenizer(str(files.directory), files.embedded, threads=config.threads, trust_remote_code=trust)
+        return load_tokenizer(
+            str(files.directory), files.embedded, threads=config.threads, trust_remote_code=trust
+        )
     except ImportError as error:
         raise not_installed(error) from error

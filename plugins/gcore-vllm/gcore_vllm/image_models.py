@@ -1,7 +1,8 @@
-"""vLLM's models of Qwen2-VL's kind on machines that have no torchvision, whose builds fail beside a torch for CPUs.
+"""vLLM's models of Qwen2-VL's kind on machines that have no torchvision, whose builds fail beside a
+torch for CPUs.
 
-vLLM and transformers import it to open images and videos, which this plugin does not let them do: the engine gets
-patches. What vLLM still asks, how many tokens there may be, is answered here.
+vLLM and transformers import it to open images and videos, which this plugin does not let them do:
+the engine gets patches. What vLLM still asks, how many tokens there may be, is answered here.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from transformers.utils import is_torchvision_available
 
 def _stand_in() -> None:
     """Puts empty modules where imports find them, unless the real one is there."""
-    if is_torchvision_available():  # transformers remembers the answer, and leaves the empty modules alone
+    if (
+        is_torchvision_available()
+    ):  # transformers remembers the answer, and leaves the empty modules alone
         return
     for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
         module = sys.modules[name] = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         module.__path__ = []
     functional = "torchvision.transforms.v2.functional"
-    sys.modules[functional] = sys.modules["torchvision.transforms.v2"].functional = ModuleType(functional)
+    sys.modules[functional] = sys.modules["torchvision.transforms.v2"].functional = ModuleType(
+        functional
+    )
 
 
 _stand_in()
@@ -32,8 +37,9 @@ _stand_in()
 from vllm.model_executor.models import qwen2_5_vl, qwen2_vl  # noqa: E402
 from vllm.multimodal import MULTIMODAL_REGISTRY  # noqa: E402
 
-#: Steps' worth of image tokens that may be read in one step. More than one, because of an image that the prefix cache
-#: holds in part all tokens are read again; vLLM would else divide a prompt, which fails on CPUs.
+#: Steps' worth of image tokens that may be read in one step. More than one, because of an image
+#: that the prefix cache holds in part all tokens are read again; vLLM would else divide a prompt,
+#: which fails on CPUs.
 _STEPS = 4
 
 
@@ -49,7 +55,9 @@ class _Sizes(qwen2_vl.Qwen2VLProcessingInfo):
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {"image": None}
 
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int]:
         return {"image": _STEPS * seq_len}
 
 

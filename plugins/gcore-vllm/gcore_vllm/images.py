@@ -1,6 +1,8 @@
-"""Prompts with images for vLLM, as patches that the worker has made with the image processor beside the weights.
+"""Prompts with images for vLLM, as patches that the worker has made with the image processor beside
+the weights.
 
-So the engine and the trainer see the same numbers, and an image is opened once for all samples of its prompt.
+So the engine and the trainer see the same numbers, and an image is opened once for all samples of
+its prompt.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import numpy as np
 import xxhash
 from gcore_language.images import GRID, PIXELS, Images
 
-#: Architectures of Hugging Face configs -> what stands in for vLLM's own class where torchvision is missing.
+#: Architectures of Hugging Face configs -> what stands in for vLLM's own class where torchvision is
+#: missing.
 _WITHOUT_TORCHVISION = {
     "Qwen2VLForConditionalGeneration": "gcore_vllm.image_models:Qwen2VL",
     "Qwen2_5_VLForConditionalGeneration": "gcore_vllm.image_models:Qwen25VL",
@@ -20,7 +23,9 @@ _WITHOUT_TORCHVISION = {
 
 
 def register_models() -> None:
-    """An entry point of vLLM, for each of its processes: models that take images start without torchvision too."""
+    """An entry point of vLLM, for each of its processes: models that take images start without
+    torchvision too.
+    """
     if importlib.util.find_spec("torchvision") is not None:
         return
     from vllm import ModelRegistry
@@ -30,18 +35,26 @@ def register_models() -> None:
 
 
 class Showing:
-    """Prompts of a model that takes images, in vLLM's terms. token: that stands for a part of an image."""
+    """Prompts of a model that takes images, in vLLM's terms. token: that stands for a part of an
+    image.
+    """
 
     def __init__(self, config: Any) -> None:
         self._token = int(config.image_token_id)
         self._merge = int(config.vision_config.spatial_merge_size)
 
     def input(self, ids: np.ndarray, images: Images) -> dict[str, Any]:
-        """What ``add_request`` takes. ids: int32[P], in which the tokens of an image lie together."""
+        """What ``add_request`` takes. ids: int32[P], in which the tokens of an image lie
+        together.
+        """
         import torch
         from transformers import BatchFeature
         from vllm.inputs.engine import mm_input
-        from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+        from vllm.multimodal.inputs import (
+            MultiModalFieldConfig,
+            MultiModalKwargsItems,
+            PlaceholderRange,
+        )
 
         patches = images.grid.prod(1)
         counts = patches // self._merge**2
@@ -53,7 +66,10 @@ class Showing:
         }
         parts = np.split(images.pixels, patches.cumsum()[:-1])
         names = [_name(part, grid) for part, grid in zip(parts, images.grid, strict=True)]
-        places = [PlaceholderRange(offset=int(at), length=int(n)) for at, n in zip(first, counts, strict=True)]
+        places = [
+            PlaceholderRange(offset=int(at), length=int(n))
+            for at, n in zip(first, counts, strict=True)
+        ]
         items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(given), fields)
         return dict(mm_input(ids.tolist(), items, {"image": names}, {"image": places}))
 

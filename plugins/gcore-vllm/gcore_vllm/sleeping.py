@@ -1,4 +1,6 @@
-"""The provider ``vllm/sleeping``: vLLM with its sleep mode, which needs CUDA. Written for vLLM 0.32 and not run."""
+"""The provider ``vllm/sleeping``: vLLM with its sleep mode, which needs CUDA. Written for vLLM 0.32
+and not run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Starts vLLM's engine in this process; settings of its environment must stand before vLLM is imported."""
+"""Starts vLLM's engine in this process; settings of its environment must stand before vLLM is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from gcore_vllm.images import Showing, register_models
 
 _GIB = 2**30
 _CPU_CACHE_GIB = 1.0
-#: The smallest block of vLLM's attention on CPUs: prompts share whole blocks, so small ones share more.
+#: The smallest block of vLLM's attention on CPUs: prompts share whole blocks, so small ones share
+#: more.
 _CPU_BLOCK_TOKENS = 32
 _CPU_STEP_TOKENS = 4096
 
@@ -45,19 +48,27 @@ def start_engine(
 
         cpu = current_platform.is_cpu()
         if cpu and context.engine.get("enforce_eager", True):
-            # else vLLM compiles a function with the C++ compiler at the first sample, for ranks that nobody reads
+            # else vLLM compiles a function with the C++ compiler at the first sample, for ranks
+            # that nobody reads
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         from vllm import EngineArgs, LLMEngine, envs
-    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision for CUDA beside torch for CPUs
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # RuntimeError: torchvision for CUDA beside torch for CPUs
         raise not_installed(error) from error
-    envs.disable_envs_cache()  # an engine that this process had before keeps what the environment said then
+    # an engine that this process had before keeps what the environment said then
+    envs.disable_envs_cache()
     register_models()
-    check_engine(context.engine, {field.name for field in dataclasses.fields(EngineArgs)}, context.role)
+    check_engine(
+        context.engine, {field.name for field in dataclasses.fields(EngineArgs)}, context.role
+    )
     if config.threads:
         torch.set_num_threads(config.threads)
     arguments = _arguments(config, context, files, cpu=cpu) | _lora_arguments(adapter)
     if image_config is not None:
-        # vLLM's own processor, which tells how large images may be, asks for a tokenizer; on CPUs it has no processor
+        # vLLM's own processor, which tells how large images may be, asks for a tokenizer; on CPUs
+        # it has no processor
         arguments |= {"skip_tokenizer_init": False, "skip_mm_profiling": cpu}
         arguments |= {"mm_processor_cache_gb": 0, "limit_mm_per_prompt": {"video": 0}}
     arguments |= context.engine
@@ -76,25 +87,36 @@ def start_engine(
             _sample_once(engine, _first(image_config), adapter.request())
         except Exception as error:  # isolation point, as above
             where = str(adapter.directory)
-            raise DataError("vLLM does not take this adapter.", where=where, why=first_lines(error)) from error
+            raise DataError(
+                "vLLM does not take this adapter.", where=where, why=first_lines(error)
+            ) from error
     return engine
 
 
 def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None:
     """What must stand before vLLM is imported."""
-    # In this process: arrays reach the worker as they are, and one process group holds all there is to end.
+    # In this process: arrays reach the worker as they are, and one process group holds all there is
+    # to end.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # its sampler is another one, untested here
+    os.environ.setdefault(
+        "VLLM_USE_V2_MODEL_RUNNER", "0"
+    )  # its sampler is another one, untested here
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if context.devices:  # vLLM takes the first CUDA devices that it sees; it does not ask which cores are its own
+    if (
+        context.devices
+    ):  # vLLM takes the first CUDA devices that it sees; it does not ask which cores are its own
         visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        shown = [visible[index] if index < len(visible) else str(index) for index in context.devices]
+        shown = [
+            visible[index] if index < len(visible) else str(index) for index in context.devices
+        ]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown)
     if len(context.devices) > 1:  # a process each, children of this one
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # threads run here: no fork
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else it wants a NUMA node for each
+        os.environ.setdefault(
+            "VLLM_CPU_OMP_THREADS_BIND", "nobind"
+        )  # else it wants a NUMA node for each
         if config.threads:
             os.environ["OMP_NUM_THREADS"] = str(config.threads)
         if "VLLM_RPC_BASE_PATH" not in os.environ:  # its sockets, which it leaves behind
@@ -121,7 +143,9 @@ def _sample_once(engine: Any, prompt: dict[str, Any], lora: Any = None) -> None:
         engine.step()
 
 
-def _arguments(config: VllmGeneratorConfig, context: WorkerContext, files: ModelFiles, *, cpu: bool) -> dict[str, Any]:
+def _arguments(
+    config: VllmGeneratorConfig, context: WorkerContext, files: ModelFiles, *, cpu: bool
+) -> dict[str, Any]:
     """What vLLM's EngineArgs get by this plugin's settings."""
     room = config.kv_cache_gib or (_CPU_CACHE_GIB if cpu else None)
     longest = files.config.get("max_position_embeddings")
@@ -143,7 +167,8 @@ def _arguments(config: VllmGeneratorConfig, context: WorkerContext, files: Model
         "disable_log_stats": True,
     }
     if cpu:
-        # A prompt read in pieces makes vLLM wind back the sample's random generator, which fails on a CPU.
+        # A prompt read in pieces makes vLLM wind back the sample's random generator, which fails on
+        # a CPU.
         batched = max(_CPU_STEP_TOKENS, length or longest or 0)
         found |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
         found |= {"enforce_eager": True, "block_size": _CPU_BLOCK_TOKENS}
@@ -156,16 +181,26 @@ def _arguments(config: VllmGeneratorConfig, context: WorkerContext, files: Model
 
 
 def _lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
-    return {} if adapter is None else {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapter.max_rank}
+    return (
+        {}
+        if adapter is None
+        else {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapter.max_rank}
+    )
 
 
 def _todo(message: str, context: WorkerContext) -> str:
     if "head_dim" in message:
-        return "Take a model whose heads have a size vLLM has kernels for (32, 64, 80, 96, 112, 128, ...)."
+        return (
+            "Take a model whose heads have a size vLLM has kernels for (32, 64, 80, 96, 112, "
+            "128, ...)."
+        )
     if "model_len" in message or "max seq len" in message:
         return f"Set roles.{context.role}.config.context_length or kv_cache_gib."
     if context.engine:
-        return f"If the model is right, look at roles.{context.role}.engine. The worker's log has the whole story."
+        return (
+            f"If the model is right, look at roles.{context.role}.engine. The worker's log "
+            "has the whole story."
+        )
     return "The worker's log has the whole story."
 
 
@@ -174,5 +209,8 @@ def not_installed(error: Exception) -> PluginBroken:
         "vLLM cannot be imported here.",
         where="vllm",
         why=first_lines(error),
-        todo="Make an environment that has it: g-core env create vllm (by hand: see the plugin's README).",
+        todo=(
+            "Make an environment that has it: g-core env create vllm (by hand: see the plugin's "
+            "README)."
+        ),
     )

@@ -1,8 +1,8 @@
 """What this plugin adds to vLLM's worker: weights that come in pieces, and log-probs of all tokens.
 
-vLLM rearranges weights for its kernels when they are loaded, and on CPUs frees the originals, so plain
-``model.load_weights`` fails there. Its layerwise reload gives every layer its original layout back, takes the tensors
-and rearranges the layer when the last of them has come.
+vLLM rearranges weights for its kernels when they are loaded, and on CPUs frees the originals, so
+plain ``model.load_weights`` fails there. Its layerwise reload gives every layer its original layout
+back, takes the tensors and rearranges the layer when the last of them has come.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import torch
 from gcore_language.weights import from_bytes
 from torch import Tensor
 from vllm.config import set_current_vllm_config
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 from gcore_core.records import TensorSpec
 
@@ -28,10 +31,14 @@ class WorkerExtension:
     _gcore_loaded: Any = None  # set[str] of parameters, during a push
 
     def gcore_begin_weights(self) -> None:
-        """Gives all layers their original layout. From here on the engine cannot run until ``gcore_commit_weights``."""
+        """Gives all layers their original layout. From here on the engine cannot run until
+        ``gcore_commit_weights``.
+        """
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config):
-            if self._gcore_loaded is not None:  # a push broke off: what it left is overwritten by this one
+            if (
+                self._gcore_loaded is not None
+            ):  # a push broke off: what it left is overwritten by this one
                 finalize_layerwise_reload(model, self.model_runner.model_config)
             initialize_layerwise_reload(model)
         self._gcore_loaded = set()
@@ -41,7 +48,9 @@ class WorkerExtension:
         return torch.device(self.model_runner.device)
 
     def gcore_load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray | Tensor]]) -> None:
-        """Copies each of them, because a layer keeps its tensors until the last of them has come."""
+        """Copies each of them, because a layer keeps its tensors until the last of them has
+        come.
+        """
         named = ((spec.name, from_bytes(spec, array)) for spec, array in tensors)
         with set_current_vllm_config(self.vllm_config):
             self._gcore_loaded |= set(self.model_runner.get_model().load_weights(named))
@@ -52,14 +61,17 @@ class WorkerExtension:
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(model, self.model_runner.model_config)
             _rearrange_tied(model)
-        # with an adapter a layer lies in another one, as its `base_layer`, which the names of tensors leave out
+        # with an adapter a layer lies in another one, as its `base_layer`, which the names of
+        # tensors leave out
         parameters = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
         untouched = parameters - self._gcore_loaded
         self._gcore_loaded = None
         return sorted(untouched)
 
     def gcore_log_probs_of_all_tokens(self) -> None:
-        """Has the sampler take log-probs before top-k and top-p narrow the choice; vLLM takes them afterwards."""
+        """Has the sampler take log-probs before top-k and top-p narrow the choice; vLLM takes them
+        afterwards.
+        """
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler = _AllTokens(sampler.topk_topp_sampler)
 
@@ -72,7 +84,11 @@ class _AllTokens(torch.nn.Module):
         self.narrowing = narrowing
 
     def forward(
-        self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
+        self,
+        logits: Tensor,
+        generators: dict[int, torch.Generator],
+        k: Tensor | None,
+        p: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         logp = logits.log_softmax(dim=-1, dtype=torch.float32)  # first: narrowing works in place
         return self.narrowing(logits, generators, k, p)[0], logp
@@ -81,8 +97,9 @@ class _AllTokens(torch.nn.Module):
 def _rearrange_tied(model: torch.nn.Module) -> None:
     """Rearranges the weights that two layers share, for both of them.
 
-    The reload does so only for the layer that the tensor was named after. On CPUs the other one, the output layer of a
-    model with tied embeddings, would go on with a rearranged copy of the old weights (vLLM 0.32).
+    The reload does so only for the layer that the tensor was named after. On CPUs the other one,
+    the output layer of a model with tied embeddings, would go on with a rearranged copy of the old
+    weights (vLLM 0.32).
     """
     owners: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():

@@ -31,12 +31,25 @@ def save_adapter() -> Callable[..., Path]:
         tensors = []
         for spec, _ in read_safetensors(model / "model.safetensors"):
             if spec.name.endswith("_proj.weight"):
-                name, (outputs, inputs) = f"base_model.model.{spec.name.removesuffix('.weight')}", spec.shape
-                tensors.append(spec_of(f"{name}.lora_A.weight", 0.2 * random.standard_normal((rank, inputs))))
-                tensors.append(spec_of(f"{name}.lora_B.weight", 0.2 * random.standard_normal((outputs, rank))))
+                name, (outputs, inputs) = (
+                    f"base_model.model.{spec.name.removesuffix('.weight')}",
+                    spec.shape,
+                )
+                tensors.append(
+                    spec_of(f"{name}.lora_A.weight", 0.2 * random.standard_normal((rank, inputs)))
+                )
+                tensors.append(
+                    spec_of(f"{name}.lora_B.weight", 0.2 * random.standard_normal((outputs, rank)))
+                )
         write_safetensors(directory / "adapter_model.safetensors", tensors)
         targets = sorted({spec.name.split(".")[-3] for spec, _ in tensors})
-        found = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA, "target_modules": targets, **config}
+        found = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": ALPHA,
+            "target_modules": targets,
+            **config,
+        }
         (directory / "adapter_config.json").write_text(json.dumps(found))
         return directory
 
@@ -55,7 +68,10 @@ def merge() -> Callable[[Path, Path, Path], Path]:
         }
         merged = []
         for spec, flat in read_safetensors(model / "model.safetensors"):
-            weight, name = flat.view(np.float32).reshape(spec.shape), spec.name.removesuffix(".weight")
+            weight, name = (
+                flat.view(np.float32).reshape(spec.shape),
+                spec.name.removesuffix(".weight"),
+            )
             if f"{name}.lora_A.weight" in halves:
                 a, b = halves[f"{name}.lora_A.weight"], halves[f"{name}.lora_B.weight"]
                 weight = weight + ALPHA / len(a) * b @ a

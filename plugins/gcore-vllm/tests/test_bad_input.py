@@ -38,14 +38,18 @@ def test_a_model_that_is_missing_is_told(tmp_path: Path) -> None:
         make("/no/such/model")
     with pytest.raises(DataError, match=r"has no config\.json"):
         make(tmp_path)
-    with pytest.raises(ConfigError, match=r"roles\.rollout\.model\.path: no model directory is given"):
+    with pytest.raises(
+        ConfigError, match=r"roles\.rollout\.model\.path: no model directory is given"
+    ):
         make("")
 
 
 def test_a_half_written_model_is_told(model: Path) -> None:
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"(?s)model\.safetensors: model directory is damaged.*its header promises"):
+    with pytest.raises(
+        DataError, match=r"(?s)model\.safetensors: model directory is damaged.*its header promises"
+    ):
         make(model)
 
 
@@ -60,30 +64,44 @@ def test_a_tokenizer_of_another_model_is_told(model: Path) -> None:
     from gcore_language.tiny import VOCABULARY, save_tokenizer
 
     save_tokenizer(model, extra=3)
-    with pytest.raises(DataError, match=f"has {VOCABULARY + 3} tokens, but the model embeds only {VOCABULARY}"):
+    with pytest.raises(
+        DataError, match=f"has {VOCABULARY + 3} tokens, but the model embeds only {VOCABULARY}"
+    ):
         make(model)
 
 
 @pytest.mark.parametrize("missing", ["transformers", "vllm"])
-def test_an_engine_that_is_not_installed_is_told(missing: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_not_installed_is_told(
+    missing: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in (missing, "vllm.platforms"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(PluginBroken, match=f"(?s)vLLM cannot be imported here.*{missing}.*g-core env create vllm"):
+    with pytest.raises(
+        PluginBroken, match=f"(?s)vLLM cannot be imported here.*{missing}.*g-core env create vllm"
+    ):
         make(model)
 
 
-def test_an_engine_whose_import_fails_is_told(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_engine_whose_import_fails_is_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As it does where torchvision is a build for CUDA and torch is not."""
     (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    (tmp_path / "vllm" / "__init__.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     for name in ("vllm", "vllm.platforms"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PluginBroken, match="(?s)vLLM cannot be imported here.*torchvision::nms does not exist"):
+    with pytest.raises(
+        PluginBroken, match="(?s)vLLM cannot be imported here.*torchvision::nms does not exist"
+    ):
         make(model)
 
 
-def test_an_adapter_that_is_not_whole_is_told(model: Path, tmp_path: Path, save_adapter: Callable[..., Path]) -> None:
+def test_an_adapter_that_is_not_whole_is_told(
+    model: Path, tmp_path: Path, save_adapter: Callable[..., Path]
+) -> None:
     with pytest.raises(DataError, match="/no/such/adapter: adapter directory does not exist"):
         make(model, lora_path="/no/such/adapter")
     with pytest.raises(DataError, match=r"adapter directory has no adapter_config\.json"):
@@ -91,7 +109,9 @@ def test_an_adapter_that_is_not_whole_is_told(model: Path, tmp_path: Path, save_
     found = save_adapter(tmp_path / "adapter", model)
     file = found / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"adapter_model\.safetensors: adapter is damaged or half written"):
+    with pytest.raises(
+        DataError, match=r"adapter_model\.safetensors: adapter is damaged or half written"
+    ):
         make(model, lora_path=str(found))
     file.unlink()
     with pytest.raises(DataError, match=r"adapter directory has no adapter_model\.safetensors"):
@@ -106,16 +126,23 @@ def test_an_adapter_that_is_not_whole_is_told(model: Path, tmp_path: Path, save_
         ('{"peft_type": "LORA", "r": null}', "adapter config is not readable"),
         ('{"peft_type": "LORA", "r": 0}', r"(?s)adapter is none that vLLM takes.*ranks \[0\]"),
         ('{"peft_type": "IA3", "r": 8}', "(?s)adapter is none that vLLM takes.*peft_type 'IA3'"),
-        ('{"peft_type": "LORA", "r": 8, "rank_pattern": {"q_proj": 513}}', "adapter has rank 513, vLLM takes 512 at"),
+        (
+            '{"peft_type": "LORA", "r": 8, "rank_pattern": {"q_proj": 513}}',
+            "adapter has rank 513, vLLM takes 512 at",
+        ),
     ],
 )
-def test_an_adapter_that_vllm_does_not_take_is_told(config: str, message: str, tmp_path: Path) -> None:
+def test_an_adapter_that_vllm_does_not_take_is_told(
+    config: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "adapter_config.json").write_text(config)
     with pytest.raises(DataError, match=message):
         open_adapter(str(tmp_path), SHAPES)
 
 
-def test_an_adapter_of_another_model_is_told(model: Path, tmp_path: Path, save_adapter: Callable[..., Path]) -> None:
+def test_an_adapter_of_another_model_is_told(
+    model: Path, tmp_path: Path, save_adapter: Callable[..., Path]
+) -> None:
     """vLLM would take one of a smaller model in silence."""
     found = str(save_adapter(tmp_path / "adapter", model))
     whole = {
@@ -129,17 +156,26 @@ def test_an_adapter_of_another_model_is_told(model: Path, tmp_path: Path, save_a
     }
     assert open_adapter(found, whole).max_rank == 8
     first_layer = {name: shape for name, shape in whole.items() if "layers.0" in name}
-    with pytest.raises(DataError, match=r"adapter is for model\.layers\.1\.\w+\.\w+, which the model does not have"):
+    with pytest.raises(
+        DataError, match=r"adapter is for model\.layers\.1\.\w+\.\w+, which the model does not have"
+    ):
         open_adapter(found, first_layer)
     wider = whole | {"model.layers.0.mlp.down_proj.weight": (64, 97)}
-    with pytest.raises(DataError, match=r"another model: .*down_proj\.lora_A\.weight has 96 .* where the model has 97"):
+    with pytest.raises(
+        DataError,
+        match=r"another model: .*down_proj\.lora_A\.weight has 96 .* where the model has 97",
+    ):
         open_adapter(found, wider)
 
 
-def test_ranks_of_single_modules_count(tmp_path: Path, model: Path, save_adapter: Callable[..., Path]) -> None:
+def test_ranks_of_single_modules_count(
+    tmp_path: Path, model: Path, save_adapter: Callable[..., Path]
+) -> None:
     found = save_adapter(tmp_path / "adapter", model)
     config = json.loads((found / "adapter_config.json").read_text())
-    (found / "adapter_config.json").write_text(json.dumps({**config, "rank_pattern": {"q_proj": 65}}))
+    (found / "adapter_config.json").write_text(
+        json.dumps({**config, "rank_pattern": {"q_proj": 65}})
+    )
     from gcore_language.model_files import open_model_files
 
     shapes = open_model_files(WorkerContext(role="rollout", model={"path": str(model)})).shapes

@@ -1,4 +1,6 @@
-"""The public contracts hold for the plugin: what ``g-core conformance vllm`` runs, and beside it a trainer on torch."""
+"""The public contracts hold for the plugin: what ``g-core conformance vllm`` runs, and beside it a
+trainer on torch.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
 
     provider = "torch"
     generator_provider = "vllm"
-    # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that should be zero
+    # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
+    # that should be zero
     config = {"learning_rate": 1e-3, "eps": 1e-2}
     generator_config = {"max_new_tokens": 8, "kv_cache_gib": 0.05, "temperature": 0.7}
 

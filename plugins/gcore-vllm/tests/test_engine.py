@@ -1,4 +1,6 @@
-"""The real engine against transformers' forward pass, in float32. All tests of a file share a few engines."""
+"""The real engine against transformers' forward pass, in float32. All tests of a file share a few
+engines.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,16 @@ def opened(directories: dict[str, Path]) -> Iterator[Callable[..., VllmGenerator
     """Makes a generator, or gives the one that was made with the same settings."""
     made: dict[str, VllmGenerator] = {}
 
-    def make(name: str = "llama", engine: dict[str, Any] | None = None, **settings: Any) -> VllmGenerator:
+    def make(
+        name: str = "llama", engine: dict[str, Any] | None = None, **settings: Any
+    ) -> VllmGenerator:
         key = repr((name, engine, sorted(settings.items())))
         if key not in made:
             config = VllmGeneratorConfig(**{"max_new_tokens": 12, "kv_cache_gib": 0.05, **settings})
             model = {"path": str(directories[name])}
-            made[key] = VllmGenerator(config, WorkerContext(role="rollout", model=model, engine=engine or {}))
+            made[key] = VllmGenerator(
+                config, WorkerContext(role="rollout", model=model, engine=engine or {})
+            )
         return made[key]
 
     yield make
@@ -60,7 +66,9 @@ def opened(directories: dict[str, Path]) -> Iterator[Callable[..., VllmGenerator
         generator.close()
 
 
-def requests_of(prompts: Sequence[str] = PROMPTS, samples: int = 6, *, greedy: bool = False) -> list[SampleRequest]:
+def requests_of(
+    prompts: Sequence[str] = PROMPTS, samples: int = 6, *, greedy: bool = False
+) -> list[SampleRequest]:
     return testing.requests_of(prompts, samples, greedy=greedy)
 
 
@@ -71,7 +79,9 @@ def test_the_engine_is_the_real_library() -> None:
     assert len(installed) == 1
     assert next(iter(installed.values())).startswith("0.3")
     files = importlib.metadata.files(next(iter(installed))) or []
-    assert Path(str(vllm.__file__)).resolve() in {Path(str(file.locate())).resolve() for file in files}
+    assert Path(str(vllm.__file__)).resolve() in {
+        Path(str(file.locate())).resolve() for file in files
+    }
 
 
 def _versions(name: str) -> list[str]:
@@ -94,7 +104,9 @@ def test_logp_is_that_of_the_full_softmax_at_the_temperature(
 ) -> None:
     generator = opened(name, **settings)
     requests = [
-        SampleRequest(ordinal=r.ordinal, sample=r.sample, seed=r.seed, prompt=r.prompt, greedy=r.sample == 0)
+        SampleRequest(
+            ordinal=r.ordinal, sample=r.sample, seed=r.seed, prompt=r.prompt, greedy=r.sample == 0
+        )
         for r in requests_of()
     ]
     records = run(generator, requests)
@@ -125,7 +137,9 @@ def test_the_end_token_is_the_last_action(opened: Any) -> None:
         assert END not in record.columns["action_ids"]
 
 
-def test_a_stop_string_ends_a_sample_and_stays_in_its_text(opened: Any, directories: dict[str, Path]) -> None:
+def test_a_stop_string_ends_a_sample_and_stays_in_its_text(
+    opened: Any, directories: dict[str, Path]
+) -> None:
     records = run(opened("llama", stop=["12", "+"]), requests_of(samples=12))
     texts = [r.columns["text"].tobytes().decode() for r in records]
     assert {r.reason for r in records} >= {"stop", ""}
@@ -138,17 +152,30 @@ def test_a_stop_string_ends_a_sample_and_stays_in_its_text(opened: Any, director
 def test_a_seed_gives_its_tokens_whatever_runs_beside_it(opened: Any) -> None:
     generator = opened("llama")
     requests = requests_of()
-    crowd = {(r.request.ordinal, r.request.sample): r.columns["action_ids"].tolist() for r in run(generator, requests)}
+    crowd = {
+        (r.request.ordinal, r.request.sample): r.columns["action_ids"].tolist()
+        for r in run(generator, requests)
+    }
     for request in requests[::5]:
         (alone,) = run(generator, [request])
         assert alone.columns["action_ids"].tolist() == crowd[request.ordinal, request.sample]
 
 
-def test_prompts_that_do_not_fit_into_one_step_wait_for_the_next(opened: Any, directories: dict[str, Path]) -> None:
+def test_prompts_that_do_not_fit_into_one_step_wait_for_the_next(
+    opened: Any, directories: dict[str, Path]
+) -> None:
     """vLLM would read one of them in pieces, and fail to wind back its random generator."""
     generator = opened("llama", max_batch=16, engine={"max_num_batched_tokens": 128})
-    assert_agree(gaps(run(generator, requests_of([f"{i}{LONG[:60]}" for i in range(9)], 1)), directories["llama"]))
-    with pytest.raises(ConfigError, match=r"roles\.rollout\.engine\.enable_chunked_prefill: vLLM cannot read prompts"):
+    assert_agree(
+        gaps(
+            run(generator, requests_of([f"{i}{LONG[:60]}" for i in range(9)], 1)),
+            directories["llama"],
+        )
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"roles\.rollout\.engine\.enable_chunked_prefill: vLLM cannot read prompts",
+    ):
         opened("llama", engine={"enable_chunked_prefill": True})
 
 
@@ -214,7 +241,9 @@ def test_a_cache_that_vllm_does_not_reset_stops_the_run(
     assert generator.step() == []
 
 
-def test_samples_running_during_a_push_go_on_under_the_new_weights(opened: Any, directories: dict[str, Path]) -> None:
+def test_samples_running_during_a_push_go_on_under_the_new_weights(
+    opened: Any, directories: dict[str, Path]
+) -> None:
     generator = opened("llama")
     requests = requests_of()
     generator.submit(requests)
@@ -232,7 +261,11 @@ def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str,
     generator = opened("llama", max_batch=3)
     generator.submit(requests_of((LONG,)))
     ended = [*generator.step(), *generator.step(), *generator.step()]
-    keys = [(0, sample) for sample in range(6) if (0, sample) not in {(0, r.request.sample) for r in ended}]
+    keys = [
+        (0, sample)
+        for sample in range(6)
+        if (0, sample) not in {(0, r.request.sample) for r in ended}
+    ]
     aborted = generator.abort([*keys, (99, 0)])
     assert [(r.request.ordinal, r.request.sample) for r in aborted] == keys
     assert {r.status for r in aborted} == {"aborted"}
@@ -244,7 +277,9 @@ def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str,
 def test_a_prompt_that_fills_the_context_fails_alone(opened: Any) -> None:
     generator = opened("llama", context_length=8)
     prompts = ("1+2+3+4=", "1+2=", "1+2+3+")
-    failed, short, tight = sorted(run(generator, requests_of(prompts, 1)), key=lambda r: r.request.ordinal)
+    failed, short, tight = sorted(
+        run(generator, requests_of(prompts, 1)), key=lambda r: r.request.ordinal
+    )
     assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", "prompt_too_long", {})
     assert short.columns["action_ids"].size <= 3
     assert tight.columns["action_ids"].size == 1
@@ -253,13 +288,19 @@ def test_a_prompt_that_fills_the_context_fails_alone(opened: Any) -> None:
 def test_chat_turns_go_through_the_tokenizers_template(opened: Any) -> None:
     generator = opened("llama")
     turns = [{"role": "user", "content": "1+2"}, {"role": "user", "content": "3"}]
-    (record,) = run(generator, [SampleRequest(ordinal=0, sample=0, seed=0, prompt=Prompt(row=0, messages=turns))])
+    (record,) = run(
+        generator,
+        [SampleRequest(ordinal=0, sample=0, seed=0, prompt=Prompt(row=0, messages=turns))],
+    )
     assert record.columns["prompt_ids"].tolist() == generator._tokenizer("1+23:").input_ids
 
 
 def test_an_image_for_a_text_model_is_refused(opened: Any) -> None:
     shown = Prompt(row=7, text="1+2=", images=["photos/17.png"])
-    with pytest.raises(DataError, match=r"photos/17\.png: row 7 names 1 images, and this generator or its model takes"):
+    with pytest.raises(
+        DataError,
+        match=r"photos/17\.png: row 7 names 1 images, and this generator or its model takes",
+    ):
         opened("llama").submit(testing.requests_of([shown]))
 
 
@@ -274,7 +315,10 @@ def test_bfloat16_weights_take_float32_pushes(opened: Any, directories: dict[str
 
 
 def test_a_misspelt_engine_argument_is_told(opened: Any) -> None:
-    with pytest.raises(ConfigError, match=r"vLLM has no engine argument 'gpu_memory_utilisation' \(did you mean 'gpu_"):
+    with pytest.raises(
+        ConfigError,
+        match=r"vLLM has no engine argument 'gpu_memory_utilisation' \(did you mean 'gpu_",
+    ):
         opened("llama", engine={"gpu_memory_utilisation": 0.5})
 
 
@@ -282,8 +326,13 @@ def test_a_model_that_vllm_has_no_kernels_for_is_told(tmp_path: Path) -> None:
     from gcore_language.tiny import save_model
 
     save_model(tmp_path, "llama-head16")
-    with pytest.raises(DataError, match="(?s)vLLM does not start with this model.*head_dim=16.*heads have a size vLLM"):
-        VllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout", model={"path": str(tmp_path)}))
+    with pytest.raises(
+        DataError,
+        match="(?s)vLLM does not start with this model.*head_dim=16.*heads have a size vLLM",
+    ):
+        VllmGenerator(
+            VllmGeneratorConfig(), WorkerContext(role="rollout", model={"path": str(tmp_path)})
+        )
 
 
 def test_a_model_that_is_split_over_two_devices_samples_and_takes_pushes_as_a_whole_one(
@@ -303,22 +352,38 @@ def test_a_model_that_is_split_over_two_devices_samples_and_takes_pushes_as_a_wh
 
 @pytest.mark.parametrize(("name", "rank"), [("llama", 4), ("qwen2", 9)])
 def test_with_an_adapter_log_probs_are_those_of_the_merged_weights_after_a_push_too(
-    name: str, rank: int, directories: dict[str, Path], save_adapter: Any, merge: Any, tmp_path: Path
+    name: str,
+    rank: int,
+    directories: dict[str, Path],
+    save_adapter: Any,
+    merge: Any,
+    tmp_path: Path,
 ) -> None:
     adapter = save_adapter(tmp_path / "adapter", directories[name], rank)
     config = VllmGeneratorConfig(max_new_tokens=12, kv_cache_gib=0.05, lora_path=str(adapter))
-    generator = VllmGenerator(config, WorkerContext(role="rollout", model={"path": str(directories[name])}))
+    generator = VllmGenerator(
+        config, WorkerContext(role="rollout", model={"path": str(directories[name])})
+    )
     for source in (name, f"{name}-other", name):
         merged = merge(tmp_path / f"merged-{generator.version}", directories[source], adapter)
         records = run(generator, requests_of())
         assert_agree(gaps(records, merged))
         assert gaps(records, directories[source]).max() > 0.1  # else the adapter shows nothing
-        push(generator, tensors_of(directories[f"{name}-other" if source == name else name]), generator.version + 1)
+        push(
+            generator,
+            tensors_of(directories[f"{name}-other" if source == name else name]),
+            generator.version + 1,
+        )
     generator.close()
 
 
-def test_an_adapter_that_vllm_refuses_is_told(directories: dict[str, Path], save_adapter: Any, tmp_path: Path) -> None:
+def test_an_adapter_that_vllm_refuses_is_told(
+    directories: dict[str, Path], save_adapter: Any, tmp_path: Path
+) -> None:
     adapter = save_adapter(tmp_path, directories["llama"], use_dora=True)
     context = WorkerContext(role="rollout", model={"path": str(directories["llama"])})
-    with pytest.raises(DataError, match=f"(?s){tmp_path}: vLLM does not take this adapter.*does not yet support DoRA"):
+    with pytest.raises(
+        DataError,
+        match=f"(?s){tmp_path}: vLLM does not take this adapter.*does not yet support DoRA",
+    ):
         VllmGenerator(VllmGeneratorConfig(kv_cache_gib=0.05, lora_path=str(adapter)), context)

@@ -1,4 +1,6 @@
-"""Prompts with images: the real engine against transformers' forward pass, in float32, with the records' pixels."""
+"""Prompts with images: the real engine against transformers' forward pass, in float32, with the
+records' pixels.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from pathlib import Path
 
 import pytest
 from gcore_language.engine_tests import ImageTests, save_image_models
-from gcore_language.testing import assert_agree, drain, gaps, image_prompts, requests_of, run, tensors_of
+from gcore_language.testing import (
+    assert_agree,
+    drain,
+    gaps,
+    image_prompts,
+    requests_of,
+    run,
+    tensors_of,
+)
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.engine import VllmGenerator
 
@@ -24,7 +34,11 @@ Open = Callable[..., VllmGenerator]
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("models")
-    return {name: path for family in FAMILIES for name, path in save_image_models(directory, family).items()}
+    return {
+        name: path
+        for family in FAMILIES
+        for name, path in save_image_models(directory, family).items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +51,9 @@ def opened(directories: dict[str, Path]) -> Iterator[Open]:
         if key not in made:
             config = VllmGeneratorConfig(max_new_tokens=12, kv_cache_gib=0.05, **settings)  # type: ignore[arg-type]
             model = {"path": str(directories[family])}
-            made[key] = VllmGenerator(config, WorkerContext(role="rollout", model=model, devices=devices))
+            made[key] = VllmGenerator(
+                config, WorkerContext(role="rollout", model=model, devices=devices)
+            )
         return made[key]
 
     yield make
@@ -66,7 +82,10 @@ def prompts(tmp_path: Path) -> list[Prompt]:
 
 
 def test_without_the_reset_in_a_push_images_would_be_those_of_the_old_vision_tower(
-    generator: VllmGenerator, directories: dict[str, Path], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+    generator: VllmGenerator,
+    directories: dict[str, Path],
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests = requests_of(prompts[:1])
     run(generator, requests)
@@ -96,7 +115,9 @@ def test_samples_running_during_a_push_see_their_images_under_the_new_weights(
 def test_samples_of_a_prompt_encode_its_images_once(
     generator: VllmGenerator, directories: dict[str, Path], prompts: list[Prompt]
 ) -> None:
-    push(generator, tensors_of(directories["qwen2_vl"]), generator.version + 1)  # forgets the images
+    push(
+        generator, tensors_of(directories["qwen2_vl"]), generator.version + 1
+    )  # forgets the images
     model = generator._engine.model_executor.driver_worker.worker.model_runner.get_model()
     encoded: list[int] = []
 

@@ -19,7 +19,15 @@ from gcore_vllm.start import set_environment
 from gcore_core.errors import ConfigError
 from gcore_core.protocols import WorkerContext
 
-KNOWN = ["block_size", "dtype", "enforce_eager", "max_num_batched_tokens", "model", "seed", "tensor_parallel_size"]
+KNOWN = [
+    "block_size",
+    "dtype",
+    "enforce_eager",
+    "max_num_batched_tokens",
+    "model",
+    "seed",
+    "tensor_parallel_size",
+]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,13 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("enforce_eagr", r"engine\.enforce_eagr: vLLM has no engine argument 'enforce_eagr' \(did you mean 'enforce_e"),
+        (
+            "enforce_eagr",
+            (
+                r"engine\.enforce_eagr: vLLM has no engine argument 'enforce_eagr' \(did you mean "
+                r"'enforce_e"
+            ),
+        ),
         ("dtype", r"(?s)engine\.dtype: this is not set here.*Set roles\.rollout\.config\.dtype"),
         ("model", r"Set roles\.rollout\.model\.path"),
         ("seed", r"Set run\.seed"),
@@ -66,13 +80,17 @@ def test_an_engine_argument_that_cannot_be_set_is_refused(name: str, message: st
 def test_vllm_sees_the_devices_that_placement_gave(
     visible: str, devices: tuple[int, ...], shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": visible, "VLLM_RPC_BASE_PATH": "/run/private"})
+    monkeypatch.setattr(
+        os, "environ", {"CUDA_VISIBLE_DEVICES": visible, "VLLM_RPC_BASE_PATH": "/run/private"}
+    )
     set_environment(VllmGeneratorConfig(), WorkerContext(role="rollout", devices=devices))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_vllms_own_models_stay_where_torchvision_is(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_own_models_stay_where_torchvision_is(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registered: dict[str, str] = {}
     registry = SimpleNamespace(register_model=registered.__setitem__)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(ModelRegistry=registry))
@@ -101,7 +119,9 @@ def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path
     roles["policy"] = {"use": "torch", "python": pythons["numpy"]}
     problems = list(gcore_vllm.gcore_check({"roles": roles}))
     assert len(problems) == 1
-    assert problems[0].startswith(f"roles.numpy.python: {pythons['numpy']} has no vLLM; make an environment")
+    assert problems[0].startswith(
+        f"roles.numpy.python: {pythons['numpy']} has no vLLM; make an environment"
+    )
 
 
 def test_sleep_is_refused_where_there_is_no_cuda() -> None:
@@ -110,5 +130,7 @@ def test_sleep_is_refused_where_there_is_no_cuda() -> None:
         pytest.skip("there is CUDA here")
     from gcore_vllm.sleeping import SleepingVllmGenerator
 
-    with pytest.raises(ConfigError, match=r"(?s)roles\.rollout\.use: sleep of this engine needs CUDA.*Use vllm\."):
+    with pytest.raises(
+        ConfigError, match=r"(?s)roles\.rollout\.use: sleep of this engine needs CUDA.*Use vllm\."
+    ):
         SleepingVllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout"))

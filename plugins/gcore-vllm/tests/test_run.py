@@ -12,7 +12,9 @@ QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 
 
 @pytest.mark.parametrize("transport", ["auto", "ipc", "nccl"])
-def test_trainer_and_generator_agree_after_every_push_of_a_run(transport: str, tmp_path: Path) -> None:
+def test_trainer_and_generator_agree_after_every_push_of_a_run(
+    transport: str, tmp_path: Path
+) -> None:
     """The last two as on CUDA, with a file in place of its handle and gloo in that of NCCL."""
     from gcore_language.testing import assert_run_agrees
 
@@ -28,4 +30,6 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(transport: str, t
 def test_they_agree_on_prompts_with_images_too(tmp_path: Path) -> None:
     from gcore_language.testing import assert_image_run_agrees
 
-    assert_image_run_agrees("vllm", {"kv_cache_gib": 0.1, "temperature": 0.8}, tmp_path, timeout_s=300)
+    assert_image_run_agrees(
+        "vllm", {"kv_cache_gib": 0.1, "temperature": 0.8}, tmp_path, timeout_s=300
+    )

@@ -1,4 +1,6 @@
-"""Generators with one fault each. ``caught_by``: the test named for the fault first, then others that notice it too."""
+"""Generators with one fault each. ``caught_by``: the test named for the fault first, then others
+that notice it too.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def with_columns(record: Finished, **columns: Any) -> Finished:
     return replace(record, columns={**record.columns, **columns})
 
 
-# -- records ----------------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 class ReordersSamples(Clean):
@@ -55,7 +57,8 @@ class ReordersSamples(Clean):
             ended = super().step()
             others = [*ended[1:], *ended[:1]]
             return [
-                with_columns(one, prompt_ids=two.columns["prompt_ids"]) for one, two in zip(ended, others, strict=True)
+                with_columns(one, prompt_ids=two.columns["prompt_ids"])
+                for one, two in zip(ended, others, strict=True)
             ]
 
 
@@ -114,7 +117,10 @@ class LogprobsOfAnotherTemperature(Clean):
     class Backend(FakeGenerator):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
             record = super()._finished(request, letters, status)
-            return with_columns(record, logp=log_softmax(self._logits / np.float32(0.5))[record.columns["action_ids"]])
+            return with_columns(
+                record,
+                logp=log_softmax(self._logits / np.float32(0.5))[record.columns["action_ids"]],
+            )
 
 
 class TruncatedReportedAsFinished(Clean):
@@ -140,7 +146,8 @@ class AnEmptyPromptFailsTheBatch(Clean):
         def step(self) -> list[Finished]:
             bad, self._bad = self._bad, ()
             return super().step() + [
-                Finished(request=r, status=FAILED, versions=(0, 0), reason="prompt_empty") for r in bad
+                Finished(request=r, status=FAILED, versions=(0, 0), reason="prompt_empty")
+                for r in bad
             ]
 
 
@@ -168,7 +175,7 @@ class LeaksABatchIntoAnother(Clean):
                     self._running[request.ordinal, request.sample][1][:] = running[1]
 
 
-# -- seeds ------------------------------------------------------------------------------------------------------------
+# -- seeds -----------------------------------------------------------------------------------------
 
 
 class SameSeedOtherTokens(Clean):
@@ -186,7 +193,9 @@ class SameSeedOtherTokens(Clean):
 
         def _draw(self, request: SampleRequest, position: int) -> int:
             self._drawn += 1
-            return super()._draw(request if request.greedy else replace(request, seed=self._drawn), position)
+            return super()._draw(
+                request if request.greedy else replace(request, seed=self._drawn), position
+            )
 
 
 class ThePlaceDecides(Clean):
@@ -194,7 +203,9 @@ class ThePlaceDecides(Clean):
 
     class Backend(FakeGenerator):
         def _draw(self, request: SampleRequest, position: int) -> int:
-            return super()._draw(replace(request, seed=100 * request.ordinal + request.sample), position)
+            return super()._draw(
+                replace(request, seed=100 * request.ordinal + request.sample), position
+            )
 
 
 class AllSamplesAlike(Clean):
@@ -213,7 +224,7 @@ class GreedyIsSampled(Clean):
             return super()._draw(replace(request, greedy=False), position)
 
 
-# -- claims -----------------------------------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
 
 
 class AbortLosesPartials(Clean):
@@ -237,7 +248,9 @@ class AbortedSamplesComeBack(Clean):
 
 
 class AbortDoesNothingAndIsNotClaimed(Clean):
-    capabilities = frozenset({"determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"})
+    capabilities = frozenset(
+        {"determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"}
+    )
     caught_by = ("test_abort_works_or_refuses",)
 
     class Backend(FakeGenerator):
@@ -257,7 +270,9 @@ class ClaimsAFingerprintItLacks(Clean):
 
 
 class SleepDoesNothingAndIsNotClaimed(Clean):
-    capabilities = frozenset({"abort", "determinism", "logprobs", "weights.push", "weights.fingerprint"})
+    capabilities = frozenset(
+        {"abort", "determinism", "logprobs", "weights.push", "weights.fingerprint"}
+    )
     caught_by = ("test_a_claim_is_implemented_and_nothing_else",)
 
     class Backend(FakeGenerator):
@@ -283,11 +298,14 @@ class WakesWithOtherWeights(Clean):
             self._logits = fake.initial_logits(1)
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 class ReportsAStaleVersion(Clean):
-    caught_by = ("test_a_record_names_the_version_that_sampled_it", "test_samples_that_run_through_a_push_say_so")
+    caught_by = (
+        "test_a_record_names_the_version_that_sampled_it",
+        "test_samples_that_run_through_a_push_say_so",
+    )
 
     class Backend(FakeGenerator):
         """Records are stamped with the version before the last push."""
@@ -323,7 +341,9 @@ class ScoresAgainUnderNewWeights(Clean):
 
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
             record = super()._finished(request, letters, status)
-            return with_columns(record, logp=log_softmax(self._logits)[record.columns["action_ids"]])
+            return with_columns(
+                record, logp=log_softmax(self._logits)[record.columns["action_ids"]]
+            )
 
 
 class IgnoresAPush(Clean):

@@ -1,4 +1,6 @@
-"""Rewards, balancers, placement policies, advantages, filters, datasets, launchers with one fault each."""
+"""Rewards, balancers, placement policies, advantages, filters, datasets, launchers with one fault
+each.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,15 @@ from gcore_core.testing import (
     fake,
 )
 from gcore_core.testing.contracts.scorer import scored_record
-from gcore_core.testing.fake import FakeAdvantage, FakeAdvantageConfig, FakeBalancer, FakeDataset, FakeScorer
+from gcore_core.testing.fake import (
+    FakeAdvantage,
+    FakeAdvantageConfig,
+    FakeBalancer,
+    FakeDataset,
+    FakeScorer,
+)
 
-# -- rewards ----------------------------------------------------------------------------------------------------------
+# -- rewards ---------------------------------------------------------------------------------------
 
 
 class CleanScorer(ScorerContract):
@@ -53,7 +61,10 @@ class TurnsFailureIntoZero(CleanScorer):
 
     class Backend(FakeScorer):
         def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-            return [score if score.status == OK else Score(value=0.0) for score in super().score(records)]
+            return [
+                score if score.status == OK else Score(value=0.0)
+                for score in super().score(records)
+            ]
 
 
 class OneFailureFailsAll(CleanScorer):
@@ -121,7 +132,8 @@ class ComparesWithTheBatch(CleanScorer):
         def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
             longest = max((len(record.text) for record in records), default=1)
             return [
-                score if score.value is None else Score(value=score.value / longest) for score in super().score(records)
+                score if score.value is None else Score(value=score.value / longest)
+                for score in super().score(records)
             ]
 
 
@@ -148,7 +160,7 @@ class RemembersWhatItSaw(CleanScorer):
             return found
 
 
-# -- balancers --------------------------------------------------------------------------------------------------------
+# -- balancers -------------------------------------------------------------------------------------
 
 
 class CleanBalancer(BalancerContract):
@@ -223,7 +235,10 @@ class LooksAtCountsAlone(CleanBalancer):
 
 
 class AllToOneRank(CleanBalancer):
-    caught_by = ("test_equal_records_are_dealt_evenly", "test_it_is_never_worse_than_dealing_in_turn")
+    caught_by = (
+        "test_equal_records_are_dealt_evenly",
+        "test_it_is_never_worse_than_dealing_in_turn",
+    )
 
     class Backend(FakeBalancer):
         def split(self, work: Work, bins: int) -> list[list[int]]:
@@ -299,11 +314,13 @@ class LearnsNegativeCosts(CleanLearner):
 
         def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
             tokens = np.array([load.lengths.sum() for load in loads])
-            self.slope = float(np.sign(((tokens - tokens.mean()) * (seconds - seconds.mean())).sum()) or 1.0)
+            self.slope = float(
+                np.sign(((tokens - tokens.mean()) * (seconds - seconds.mean())).sum()) or 1.0
+            )
             return super().observe(loads, seconds)
 
 
-# -- placement --------------------------------------------------------------------------------------------------------
+# -- placement -------------------------------------------------------------------------------------
 
 
 class CleanPolicy(PlacementPolicyContract):
@@ -316,7 +333,10 @@ class CleanPolicy(PlacementPolicyContract):
 
 
 class OverCommits(CleanPolicy):
-    caught_by = ("test_generators_that_share_cells_leave_each_other_some", "test_no_slot_is_given_twice")
+    caught_by = (
+        "test_generators_that_share_cells_leave_each_other_some",
+        "test_no_slot_is_given_twice",
+    )
 
     class Backend(Even):
         """All slots of a role on its first device."""
@@ -406,11 +426,13 @@ class SqueezesWhatDoesNotFit(CleanPolicy):
 
     class Backend(Even):
         def revise(self, partition: Partition | None, window: Window) -> Decision:
-            fitting = {role: min(slots, len(window.devices)) for role, slots in window.slots.items()}
+            fitting = {
+                role: min(slots, len(window.devices)) for role, slots in window.slots.items()
+            }
             return super().revise(partition, replace(window, slots=fitting))
 
 
-# -- advantages -------------------------------------------------------------------------------------------------------
+# -- advantages ------------------------------------------------------------------------------------
 
 
 class CleanAdvantage(AdvantageContract):
@@ -435,14 +457,18 @@ class NormalisesByItsShard(CleanAdvantage):
 
 
 class EqualRewardsTeach(CleanAdvantage):
-    caught_by = ("test_a_group_of_equal_rewards_teaches_nothing", "test_a_batch_of_equal_rewards_teaches_nothing")
+    caught_by = (
+        "test_a_group_of_equal_rewards_teaches_nothing",
+        "test_a_batch_of_equal_rewards_teaches_nothing",
+    )
 
     class Backend(FakeAdvantage):
         """The rest of rounding, over a standard deviation that is rounding, too."""
 
         def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
             return [
-                values + 1e-8 * (values.size > 1) * (np.ptp(values) == 0) for values in super().of(groups, statistics)
+                values + 1e-8 * (values.size > 1) * (np.ptp(values) == 0)
+                for values in super().of(groups, statistics)
             ]
 
 
@@ -528,7 +554,10 @@ class RewardsAtMaskedActionsCount(CleanActionAdvantage):
 
 
 class ShortReturns(CleanActionAdvantage):
-    caught_by = ("test_each_action_has_an_advantage_and_a_return", "test_masked_actions_have_no_influence")
+    caught_by = (
+        "test_each_action_has_an_advantage_and_a_return",
+        "test_masked_actions_have_no_influence",
+    )
 
     class Backend(CleanActionAdvantage.Backend):
         def per_action(
@@ -538,7 +567,7 @@ class ShortReturns(CleanActionAdvantage):
             return advantages, returns[:-1]
 
 
-# -- filters and datasets ---------------------------------------------------------------------------------------------
+# -- filters and datasets --------------------------------------------------------------------------
 
 
 class CleanFilter(FilterContract):
@@ -631,7 +660,7 @@ class AugmentsAtRandom(CleanDataset):
             return Prompt(row=super().__getitem__(row).row, text=str(random.random()))
 
 
-# -- launchers --------------------------------------------------------------------------------------------------------
+# -- launchers -------------------------------------------------------------------------------------
 
 
 class CleanLauncher(LauncherContract):
@@ -648,7 +677,9 @@ class LeavesItsFilesBehind(CleanLauncher):
 
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
-        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        async def site(
+            self, names: list[str], supervisor: Service, logs: Path
+        ) -> AsyncIterator[Site]:
             async with super().site(names, supervisor, logs) as site:
                 store = logs / "store"
                 store.mkdir(exist_ok=True)
@@ -660,7 +691,9 @@ class OneSecretForAll(CleanLauncher):
 
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
-        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        async def site(
+            self, names: list[str], supervisor: Service, logs: Path
+        ) -> AsyncIterator[Site]:
             async with super().site(names, supervisor, logs) as site:
                 yield replace(site, secret=b"the same secret for everyone")
 
@@ -670,7 +703,9 @@ class OneAddressForAll(CleanLauncher):
 
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
-        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        async def site(
+            self, names: list[str], supervisor: Service, logs: Path
+        ) -> AsyncIterator[Site]:
             async with super().site(names, supervisor, logs) as site:
                 yield replace(site, addresses=dict.fromkeys(names, "inline:here"))
 
@@ -680,7 +715,9 @@ class ItsAgentIsNotThere(CleanLauncher):
 
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
-        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        async def site(
+            self, names: list[str], supervisor: Service, logs: Path
+        ) -> AsyncIterator[Site]:
             async with super().site(names, supervisor, logs) as site:
                 yield replace(site, agent=site.network.peer("agent.1"))
 
@@ -690,7 +727,9 @@ class MeetsInPublic(CleanLauncher):
 
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
-        async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+        async def site(
+            self, names: list[str], supervisor: Service, logs: Path
+        ) -> AsyncIterator[Site]:
             async with super().site(names, supervisor, logs) as site:
                 site.meeting.chmod(0o755)
                 yield site

@@ -93,7 +93,9 @@ class AssumesThatRecordsLieTogether(Clean):
     )
 
     class Backend(FakeObjective):
-        """Weighs a record's actions by its length, which it reads from where the next record begins."""
+        """Weighs a record's actions by its length, which it reads from where the next record
+        begins.
+        """
 
         def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
             import torch
@@ -102,7 +104,11 @@ class AssumesThatRecordsLieTogether(Clean):
             runs, lengths = torch.unique_consecutive(columns["record"][trained], return_counts=True)
             weights = (1.0 / lengths).repeat_interleave(lengths)
             loss = -(columns["advantage"][trained] * current["logp"][trained] * weights).sum()
-            return loss, columns["record"][trained].unique().numel() * torch.ones((), dtype=loss.dtype), {}
+            return (
+                loss,
+                columns["record"][trained].unique().numel() * torch.ones((), dtype=loss.dtype),
+                {},
+            )
 
 
 class ComparesWithTheRecordBefore(Clean):
@@ -115,7 +121,9 @@ class ComparesWithTheRecordBefore(Clean):
     )
 
     class Backend(FakeObjective):
-        """Advantages are differences between neighbours: a shift by one that ran over the end of a record."""
+        """Advantages are differences between neighbours: a shift by one that ran over the end of a
+        record.
+        """
 
         def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
             trained = columns["mask"]
@@ -126,7 +134,10 @@ class ComparesWithTheRecordBefore(Clean):
 
 
 class TheWeightFollowsTheParameters(Clean):
-    caught_by = ("test_the_weight_does_not_depend_on_the_parameters", "test_it_equals_the_slow_reference")
+    caught_by = (
+        "test_the_weight_does_not_depend_on_the_parameters",
+        "test_it_equals_the_slow_reference",
+    )
 
     class Backend(FakeObjective):
         """Divides by the sum of importance weights."""

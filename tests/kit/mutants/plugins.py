@@ -24,7 +24,7 @@ def gcore_generators():
 @hookimpl
 def gcore_balancers():
     yield BalancerProvider(summary="in order", factory="gcore_kit_parts:Engine", config=Settings)
-"""
+"""  # noqa: E501
 
 PARTS = """
 from dataclasses import dataclass, field
@@ -61,7 +61,9 @@ class ImportsItsEngineAtOnce(Clean):
 
 class AsksAServerInAHook(Clean):
     caught_by = ("test_hooks_return_at_once_and_alike",)
-    root = ROOT.replace("    yield Balancer", "    import time; time.sleep(0.6)\n    yield Balancer")
+    root = ROOT.replace(
+        "    yield Balancer", "    import time; time.sleep(0.6)\n    yield Balancer"
+    )
 
 
 class AnswersDifferently(Clean):

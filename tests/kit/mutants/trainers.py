@@ -38,7 +38,9 @@ class MovesWithoutAdvantages(Clean):
     class Backend(FakeTrainer):
         """Decays its weights whatever the batch says."""
 
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
             metrics = super().train(step, advantages, minibatches, epochs)
             if self._records:
                 self._logits = self._logits * np.float32(0.999)
@@ -60,7 +62,9 @@ class MeanOfMeans(Clean):
     class Backend(FakeTrainer):
         """Each micro-batch is divided by its own number of actions."""
 
-        def _micro_batch(self, indexes: Sequence[int], advantages: np.ndarray) -> tuple[float, np.ndarray, int]:
+        def _micro_batch(
+            self, indexes: Sequence[int], advantages: np.ndarray
+        ) -> tuple[float, np.ndarray, int]:
             loss, gradient, actions = super()._micro_batch(indexes, advantages)
             return loss / actions, gradient / actions, 1
 
@@ -82,7 +86,9 @@ class MaskedActionsCount(Clean):
     caught_by = ("test_masked_actions_have_no_influence",)
 
     class Backend(FakeTrainer):
-        def _micro_batch(self, indexes: Sequence[int], advantages: np.ndarray) -> tuple[float, np.ndarray, int]:
+        def _micro_batch(
+            self, indexes: Sequence[int], advantages: np.ndarray
+        ) -> tuple[float, np.ndarray, int]:
             for i in indexes:
                 self._records[i].columns["action_mask"][:] = 1  # type: ignore[index]
             return super()._micro_batch(indexes, advantages)
@@ -101,7 +107,9 @@ class TrainsTheFirstMinibatchOnly(Clean):
     caught_by = ("test_every_minibatch_teaches",)
 
     class Backend(FakeTrainer):
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
             return super().train(step, advantages, 1, epochs)
 
 
@@ -119,7 +127,9 @@ class ForgetsTheVersion(Clean):
     )
 
     class Backend(FakeTrainer):
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
             metrics = super().train(step, advantages, minibatches, epochs)
             self.version = 0
             return metrics
@@ -129,7 +139,9 @@ class LacksAMetric(Clean):
     caught_by = ("test_the_promised_metrics_are_there_and_finite",)
 
     class Backend(FakeTrainer):
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
             metrics = super().train(step, advantages, minibatches, epochs)
             return {name: value for name, value in metrics.items() if name != "clip_share"}
 
@@ -138,7 +150,9 @@ class MeasuresNoGap(Clean):
     caught_by = ("test_the_gap_to_the_rollout_is_measured",)
 
     class Backend(FakeTrainer):
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
             return super().train(step, advantages, minibatches, epochs) | {"logprob_gap_max": 0.0}
 
 
@@ -146,7 +160,9 @@ class SwallowsWhatIsNotFinite(Clean):
     caught_by = ("test_numbers_that_are_not_finite_stop_the_run",)
 
     class Backend(FakeTrainer):
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
             return super().train(step, np.nan_to_num(advantages), minibatches, epochs)
 
 
@@ -154,8 +170,12 @@ class NeedsARecord(Clean):
     caught_by = ("test_a_rank_may_get_no_records",)
 
     class Backend(FakeTrainer):
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
-            return super().train(step, advantages, minibatches, epochs) | {"first": float(advantages[0])}
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
+            return super().train(step, advantages, minibatches, epochs) | {
+                "first": float(advantages[0])
+            }
 
 
 class ForgetsARecord(Clean):
@@ -223,10 +243,14 @@ class SavesInTheBackgroundUnasked(Clean):
 class CleanDevice(Clean):
     """Its device is the host."""
 
-    provider = replace(Clean.provider, capabilities=frozenset({"save.background", "weights.device"}))
+    provider = replace(
+        Clean.provider, capabilities=frozenset({"save.background", "weights.device"})
+    )
 
     class Backend(FakeTrainer):
-        def push_writer(self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int) -> None: ...
+        def push_writer(
+            self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
+        ) -> None: ...
 
         def export_tensors(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
             return self.export_weights()
@@ -246,10 +270,12 @@ class SavesTheFirstWeights(Clean):
     class Backend(FakeTrainer):
         def save_pretrained(self, directory: Path) -> None:
             directory.mkdir()
-            write_safetensors(directory / "model.safetensors", fake.tensors_of(fake.initial_logits(0)))
+            write_safetensors(
+                directory / "model.safetensors", fake.tensors_of(fake.initial_logits(0))
+            )
 
 
-# -- trainer and generator --------------------------------------------------------------------------------------------
+# -- trainer and generator -------------------------------------------------------------------------
 
 
 class CleanPair(TrainerWithGeneratorContract):
@@ -283,7 +309,9 @@ class ExportsTheWeightsBefore(CleanPair):
 
         _before = fake.initial_logits(0)
 
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
             self._before = self._logits
             return super().train(step, advantages, minibatches, epochs)
 
@@ -295,7 +323,9 @@ class HidesTheGap(CleanPair):
     caught_by = ("test_a_push_that_did_not_come_shows_as_a_gap",)
 
     class Backend(FakeTrainer):
-        def train(self, step: int, advantages: np.ndarray, minibatches: int, epochs: int) -> dict[str, float]:
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
             return super().train(step, advantages, minibatches, epochs) | {"logprob_gap_max": 0.0}
 
 

@@ -11,14 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 from sglang.srt.layers.rotary_embedding import MRotaryEmbedding
-from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
+from sglang.srt.managers.schedule_batch import (
+    Modality,
+    MultimodalDataItem,
+    MultimodalProcessorOutput,
+)
 from sglang.srt.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from sglang.srt.models.qwen2_vl import Qwen2VLForConditionalGeneration
 from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProcessor
 
 
 class GivenPatches(BaseMultimodalProcessor):
-    """Takes prompts whose image tokens are all there; ``image_data`` names one file: ``pixels`` and ``grid``."""
+    """Takes prompts whose image tokens are all there; ``image_data`` names one file: ``pixels`` and
+    ``grid``.
+    """
 
     models = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
     prefer_tokenized_input = True
@@ -48,7 +54,10 @@ class GivenPatches(BaseMultimodalProcessor):
                 model_specific_data={"image_grid_thw": one[None]},
             )
             for feature, one, place in zip(
-                pixels.split(patches.tolist()), grid, places.split((patches // merge**2).tolist()), strict=True
+                pixels.split(patches.tolist()),
+                grid,
+                places.split((patches // merge**2).tolist()),
+                strict=True,
             )
         ]
         positions, delta = MRotaryEmbedding.get_rope_index(
