@@ -25,8 +25,8 @@ from gcore_balance.config import CostConfig, TokensConfig
 from gcore_balance.lockstep import micro_batches
 from report import Claim, add_options, publish
 
-from gcore_core.placement.balance import InOrder
-from gcore_core.protocols import Balancer, Work
+from gcore_core.builtin.balancer import InOrder
+from gcore_core.contract.algorithms import Balancer, Work
 
 HIDDEN_SIZE = 5120
 RANKS = (8, 64, 512)

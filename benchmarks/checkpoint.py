@@ -46,7 +46,8 @@ from gcore_torch.engine import TorchEngine
 from report import Claim, add_options, publish
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.testing.contracts.trainer import PolicyGradient
 

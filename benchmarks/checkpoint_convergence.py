@@ -32,9 +32,9 @@ from pathlib import Path
 
 from report import Claim, add_options, publish
 
-from gcore_core import config
+from gcore_core.config.plan import load_plan
 from gcore_core.run.directory import read_metrics
-from gcore_core.run.making import make_model
+from gcore_core.run.make_model import make_model
 
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.yaml"
 DISTRIBUTIONS = ["gcore-core", "gcore-torch", "torch", "transformers", "numpy"]
@@ -70,7 +70,7 @@ class Study:
             f"evaluation.every={self._steps}",
             f"checkpoint.every={every}",
         ]
-        plan = config.load(RECIPE, overrides).config
+        plan = load_plan(RECIPE, overrides).config
         make_model(
             plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None
         )

@@ -59,12 +59,12 @@ import numpy as np
 import xxhash
 from report import Claim, add_options, publish
 
+from gcore_core.contract.errors import DataError
 from gcore_core.controllers.tracing import Record, read_trace
-from gcore_core.errors import DataError
-from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, Service
-from gcore_core.processes.spawning import STREAMED_BYTES
 from gcore_core.run.directory import read_metrics
+from gcore_core.runtime.process.spawn import STREAMED_BYTES
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.rpc.sockets import RpcNetwork
 
 PAYLOADS = {"50kB": 50_000, "3MB": 3_000_000, "100MB": 100_000_000}
 SIZES = {"0.1GB": 100_000_000, "0.5GB": 500_000_000, "1GB": 1_000_000_000, "2GB": 2_000_000_000}

@@ -40,11 +40,14 @@ from gcore_diffusion.rewards import Classifier
 from gcore_diffusion.rows import transitions
 from report import Claim, add_options, publish
 
-from gcore_core import config
-from gcore_core.protocols import Finished, SampleRequest, ScoredRecord, TrainRecord, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.run.directory import read_metrics
-from gcore_core.run.making import make_model
+from gcore_core.run.make_model import make_model
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes/digits.yaml"
@@ -187,7 +190,7 @@ def run(seed: int, folder: Path) -> Seed:
 
 
 def taught_in(folder: Path) -> Path:
-    make = config.load(RECIPE, []).config["roles"]["policy"]["model"]["make"]
+    make = load_plan(RECIPE, []).config["roles"]["policy"]["model"]["make"]
     return make_model(make, folder / "cache/models", lambda *_: None)
 
 

@@ -29,12 +29,12 @@ from typing import Any
 from engine_pairs import interpreter
 from report import Claim, add_options, publish
 
-from gcore_core.cli.running import prepare
-from gcore_core.processes.jobs import worker_specs
-from gcore_core.processes.launchers import LocalLauncher
-from gcore_core.processes.messages import TRAIN, GenerateRequest, Hello, Nothing, SpawnRequest
-from gcore_core.processes.service import Call, Peer, RemoteFailure, Service
-from gcore_core.records import Header, Lease
+from gcore_core.contract.records import Header, Lease
+from gcore_core.run.jobs import worker_specs
+from gcore_core.run.start import prepare
+from gcore_core.runtime.messages import TRAIN, GenerateRequest, Hello, Nothing, SpawnRequest
+from gcore_core.runtime.process.launchers import LocalLauncher
+from gcore_core.runtime.rpc.service import Call, Peer, RemoteFailure, Service
 
 #: engine -> (prompts, actions of each, bar of ours over bare)
 SIZES = {"torch": (64, 64, 1.2), "vllm": (64, 64, 0.95), "sglang": (64, 64, 0.95)}

@@ -38,11 +38,11 @@ import numpy as np
 import xxhash
 from report import Claim, add_options, publish
 
-from gcore_core.processes.config import LocalConfig
-from gcore_core.processes.launchers import AGENT, LocalLauncher, Site
-from gcore_core.processes.messages import Nothing, ReleaseRequest
-from gcore_core.processes.service import Service
-from gcore_core.processes.store import StoreReader, StoreWriter
+from gcore_core.runtime.messages import Nothing, ReleaseRequest
+from gcore_core.runtime.process.config import LocalConfig
+from gcore_core.runtime.process.launchers import AGENT, LocalLauncher, Site
+from gcore_core.runtime.rpc.service import Service
+from gcore_core.runtime.store.client import StoreReader, StoreWriter
 
 NBYTES = 64_000_000
 CALLS = 2000

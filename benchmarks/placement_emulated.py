@@ -53,9 +53,9 @@ from gcore_sim.config import Drift, PromptsConfig
 from gcore_sim.prompts import AnswerLengths, SimPrompts
 from report import Claim, add_options, publish
 
-from gcore_core.order import row_of, sample_seed
-from gcore_core.placement import journal
-from gcore_core.placement.measured import Profile
+from gcore_core.contract.measurements import Profile
+from gcore_core.contract.order import row_of, sample_seed
+from gcore_core.controllers.placement import journal
 
 DEVICES, GROUPS, SAMPLES, SHARDS, SEED = 16, 32, 8, 2, 7
 SWAP_S = 1.8

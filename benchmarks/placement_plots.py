@@ -20,7 +20,7 @@ from gcore_sim.plot import plot
 from gcore_sim.workloads import Published
 from matplotlib import pyplot
 
-from gcore_core.placement.devices import PlacementPolicy
+from gcore_core.contract.placement import PlacementPolicy
 
 
 def policies() -> dict[str, PlacementPolicy]:

@@ -39,8 +39,8 @@ from gcore_sim.cluster import ORACLE, Cluster, Row, simulate
 from gcore_sim.workloads import PUBLISHED, Published
 from report import Claim, add_options, publish
 
-from gcore_core.oversampling import KeepRate, by_quarter
-from gcore_core.placement.devices import PlacementPolicy
+from gcore_core.contract.placement import PlacementPolicy
+from gcore_core.controllers.keep_rate import KeepRate, by_quarter
 
 WORKLOADS = ("bursty", "drift", "judge-heavy")
 STEPS, COLD = 18, 3

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gcore_core.controllers.quota import Quota
+from gcore_core.controllers.dynamic_sampling import Quota
+from gcore_core.controllers.ledger import Ledger
 from gcore_core.controllers.rollout import Rollout
 from gcore_core.controllers.scoring import Scoring
 from gcore_core.controllers.training import Training
-from gcore_core.ledger import Ledger
-from gcore_core.processes.agreements import AgreementService
-from gcore_core.processes.gathering import Gathering
-from gcore_core.processes.relay import Relay
-from gcore_core.processes.shells.asking import Asking
-from gcore_core.processes.shells.generator import GeneratorShell
-from gcore_core.processes.shells.trainer import TrainerShell
+from gcore_core.runtime.agreements import AgreementService
+from gcore_core.runtime.relay import Relay
+from gcore_core.runtime.rpc.gathering import Gathering
+from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.shells.questions import Asking
+from gcore_core.runtime.shells.trainer import TrainerShell
 
 #: name -> (class, function, what stands there, what the bug puts there)
 MUTANTS: dict[str, tuple[type, str, str, str]] = {

@@ -70,7 +70,7 @@ def job_of(seed: int) -> SimulatedJob:
     are many: more are issued than taken.
     """
     if _drops(seed):
-        varied = "gcore_core.filters:Varied"
+        varied = "gcore_core.builtin.filters:Varied"
         return replace(
             JOB, takes_stale=bool(seed % 2), samples=2, evaluate_prompts=1, filter=varied
         )

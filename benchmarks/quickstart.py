@@ -34,9 +34,9 @@ from typing import Any
 
 from report import Claim, add_options, publish
 
-from gcore_core import config
+from gcore_core.config.plan import load_plan
 from gcore_core.run.directory import read_metrics
-from gcore_core.run.making import make_model
+from gcore_core.run.make_model import make_model
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes/quickstart.yaml"
@@ -80,7 +80,7 @@ class Bench:
             "evaluation.every=0",
             "evaluation.data=null",
         ]
-        plan = config.load(RECIPE, overrides).config
+        plan = load_plan(RECIPE, overrides).config
         began_s = time.perf_counter()
         model = make_model(
             plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None

@@ -45,9 +45,10 @@ from gcore_sim.cluster import Cluster, simulate
 from gcore_sim.workloads import Published
 from report import Claim, add_options, publish
 
-from gcore_core.placement.devices import Decision, Partition, PlacementPolicy, Window
-from gcore_core.protocols import SampleRequest, WorkerContext
-from gcore_core.records import Prompt, TensorSpec, WeightPlan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.placement import Decision, Partition, PlacementPolicy, Window
+from gcore_core.contract.records import Prompt, TensorSpec, WeightPlan
 
 #: millions of parameters -> hidden size, layers
 SIZES = {50: (768, 6), 200: (1280, 10), 1000: (2048, 20)}

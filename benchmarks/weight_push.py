@@ -42,10 +42,12 @@ import numpy as np
 import xxhash
 from report import Claim, add_options, publish
 
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import FAILED, Header, Lease, TensorSpec, WeightPlan
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.factories import FactorySpec
-from gcore_core.processes import handshake
-from gcore_core.processes.messages import (
+from gcore_core.runtime.messages import (
     GREEDY,
     GenerateRequest,
     Hello,
@@ -58,11 +60,10 @@ from gcore_core.processes.messages import (
     TrainRequest,
     WorkerSpec,
 )
-from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, Service
-from gcore_core.processes.spawning import spawn_process
-from gcore_core.protocols import Finished, SampleRequest, WorkerContext
-from gcore_core.records import FAILED, Header, Lease, TensorSpec, WeightPlan
+from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.spawn import spawn_process
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.rpc.sockets import RpcNetwork
 
 BUCKET_BYTES = SyncConfig.push_bucket_bytes
 SIZES = {"1gb": 1_000_000_000, "500mb": 500_000_000, "100mb": 100_000_000}
@@ -337,7 +338,7 @@ async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
             [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "gcore_core.processes.worker"]
+        command = [sys.executable, "-m", "gcore_core.runtime.process.worker"]
         started = []
         try:
             for name, backend in backends.items():

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        from gcore_core.errors import GcoreError
+        from gcore_core.contract.errors import GcoreError
 
         if not isinstance(error, GcoreError) or os.environ.get("G_CORE_TRACEBACK") == "1":
             raise

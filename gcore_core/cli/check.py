@@ -16,12 +16,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core import checks, config
     from gcore_core.cli.table import print_table
-    from gcore_core.errors import ConfigError
+    from gcore_core.config import checks
+    from gcore_core.config.plan import load_plan
+    from gcore_core.contract.errors import ConfigError
 
     try:
-        plan = config.load(args.file, args.overrides)
+        plan = load_plan(args.file, args.overrides)
         checks.interpreters(plan.config, plan.provided, plan.source)
     except ConfigError as error:
         problems = error.facts.get("problems", ())

@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gcore_core.catalog import CORE, Installed
-from gcore_core.errors import GcoreError
+from gcore_core.config.catalog import CORE, Installed
+from gcore_core.contract.errors import GcoreError
 
 if TYPE_CHECKING:
-    from gcore_core.plugins import Provided
+    from gcore_core.config.plugins import Provided
 
 TIMEOUT_S = 120.0
 #: What a plugin's root must not import: describing itself has to stay cheap.
@@ -49,7 +49,7 @@ class Found:
 def check_one(name: str, python: str | None = None) -> Found:
     """Looks at one plugin in a fresh process of ``python``, or of this interpreter."""
     if python is not None:
-        from gcore_core.interpreters import open_environment
+        from gcore_core.config.interpreters import open_environment
 
         python = open_environment(python, where="--python").python
     foreign = python is not None and python != sys.executable
@@ -98,7 +98,7 @@ def inspect_plugin(name: str) -> Found:
     factories.
     """
     from gcore_core.cli.describing import find
-    from gcore_core.plugins import Plugins
+    from gcore_core.config.plugins import Plugins
 
     found, plugins = Found(), Plugins()
     before = set(sys.modules)
@@ -121,9 +121,9 @@ def inspect_plugin(name: str) -> Found:
 
 def _look_at(item: Provided, found: Found) -> None:
     from gcore_core.cli.env_recipe import requirements_file
-    from gcore_core.factories import import_attribute
-    from gcore_core.interpreters import open_environment
-    from gcore_core.providers import EnvironmentProvider
+    from gcore_core.config.interpreters import open_environment
+    from gcore_core.contract.factories import import_attribute
+    from gcore_core.contract.providers import EnvironmentProvider
 
     what = f"{item.kind} {item.reference}"
     if item.spec.config is not None and (problem := _config_problem(item.spec.config)):
@@ -152,7 +152,7 @@ def _config_problem(config: type) -> str:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from gcore_core.factories import reference_to
+    from gcore_core.contract.factories import reference_to
 
     try:
         OmegaConf.structured(config)

@@ -17,15 +17,16 @@ from typing import Any
 
 import msgspec
 
-from gcore_core import config
 from gcore_core.cli.exporting import write_whole
-from gcore_core.errors import DataError, GcoreError
-from gcore_core.factories import FactorySpec, build, config_object, replica_slots
-from gcore_core.interpreters import open_environment
-from gcore_core.protocols import Trainer, WorkerContext
+from gcore_core.config.interpreters import open_environment
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import DataError, GcoreError
+from gcore_core.contract.factories import FactorySpec, build, config_object, replica_slots
+from gcore_core.contract.trainer import Trainer
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.directory import CONFIG
-from gcore_core.run.making import make_model
+from gcore_core.run.make_model import make_model
 
 ROLE = "policy"
 _SHOWN_LINES = 3
@@ -51,7 +52,7 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
     it, ConfigError when ``to`` exists or the run's configuration no longer resolves.
     """
     state = Checkpoints(run_dir).open(step).path / ROLE
-    plan = config.load(run_dir / CONFIG)
+    plan = load_plan(run_dir / CONFIG)
     node = plan.config["roles"][ROLE]
     backend = plan.factory(f"roles.{ROLE}")
     python = open_environment(node["python"], where=f"roles.{ROLE}.python").python

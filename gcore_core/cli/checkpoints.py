@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from gcore_core.cli.table import print_table
-from gcore_core.errors import CheckpointError
+from gcore_core.contract.errors import CheckpointError
 from gcore_core.run.checkpoints import CHECKPOINTS
-from gcore_core.run.checkpoints_manifest import NAME, inspect
+from gcore_core.run.manifest import NAME, inspect
 
 HEAD = ("CHECKPOINT", "SAVED", "FILES", "MB", "PROBLEMS")
 

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from gcore_core import catalog
 from gcore_core.cli import VERBS
-from gcore_core.errors import ConfigError, PluginNotFound, did_you_mean
-from gcore_core.factories import import_attribute
+from gcore_core.config import catalog
+from gcore_core.contract.errors import ConfigError, PluginNotFound, did_you_mean
+from gcore_core.contract.factories import import_attribute
 
 
 def run(name: str, words: list[str]) -> int:
@@ -26,7 +26,7 @@ def run(name: str, words: list[str]) -> int:
             todo="g-core --help      list of plugins: g-core plugins",
             choices=choices,
         )
-    from gcore_core.plugins import Plugins
+    from gcore_core.config.plugins import Plugins
 
     plugins = Plugins()
     plugins.load(installed.get(name, where=""))

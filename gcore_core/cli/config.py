@@ -19,9 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core import config
+    from gcore_core.config.plan import load_plan
 
-    plan = config.load(args.file, args.overrides)
+    plan = load_plan(args.file, args.overrides)
     if args.why:
         print(plan.why(args.why))
     else:

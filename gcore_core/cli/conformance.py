@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     """0 when nothing failed, 3 otherwise."""
     import importlib.util
 
-    from gcore_core import catalog
-    from gcore_core.errors import PluginBroken, PluginError
+    from gcore_core.config import catalog
+    from gcore_core.contract.errors import PluginBroken, PluginError
 
     if importlib.util.find_spec("pytest") is None:
         raise PluginError(

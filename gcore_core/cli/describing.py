@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gcore_core import catalog
-from gcore_core.interpreters import Environment
-from gcore_core.plugins import Provided, local_plugin
+from gcore_core.config import catalog
+from gcore_core.config.interpreters import Environment
+from gcore_core.config.plugins import Provided, local_plugin
 
 _FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.+)")
 

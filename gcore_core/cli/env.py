@@ -7,8 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
-from gcore_core import environments
-from gcore_core.errors import ConfigError
+from gcore_core.config import environments
+from gcore_core.contract.errors import ConfigError
 
 _EPILOG = """\
 actions:

@@ -16,14 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gcore_core import __version__, catalog, environments
-from gcore_core.cli.devices import find_devices
+from gcore_core import __version__
 from gcore_core.cli.env_listing import Listed, listed, readable
 from gcore_core.cli.env_making import probe
-from gcore_core.errors import GcoreError
-from gcore_core.interpreters import open_environment
-from gcore_core.plugins import Plugins
-from gcore_core.processes.spawning import SHARED_MEMORY
+from gcore_core.config import catalog, environments
+from gcore_core.config.interpreters import open_environment
+from gcore_core.config.plugins import Plugins
+from gcore_core.contract.errors import GcoreError
+from gcore_core.run.devices import find_devices
+from gcore_core.runtime.process.spawn import SHARED_MEMORY
 
 DRIVER = Path("/proc/driver/nvidia")
 #: Slabs of a few workers, and what engines of several processes put there. Containers often have 64

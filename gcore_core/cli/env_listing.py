@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcore_core import environments
 from gcore_core.cli.env_making import is_being_made
 from gcore_core.cli.env_recipe import Wish, recipe
-from gcore_core.errors import ConfigError, PluginError
+from gcore_core.config import environments
+from gcore_core.contract.errors import ConfigError, PluginError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from gcore_core import environments
 from gcore_core.cli.env_recipe import Recipe
-from gcore_core.errors import ConfigError, PluginError
+from gcore_core.config import environments
+from gcore_core.contract.errors import ConfigError, PluginError
 
 LOG = "g-core-pip.log"
 _PROBE = """

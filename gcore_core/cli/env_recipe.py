@@ -21,11 +21,12 @@ from urllib.request import url2pathname
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gcore_core import __version__, catalog
-from gcore_core.cli.devices import find_devices
-from gcore_core.errors import ConfigError, ContractError, did_you_mean
-from gcore_core.plugins import Plugins
-from gcore_core.providers import EnvironmentProvider
+from gcore_core import __version__
+from gcore_core.config import catalog
+from gcore_core.config.plugins import Plugins
+from gcore_core.contract.errors import ConfigError, ContractError, did_you_mean
+from gcore_core.contract.providers import EnvironmentProvider
+from gcore_core.run.devices import find_devices
 
 _CORE = "gcore-core"
 _FORMAT = 1  # counts changes of how an environment is made, which make those that there are stale

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gcore_core.errors import ConfigError, DataError
+from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.run.directory import CONFIG, METRICS, WEIGHTS
 
 INDEX = "model.safetensors.index.json"

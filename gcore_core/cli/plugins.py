@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcore_core import catalog
+from gcore_core.config import catalog
 
 KINDS = "generator, trainer, reward, placement, balancer, advantage, objective, launcher, observer"
 _EPILOG = f"""\
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         return _list(catalog.scan(_search_path(args.python)).plugins, args.json)
     if args.action == "check":
         return _check(args.name, args.python, args.json)
-    from gcore_core.errors import ConfigError
+    from gcore_core.contract.errors import ConfigError
 
     if args.action == "list":
         raise ConfigError(
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _search_path(python: str | None) -> Sequence[str] | None:
     if python is None:
         return None
-    from gcore_core.interpreters import open_environment
+    from gcore_core.config.interpreters import open_environment
 
     return open_environment(python, where="--python").path
 
@@ -131,8 +131,8 @@ def _check(name: str | None, python: str | None, as_json: bool) -> int:
 
 def _show(name: str, python: str | None, as_json: bool) -> int:
     from gcore_core.cli.describing import described, find, text
-    from gcore_core.interpreters import open_environment
-    from gcore_core.plugins import Plugins
+    from gcore_core.config.interpreters import open_environment
+    from gcore_core.config.plugins import Plugins
 
     environment = open_environment(python, where="--python")
     plugin, plugins = find(name, where="g-core plugins show"), Plugins()

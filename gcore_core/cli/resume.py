@@ -23,9 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core.cli.running import run_file
-    from gcore_core.errors import ConfigError
+    from gcore_core.contract.errors import ConfigError
     from gcore_core.run.directory import CONFIG
+    from gcore_core.run.start import run_file
 
     directory = args.run.expanduser().resolve()
     if not (directory / CONFIG).is_file():

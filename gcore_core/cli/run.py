@@ -20,6 +20,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core.cli.running import run_file
+    from gcore_core.run.start import run_file
 
     return run_file(args.file, args.overrides)

@@ -15,8 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from gcore_core import __version__, catalog
-from gcore_core.errors import ConfigError, PluginClash, did_you_mean
+from gcore_core import __version__
+from gcore_core.config import catalog
+from gcore_core.contract.errors import ConfigError, PluginClash, did_you_mean
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SHARED = "shared"

@@ -5,13 +5,13 @@ boundary finish.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 
+from gcore_core.contract.errors import CheckpointError
+from gcore_core.contract.records import Header
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.errors import CheckpointError
-from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import (
+from gcore_core.runtime.messages import (
     Carried,
     CheckpointPlace,
     CommitCheckpoint,
@@ -19,8 +19,9 @@ from gcore_core.processes.messages import (
     OpenCheckpoint,
     SaveState,
 )
-from gcore_core.records import Header
+from gcore_core.runtime.rpc.retry import insist
 
+T = TypeVar("T")
 SAVE_DEADLINE_S = 3600.0
 
 
@@ -102,3 +103,21 @@ class Checkpointing:
 
     async def _tell(self, method: str, request: Any, reply: Any) -> Any:
         return await insist(self._context.supervisor, method, request, reply, SAVE_DEADLINE_S)
+
+
+class Stopped(Exception):
+    """The run is to end, and its trainers hold the state of the end of a step."""
+
+
+async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` gives. Ends it and raises Stopped when ``stopping`` is set before."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise Stopped
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.contract.algorithms import Advantage, Balancer, Filter
+from gcore_core.contract.factories import FactorySpec, build
+from gcore_core.contract.placement import PlacementPolicy
+from gcore_core.contract.records import Header
+from gcore_core.controllers.reward_weights import Weighing
 from gcore_core.controllers.tracing import Trace
-from gcore_core.controllers.weighing import Weighing
-from gcore_core.factories import FactorySpec, build
-from gcore_core.placement.devices import PlacementPolicy
-from gcore_core.processes.agreements import Agreements
-from gcore_core.processes.insist import insist
-from gcore_core.processes.service import Network, Peer, Traffic
-from gcore_core.protocols import Advantage, Balancer, Filter
-from gcore_core.records import Header
+from gcore_core.runtime.agreements import Agreements
+from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.service import Network, Peer, Traffic
 
 
 class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):

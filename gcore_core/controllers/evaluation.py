@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from gcore_core.contract.records import Header, Lease
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.ledger import Ledger
 from gcore_core.controllers.rollout import Rollout
-from gcore_core.ledger import Ledger
-from gcore_core.processes.messages import GREEDY, SAMPLED
-from gcore_core.records import Header, Lease
+from gcore_core.runtime.messages import GREEDY, SAMPLED
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight); the mean is their quotient
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from gcore_core.contract.errors import ContractError, WeightMismatch, WorkerDied
+from gcore_core.contract.weight_transfer import SHM
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placing import Placing
-from gcore_core.errors import ContractError, WeightMismatch, WorkerDied
-from gcore_core.processes.insist import backoff_s, brief_s, insist
-from gcore_core.processes.messages import (
+from gcore_core.controllers.placement.shard import Placing
+from gcore_core.runtime.messages import (
     Nothing,
     OpenPush,
     Published,
@@ -17,8 +17,8 @@ from gcore_core.processes.messages import (
     PushConfirmed,
     SaveWeights,
 )
-from gcore_core.processes.push import PUSH_DEADLINE_S
-from gcore_core.weight_transfer import SHM
+from gcore_core.runtime.push import PUSH_DEADLINE_S
+from gcore_core.runtime.rpc.retry import backoff_s, brief_s, insist
 
 TRIES = 5
 

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from gcore_core.contract.errors import DataError, DeadlineExceeded, TrainingError, WorkerDied
+from gcore_core.contract.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placing import Placing
-from gcore_core.controllers.quota import Quota
+from gcore_core.controllers.dynamic_sampling import Quota
+from gcore_core.controllers.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
+from gcore_core.controllers.placement.shard import Placing
+from gcore_core.controllers.reward_weights import rewards_of
 from gcore_core.controllers.scoring import Scoring
 from gcore_core.controllers.tracing import Record
 from gcore_core.controllers.training import group_scalars
-from gcore_core.controllers.weighing import rewards_of
-from gcore_core.errors import DataError, DeadlineExceeded, TrainingError, WorkerDied
-from gcore_core.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
-from gcore_core.processes.insist import TRIES, backoff_s
-from gcore_core.processes.messages import TRAIN, GenerateRequest
-from gcore_core.processes.service import Peer
-from gcore_core.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
+from gcore_core.runtime.messages import TRAIN, GenerateRequest
+from gcore_core.runtime.rpc.retry import TRIES, backoff_s
+from gcore_core.runtime.rpc.service import Peer
 
 TICK_S = 1.0  # how often shards look together whether more groups must be issued, at most,
 TICK_SHARE = (

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import asyncio
 
+from gcore_core.contract.records import FAILED, REWARD_FAILED, Header, RecordScore
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placing import Placing
-from gcore_core.controllers.weighing import GROUP
-from gcore_core.ledger import Ledger
-from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import ScoreRequest
-from gcore_core.processes.service import Peer
-from gcore_core.records import FAILED, REWARD_FAILED, Header, RecordScore
+from gcore_core.controllers.ledger import Ledger
+from gcore_core.controllers.placement.shard import Placing
+from gcore_core.controllers.reward_weights import GROUP
+from gcore_core.runtime.messages import ScoreRequest
+from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.service import Peer
 
 WAIT_S = 0.005  # for others: a request costs as much as what is to be done for twenty records
 MOST = 64  # records of a request: a reward's time limit is for all of them

@@ -10,19 +10,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gcore_core.controllers.checkpointing import Checkpointing
+from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluation
-from gcore_core.controllers.placing import Placing
+from gcore_core.controllers.ledger import Ledger
+from gcore_core.controllers.placement.shard import Placing
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.rollout import Rollout
-from gcore_core.controllers.stopping import Stopped, unless
 from gcore_core.controllers.tracing import Trace
-from gcore_core.controllers.training import Training
-from gcore_core.ledger import Ledger
-from gcore_core.placement import balance
+from gcore_core.controllers.training import Training, learned_costs, restore_costs
 
 
 class SynchronousController:
@@ -46,7 +44,7 @@ class SynchronousController:
         self._rollout.quota.restore(context.facts.state.get("quota", {}))
         if self._rollout.quota.carries:
             self._ledger.carry(context.facts.carried)
-        balance.go_on(context.balancer, context.facts.state.get("balance", {}))
+        restore_costs(context.balancer, context.facts.state.get("balance", {}))
         self._checkpointing = Checkpointing(context, self._state())
 
     async def run(self) -> None:
@@ -107,7 +105,7 @@ class SynchronousController:
             "ledger": self._ledger.state(),
             "quota": self._rollout.quota.state(),
             "placement": self._placing.state(),
-            "balance": balance.learned(self._context.balancer),
+            "balance": learned_costs(self._context.balancer),
         }
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from gcore_core.errors import DataError
-from gcore_core.records import Header, RecordScore
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.records import Header, RecordScore
 
 _FLUSH_LINES = 1024
 

@@ -12,23 +12,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gcore_core.contract.algorithms import Balancer, GroupScalars, KeepsCosts, LearnsCosts, Work
+from gcore_core.contract.errors import ContractError, TrainingError, WeightMismatch
+from gcore_core.contract.order import step_seed
+from gcore_core.contract.records import Assignment, Facts, Header, Ref
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.weighing import rewards_of, statistics
-from gcore_core.errors import ContractError, TrainingError, WeightMismatch
-from gcore_core.order import step_seed
-from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import (
+from gcore_core.controllers.reward_weights import rewards_of, statistics
+from gcore_core.runtime.messages import (
     PrepareRequest,
     RelayRequest,
     TrainItem,
     TrainReply,
     TrainRequest,
 )
-from gcore_core.processes.relay import RELAYED
-from gcore_core.processes.service import Peer, encode
-from gcore_core.protocols import Balancer, GroupScalars, LearnsCosts, Work
-from gcore_core.records import Assignment, Facts, Header, Ref
+from gcore_core.runtime.relay import RELAYED
+from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.service import Peer, encode
 
 Key = tuple[int, int]
 Plan = dict[Key, Assignment]
@@ -294,3 +294,18 @@ def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None
                 "controller.config.logprob_band"
             ),
         )
+
+
+def learned_costs(balancer: Balancer) -> dict[str, Any]:
+    """What goes into a checkpoint, under the balancer's name: a resumed run may have chosen another
+    one.
+    """
+    return (
+        {type(balancer).__qualname__: balancer.state()} if isinstance(balancer, KeepsCosts) else {}
+    )
+
+
+def restore_costs(balancer: Balancer, learned: Mapping[str, Any]) -> None:
+    """Gives the balancer what one of its name had learned."""
+    if isinstance(balancer, KeepsCosts) and (state := learned.get(type(balancer).__qualname__)):
+        balancer.restore(state)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gcore_core.errors import CheckpointError
-from gcore_core.run.checkpoints_manifest import (
+from gcore_core.contract.errors import CheckpointError
+from gcore_core.run.manifest import (
     MANIFEST,
     NAME,
     Manifest,

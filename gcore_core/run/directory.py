@@ -28,8 +28,8 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.errors import ConfigError, RunExists
-from gcore_core.records import StepReport
+from gcore_core.contract.errors import ConfigError, RunExists
+from gcore_core.contract.records import StepReport
 
 CONFIG = "config.yaml"
 LOCK = "plugins.lock.json"

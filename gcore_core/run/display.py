@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from gcore_core.records import StepReport
+from gcore_core.contract.records import StepReport
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.processes.store import StoreReader
-from gcore_core.protocols import Dataset
-from gcore_core.records import Header
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.records import Header
+from gcore_core.runtime.store.client import StoreReader
 
 
 def shown_rows(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gcore_core.records import RunFacts
+from gcore_core.contract.records import RunFacts
 from gcore_core.run import directory as d
 from gcore_core.run.display import duration, stage_seconds
 

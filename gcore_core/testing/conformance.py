@@ -17,11 +17,12 @@ import re
 from dataclasses import MISSING, fields
 from types import ModuleType
 
-from gcore_core import catalog, testing
-from gcore_core.errors import PluginBroken
-from gcore_core.factories import import_attribute
-from gcore_core.plugins import Plugins, Provided
-from gcore_core.providers import AdvantageProvider
+from gcore_core import testing
+from gcore_core.config import catalog
+from gcore_core.config.plugins import Plugins, Provided
+from gcore_core.contract.errors import PluginBroken
+from gcore_core.contract.factories import import_attribute
+from gcore_core.contract.providers import AdvantageProvider
 from gcore_core.testing.contracts.base import Contract
 from gcore_core.testing.contracts.plugin import is_met
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gcore_core.protocols import ScoredRecord
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing.contracts.balancer import BalancerContract
 from gcore_core.testing.contracts.dataset import DatasetContract
 from gcore_core.testing.contracts.scorer import ScorerContract, scored_record

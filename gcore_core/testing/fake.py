@@ -17,20 +17,13 @@ import numpy as np
 import xxhash
 
 from gcore_core import hookimpl
-from gcore_core import providers as p
-from gcore_core.errors import ContractError, NonFiniteLoss, WeightMismatch
-from gcore_core.protocols import (
-    Columns,
-    Finished,
-    GroupScalars,
-    SampleRequest,
-    Score,
-    ScoredRecord,
-    TrainRecord,
-    Work,
-    WorkerContext,
-)
-from gcore_core.records import (
+from gcore_core.contract import providers as p
+from gcore_core.contract.algorithms import GroupScalars, Work
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ContractError, NonFiniteLoss, WeightMismatch
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import (
     ABORTED,
     FINISHED,
     REWARD_FAILED,
@@ -39,6 +32,8 @@ from gcore_core.records import (
     TensorSpec,
     WeightPlan,
 )
+from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.safetensors_files import write_safetensors
 
 VOCABULARY = "abcdefgh."  # the last one ends an answer

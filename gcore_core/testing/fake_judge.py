@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gcore_core.errors import ContractError
-from gcore_core.order import sample_seed
-from gcore_core.placement.devices import Cell, Decision, Mode, Partition, Window
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
-from gcore_core.questions import Question
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.order import sample_seed
+from gcore_core.contract.placement import Cell, Decision, Mode, Partition, Window
+from gcore_core.contract.questions import Question
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import Score, ScoredRecord
 
 
 class FakeAsker:

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from gcore_core.errors import ContractError, DeadlineExceeded, WorkerDied
-from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import SumRequest
-from gcore_core.processes.service import Body, Call, Service
+from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
+from gcore_core.runtime.messages import SumRequest
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Body, Call, Service
 
 #: what can become of a message
 FAULTS = ("noticed", "silent", "twice", "late", "overtaken", "kill")

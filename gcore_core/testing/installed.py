@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-REQUIRES = ("gcore-core>=0.1,<0.2",)
+REQUIRES = ("gcore-core>=0.2,<0.3",)
 
 
 @dataclass(frozen=True, kw_only=True)

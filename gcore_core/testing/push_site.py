@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gcore_core.factories import FactorySpec
-from gcore_core.processes import handshake
-from gcore_core.processes.messages import (
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.runtime.messages import (
     Hello,
     Nothing,
     OpenPush,
@@ -27,9 +26,10 @@ from gcore_core.processes.messages import (
     TrainRequest,
     WorkerSpec,
 )
-from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, Service
-from gcore_core.processes.spawning import spawn_process
+from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.spawn import spawn_process
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.rpc.sockets import RpcNetwork
 
 S = TypeVar("S", bound="PushSite")
 
@@ -91,7 +91,7 @@ class PushSite:
         self._pids[name] = asyncio.Queue()
         paths = os.pathsep.join([*filter(None, sys.path), str(self.directory)])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "gcore_core.processes.worker"]
+        command = [sys.executable, "-m", "gcore_core.runtime.process.worker"]
         self._started.append(
             await spawn_process(command, spec, self.directory / f"{name}.log", environment)
         )

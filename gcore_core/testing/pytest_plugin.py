@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gcore_core import __version__
-from gcore_core.providers import Provider
+from gcore_core.contract.providers import Provider
 from gcore_core.testing.contracts.base import Contract, NotClaimed
 
 _NAME = "gcore-conformance"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.records import TensorSpec
+from gcore_core.contract.records import TensorSpec
 
 Tensors = list[tuple[TensorSpec, np.ndarray]]  # arrays are flat uint8
 

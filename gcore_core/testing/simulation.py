@@ -17,24 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.records import StepReport
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import make_context
+from gcore_core.controllers.ledger import TRAINED
 from gcore_core.controllers.synchronous import SynchronousController
-from gcore_core.factories import FactorySpec
-from gcore_core.ledger import TRAINED
-from gcore_core.processes.agreements import AgreementService
-from gcore_core.processes.inline import InlineNetwork, Weather
-from gcore_core.processes.messages import Carried, Nothing, Published, StepEnd
-from gcore_core.processes.relay import Relay
-from gcore_core.processes.sampling import RoleSampler
-from gcore_core.processes.service import Call
-from gcore_core.processes.shells.generator import GeneratorShell
-from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
-from gcore_core.processes.shells.trainer import TrainerShell
-from gcore_core.processes.slabs import SlabService, StoreSpec
-from gcore_core.processes.store import StoreReader, StoreWriter
-from gcore_core.protocols import TrainRecord, WorkerContext
-from gcore_core.records import StepReport
+from gcore_core.runtime.agreements import AgreementService
+from gcore_core.runtime.messages import Carried, Nothing, Published, StepEnd
+from gcore_core.runtime.relay import Relay
+from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
+from gcore_core.runtime.rpc.service import Call
+from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.shells.role_sampler import RoleSampler
+from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
+from gcore_core.runtime.shells.trainer import TrainerShell
+from gcore_core.runtime.store.client import StoreReader, StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.testing import fake
 from gcore_core.testing.fake_judge import FakeAsker
 from gcore_core.testing.faults import Faults, LastingService, Life, MortalService
@@ -159,8 +160,8 @@ class SimulatedJob:
     max_rounds: int = 10
     seed: int = 0
     evaluate_prompts: int = 6
-    filter: str = "gcore_core.filters:KeepAll"
-    balance: FactorySpec = FactorySpec("gcore_core.placement.balance:InOrder")
+    filter: str = "gcore_core.builtin.filters:KeepAll"
+    balance: FactorySpec = FactorySpec("gcore_core.builtin.balancer:InOrder")
     deterministic: bool = False
     store_bytes: int = 1 << 20
     takes_stale: bool = False

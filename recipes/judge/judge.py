@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gcore_core.factories import import_file
+from gcore_core.contract.factories import import_file
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import LlamaForCausalLM
 
-    from gcore_core.protocols import ScoredRecord
+    from gcore_core.contract.scorer import ScoredRecord
 
 DIGITS = 5
 PROBLEMS = 10**DIGITS

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gcore_core.schema import core_keys
+from gcore_core.config.schema import core_keys
 
 ROOT = Path(__file__).parents[2]
 

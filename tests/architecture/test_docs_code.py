@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gcore_core import config
+from gcore_core.config.plan import load_plan
 from gcore_core.testing.installed import InstalledPlugins
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,8 @@ BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)
 #: Plugins that the pages name and that need not be installed here.
 NAMED = {
     "mine": """
-        from gcore_core import hookimpl, providers
+        from gcore_core import hookimpl
+        from gcore_core.contract import providers
 
         @hookimpl
         def gcore_balancers():
@@ -95,7 +96,7 @@ def test_a_yaml_block_is_a_job_or_sections_of_one(
     job = {**yaml.safe_load(whole), **yaml.safe_load(text)}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     with named:
-        config.load(tmp_path / "job.yaml")
+        load_plan(tmp_path / "job.yaml")
 
 
 def test_there_are_blocks_to_look_at() -> None:

@@ -8,8 +8,8 @@ import inspect
 import re
 from pathlib import Path
 
-from gcore_core import hookspecs
-from gcore_core.providers import KINDS
+from gcore_core.contract import hookspecs
+from gcore_core.contract.providers import KINDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,35 +14,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: What the core consists of, lowest first; a folder stands for all modules in it.
-LAYERS = [
-    ["errors", "records", "order", "oversampling", "questions", "ledger"],
-    ["providers", "protocols", "hookspecs", "weight_transfer"],
-    [
-        *(
-            "catalog",
-            "plugins",
-            "config",
-            "schema",
-            "sources",
-            "checks",
-            "interpreters",
-            "environments",
-        ),
-        *("factories", "user_functions"),
-    ],
-    ["processes", "placement", "run"],
-    ["controllers"],
-    ["cli", "__main__"],
-]
-#: The plugin ``core``: it may import every layer, and is reached by its entry point and its factory
-#: strings alone.
-BUILTIN = ["builtin", "data_config", "datasets", "filters", "rewards"]
+#: What each folder of the core may import of the project, besides itself.
+MAY_IMPORT = {
+    "contract": set(),
+    "config": {"contract"},
+    "runtime": {"contract"},
+    "controllers": {"contract", "runtime"},
+    "run": {"contract", "config", "runtime"},
+    "builtin": {"contract", "config", "runtime", "controllers"},
+    "cli": {"contract", "config", "runtime", "controllers", "run"},
+    "testing": {"contract", "config", "runtime", "controllers", "run", "builtin"},
+}
 
 #: The one import that points up. A worker makes what its spec names, so in a controller's process
 #: the controller's context; it stands inside the function that does so, because no other worker may
 #: load the controllers.
-MAKES_A_CONTROLLER = ("gcore_core.processes.worker", "gcore_core.controllers.context")
+MAKES_A_CONTROLLER = ("gcore_core.runtime.process.worker", "gcore_core.controllers.context")
 
 HEAVY = {
     "torch",
@@ -120,30 +107,31 @@ INNER = [found for path in CORE for found in imports_of(path, OWN)]
 
 
 def part(module: str) -> str:
-    """``processes`` of ``gcore_core.processes.rpc``; empty for the package itself."""
+    """``processes`` of ``gcore_core.runtime.rpc.sockets``; empty for the package itself."""
     return module.partition(".")[2].partition(".")[0]
 
 
-def layer(module: str) -> int:
-    return next(number for number, parts in enumerate(LAYERS) if part(module) in parts)
-
-
-def within_layers() -> Iterator[Import]:
+def within_folders() -> Iterator[Import]:
+    """Imports of one folder's module by another folder's."""
     for found in INNER:
-        if found.target.startswith("gcore_core."):
-            outside = {"", "testing", *BUILTIN}
-            if part(found.module) not in outside and part(found.target) not in outside:
-                yield found
+        inside = found.target.startswith("gcore_core.") and part(found.module)
+        if inside and part(found.module) != part(found.target):
+            yield found
 
 
-def test_every_module_of_the_core_has_its_place() -> None:
-    known = {"", "testing", *BUILTIN, *(name for parts in LAYERS for name in parts)}
-    assert {part(module) for module in OWN} == known
+def test_every_module_of_the_core_stands_in_a_folder() -> None:
+    assert {part(module) for module in OWN} - {"", "__main__"} == set(MAY_IMPORT)
 
 
-def test_imports_of_the_core_point_one_way() -> None:
-    up = [found for found in within_layers() if layer(found.target) > layer(found.module)]
-    assert [str(found) for found in up if (found.module, found.target) != MAKES_A_CONTROLLER] == []
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_a_folder_imports_only_what_it_may(folder: str) -> None:
+    strange = [
+        str(found)
+        for found in within_folders()
+        if part(found.module) == folder and part(found.target) not in MAY_IMPORT[folder]
+        if (found.module, found.target) != MAKES_A_CONTROLLER
+    ]
+    assert strange == []
 
 
 def test_only_a_controller_process_loads_the_controllers() -> None:
@@ -156,19 +144,6 @@ def test_the_package_itself_imports_nothing_of_the_core() -> None:
         str(found)
         for found in INNER
         if found.module == "gcore_core" and "gcore_core" in found.target
-    ] == []
-
-
-def test_no_layer_knows_the_built_in_plugin() -> None:
-    known = {"", "testing", *BUILTIN}
-    assert [
-        str(f) for f in INNER if part(f.target) in BUILTIN and part(f.module) not in known
-    ] == []
-
-
-def test_no_layer_knows_the_testing_kit() -> None:
-    assert [
-        str(f) for f in INNER if part(f.target) == "testing" and part(f.module) != "testing"
     ] == []
 
 

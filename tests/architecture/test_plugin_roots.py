@@ -25,7 +25,7 @@ ENGINES += ["pyarrow"]
 
 DESCRIBE = f"""
 import importlib, sys
-from gcore_core.providers import KINDS
+from gcore_core.contract.providers import KINDS
 root = importlib.import_module(sys.argv[1])
 hooks = [getattr(root, hook, None) for hook, _ in KINDS.values()]
 print(sum(len(list(hook())) for hook in hooks if hook))

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from gcore_core import environments
+from gcore_core.config import environments
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm", "sglang", "megatron", "deepspeed")

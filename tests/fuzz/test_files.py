@@ -19,16 +19,16 @@ from gcore_rewards.config import HttpConfig
 from gcore_rewards.service import HttpReward
 from hypothesis import strategies as st
 
-from gcore_core.errors import ContractError, DataError, WeightMismatch
-from gcore_core.processes.compute import DirectCompute
-from gcore_core.processes.messages import PullWeights, short_reason
-from gcore_core.processes.push import pull_weights
-from gcore_core.processes.service import decoded, encode
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import OK, REWARD_FAILED, TensorSpec, WeightPlan
-from gcore_core.run import checkpoints_manifest as manifests
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ContractError, DataError, WeightMismatch
+from gcore_core.contract.records import OK, REWARD_FAILED, TensorSpec, WeightPlan
+from gcore_core.contract.weight_transfer import Bucket
+from gcore_core.run import manifest as manifests
+from gcore_core.runtime.messages import PullWeights, short_reason
+from gcore_core.runtime.process.compute import DirectCompute
+from gcore_core.runtime.push import pull_weights
+from gcore_core.runtime.rpc.service import decoded, encode
 from gcore_core.testing.contracts.scorer import scored_record
-from gcore_core.weight_transfer import Bucket
 
 from .drawing import hostile, mutated
 from .guarding import fuzz, guarded

@@ -13,11 +13,13 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from gcore_core import records, weight_transfer
-from gcore_core.errors import ContractError, WorkerDied
-from gcore_core.processes import agent, messages, rpc
-from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import (
+from gcore_core.contract import records, weight_transfer
+from gcore_core.contract.errors import ContractError, WorkerDied
+from gcore_core.runtime import messages
+from gcore_core.runtime.process import agent
+from gcore_core.runtime.process.spawn import read_spec
+from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.rpc.service import (
     Call,
     RemoteFailure,
     Service,
@@ -26,9 +28,9 @@ from gcore_core.processes.service import (
     from_wire,
     to_wire,
 )
-from gcore_core.processes.slabs import StoreSpec
-from gcore_core.processes.spawning import read_spec
-from gcore_core.processes.wire import CALL, Frame, Greeting, framed
+from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.runtime.rpc.wire import CALL, Frame, Greeting, framed
+from gcore_core.runtime.store.server import StoreSpec
 
 from .drawing import hostile, values
 from .guarding import fuzz, guarded
@@ -223,7 +225,7 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
                 for _ in range(draw.randint(1, 6)):
                     raw[draw.randrange(len(raw))] = draw.randrange(256)
                 reader, writer = await asyncio.open_unix_connection(f"{directory}/s")
-                greeting = encode(Greeting(SECRET, rpc.__version__, "-"))
+                greeting = encode(Greeting(SECRET, sockets.__version__, "-"))
                 for message in (greeting, bytes(raw), b"\xc1"):  # which msgpack reserves
                     writer.write(framed(message))
                 async with asyncio.timeout(10):

@@ -16,11 +16,10 @@ import pytest
 import xxhash
 from hypothesis import strategies as st
 
-from gcore_core.errors import DataError, GcoreError
-from gcore_core.processes.agreements import AgreementService
-from gcore_core.processes.columns import Chunk, pack
-from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import (
+from gcore_core.contract.errors import DataError, GcoreError
+from gcore_core.contract.records import Ref
+from gcore_core.runtime.agreements import AgreementService
+from gcore_core.runtime.messages import (
     BlobRequest,
     CollectRequest,
     DealRequest,
@@ -29,10 +28,11 @@ from gcore_core.processes.messages import (
     SlabRequest,
     SumRequest,
 )
-from gcore_core.processes.service import Call, Service, encode
-from gcore_core.processes.slabs import SlabService, StoreSpec
-from gcore_core.processes.store import StoreReader, StoreWriter, sign
-from gcore_core.records import Ref
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Service, encode
+from gcore_core.runtime.store.client import StoreReader, StoreWriter, sign
+from gcore_core.runtime.store.columns import Chunk, pack
+from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 from .drawing import hostile, mutated, values
 from .guarding import fuzz, guarded

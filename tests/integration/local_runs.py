@@ -31,8 +31,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gcore_core import hookimpl, providers as p
-from gcore_core.protocols import Score
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+from gcore_core.contract.scorer import Score
 from gcore_core.testing import fake
 
 

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core import __version__, environments
+from gcore_core import __version__
+from gcore_core.config import environments
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 REPOSITORY = Path(__file__).parents[2]
 
 PLUGIN = """
 from gcore_core import hookimpl
-from gcore_core import providers as p
+from gcore_core.contract import providers as p
 
 @hookimpl
 def gcore_environments():
@@ -85,7 +86,10 @@ class Place:
     def __post_init__(self) -> None:
         self.here = InstalledPlugins(self.directory / "here")
         core = Wheel(
-            distribution="gcore-core", version=__version__, module="gcore_core.builtin", requires=()
+            distribution="gcore-core",
+            version=__version__,
+            module="gcore_core.builtin.hooks",
+            requires=(),
         )
         pins = {
             "gcore_toy_pins/__init__.py": "",
@@ -94,7 +98,7 @@ class Place:
         self.here.add("toy", PLUGIN, files=pins)
         self.here.add("core", wheel=core)
         (
-            self.here.directory / "gcore_core.builtin.py"
+            self.here.directory / "gcore_core.builtin.hooks.py"
         ).unlink()  # the one of the repository is imported
         for name, version in (("gcore-core", __version__), ("gcore-toy", "0.1.0")):
             url = wheel(self.directory, name, version).as_uri()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core import config
-from gcore_core.cli.first_placement import place
-from gcore_core.cli.host_memory import host_memory
-from gcore_core.errors import PlacementError
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import PlacementError
+from gcore_core.run.host_memory import host_memory
+from gcore_core.run.initial_placement import place
 
 RECIPE = Path(__file__).parents[2] / "recipes/judge.yaml"
 DEVICES = ["cluster.devices=2"]
@@ -27,7 +27,7 @@ def models(tmp_path: Path) -> dict[str, dict[str, str]]:
 
 
 def test_what_stays_in_host_memory_is_told(models: dict[str, dict[str, str]]) -> None:
-    plan = config.load(RECIPE, DEVICES)
+    plan = load_plan(RECIPE, DEVICES)
     placed = place(plan)
     gib = sum(
         {"rollout": 3, "judge": 1}.get(role, 0) * len(workers)
@@ -40,7 +40,7 @@ def test_what_stays_in_host_memory_is_told(models: dict[str, dict[str, str]]) ->
 def test_weights_that_do_not_fit_are_refused_with_what_each_role_takes(
     models: dict[str, dict[str, str]],
 ) -> None:
-    plan = config.load(RECIPE, DEVICES)
+    plan = load_plan(RECIPE, DEVICES)
     with pytest.raises(
         PlacementError, match=r"would keep \d.00 of 2.00 GiB of the memory of node0"
     ) as caught:
@@ -51,5 +51,5 @@ def test_weights_that_do_not_fit_are_refused_with_what_each_role_takes(
 
 def test_generators_that_discard_their_weights_keep_none(models: dict[str, dict[str, str]]) -> None:
     discard = [f"roles.{role}.config.sleep=discard" for role in ("rollout", "judge")]
-    plan = config.load(RECIPE, [*DEVICES, *discard])
+    plan = load_plan(RECIPE, [*DEVICES, *discard])
     assert host_memory(plan, place(plan), models, host_bytes=1) == ""

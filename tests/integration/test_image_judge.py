@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core import config
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import SampleRequest, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
 from gcore_core.run.directory import read_metrics
 from gcore_core.testing import fake
 
@@ -37,7 +38,8 @@ LOOKING = '''
 import json
 from pathlib import Path
 
-from gcore_core import hookimpl, providers as p
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
 from gcore_torch.config import TorchGeneratorConfig
 
 
@@ -218,7 +220,7 @@ def test_a_medium_that_the_policy_does_not_make_ends_the_run_which_names_those_t
 
 def test_a_judge_that_takes_no_images_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        config.load(
+        load_plan(
             write_job(tmp_path), [f"local=[{fake.__file__},looking.py]", "roles.judge.use=fake"]
         )
     assert "rewards.quality: its prompts have images, and fake, which roles.judge uses" in str(

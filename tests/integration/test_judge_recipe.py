@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from gcore_core import config
-from gcore_core.errors import ConfigError
-from gcore_core.factories import build, import_file
-from gcore_core.protocols import SampleRequest, ScoredRecord, WorkerContext
-from gcore_core.questions import Answer, Question
-from gcore_core.records import Prompt
+from gcore_core.config.plan import Plan, load_plan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.factories import build, import_file
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.questions import Answer, Question
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILE = RECIPES / "judge" / "judge.py"
@@ -28,10 +30,10 @@ def judge() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def plan() -> config.Plan:
+def plan() -> Plan:
     for plugin in ("gcore_torch", "gcore_algorithms", "gcore_report", "gcore_genrm"):
         pytest.importorskip(plugin)
-    return config.load(RECIPES / "judge.yaml")
+    return load_plan(RECIPES / "judge.yaml")
 
 
 class LocalRole:
@@ -59,7 +61,7 @@ class LocalRole:
         return [found[i] for i in range(len(requests))]
 
 
-def make_role(plan: config.Plan, role: str, directory: Path) -> LocalRole:
+def make_role(plan: Plan, role: str, directory: Path) -> LocalRole:
     return LocalRole(
         build(
             plan.factory(f"roles.{role}"), WorkerContext(role=role, model={"path": str(directory)})
@@ -67,7 +69,7 @@ def make_role(plan: config.Plan, role: str, directory: Path) -> LocalRole:
     )
 
 
-def make_reward(plan: config.Plan, name: str, **context: Any) -> Any:
+def make_reward(plan: Plan, name: str, **context: Any) -> Any:
     return build(
         plan.factory(f"rewards.{name}"),
         WorkerContext(role="scorer", seed=plan.at("run.seed"), **context),
@@ -113,8 +115,8 @@ def test_mistakes_of_whole_tens_are_taught_too(judge: ModuleType) -> None:
 # -- the job ---------------------------------------------------------------------------------------
 
 
-def test_the_job_is_the_quickstarts_but_for_who_rewards(plan: config.Plan) -> None:
-    quickstart = config.load(RECIPES / "quickstart.yaml")
+def test_the_job_is_the_quickstarts_but_for_who_rewards(plan: Plan) -> None:
+    quickstart = load_plan(RECIPES / "quickstart.yaml")
     for key in (
         "controller",
         "data",
@@ -145,7 +147,7 @@ class Told:
     ("says", "value"), [(":0710182325y", 1.0), (":0710182325n", 0.0), (":07", None)]
 )
 async def test_the_judge_is_asked_what_it_was_taught(
-    plan: config.Plan, says: str, value: float | None
+    plan: Plan, says: str, value: float | None
 ) -> None:
     role = Told(says)
     reward = make_reward(plan, "judged", sampler=role)
@@ -162,11 +164,11 @@ async def test_the_judge_is_asked_what_it_was_taught(
 
 
 async def test_a_parser_that_does_not_fit_the_judge_stops_the_run(
-    judge: ModuleType, plan: config.Plan, tmp_path: Path
+    judge: ModuleType, plan: Plan, tmp_path: Path
 ) -> None:
     """The judge answers through the real generator; its first answers are shown."""
     judge.teach(tmp_path, {"steps": 1}, lambda share, message: None)
-    other = config.load(
+    other = load_plan(
         RECIPES / "judge.yaml", [r"rewards.judged.config.parser.pattern='Score (?P<score>\d)'"]
     )
     reward = make_reward(other, "judged", sampler=make_role(plan, "judge", tmp_path))
@@ -187,7 +189,7 @@ def test_an_unknown_setting_is_refused(judge: ModuleType, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 async def test_the_taught_judge_agrees_with_the_sum_on_what_the_policy_writes(
-    judge: ModuleType, plan: config.Plan, tmp_path: Path
+    judge: ModuleType, plan: Plan, tmp_path: Path
 ) -> None:
     """On balanced answers to held-out problems, and on samples of the policy before it learns; both
     at least 0.98.

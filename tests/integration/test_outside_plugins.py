@@ -30,7 +30,8 @@ BALANCER = '''
 """Deals records in turn, and notes how many there were."""
 from dataclasses import dataclass
 
-from gcore_core import hookimpl, providers
+from gcore_core import hookimpl
+from gcore_core.contract import providers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,10 @@ PLACEMENT = '''
 """Every role on the last devices; notes for which it decided."""
 from dataclasses import dataclass
 
-from gcore_core import hookimpl, providers
-from gcore_core.errors import PlacementError
-from gcore_core.placement.devices import Cell, Decision, Partition
+from gcore_core import hookimpl
+from gcore_core.contract import providers
+from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.placement import Cell, Decision, Partition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,9 @@ REWARD = '''
 """Short answers are good."""
 from dataclasses import dataclass
 
-from gcore_core import hookimpl, providers
-from gcore_core.protocols import Score
+from gcore_core import hookimpl
+from gcore_core.contract import providers
+from gcore_core.contract.scorer import Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +125,8 @@ def gcore_rewards():
 
 OBJECTIVE = '''
 """REINFORCE; torch is imported by the trainer that runs it."""
-from gcore_core import hookimpl, providers
+from gcore_core import hookimpl
+from gcore_core.contract import providers
 
 
 class Reinforce:
@@ -146,7 +150,8 @@ GENERATOR = '''
 """The hooks of a generator; its engine needs torch and lies in a module of its own."""
 from dataclasses import dataclass
 
-from gcore_core import hookimpl, providers
+from gcore_core import hookimpl
+from gcore_core.contract import providers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +178,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gcore_core.errors import WeightMismatch
-from gcore_core.protocols import Finished
-from gcore_core.records import FINISHED, TRUNCATED
+from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.generator import Finished
+from gcore_core.contract.records import FINISHED, TRUNCATED
 
 
 class Sample:
@@ -311,7 +316,7 @@ def write_project(directory: Path, name: str, modules: dict[str, str]) -> Path:
         [project]
         name = "gcore-{name}"
         version = "0.1.0"
-        dependencies = ["gcore-core>=0.1,<0.2"]
+        dependencies = ["gcore-core>=0.2,<0.3"]
         [project.entry-points.gcore]
         {name} = "gcore_{name}"
         [tool.setuptools]

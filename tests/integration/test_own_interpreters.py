@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 PLUGIN = """
 from gcore_core import hookimpl
-from gcore_core import providers as p
+from gcore_core.contract import providers as p
 from gcore_core.testing.fake import FakeGeneratorConfig, FakeTrainerConfig
 
 @hookimpl
@@ -190,10 +190,10 @@ def test_a_worker_has_the_light_core_only_until_it_imports_its_factory(place: Pl
         "gcore_telling_engine",
     }
     assert not {
-        "gcore_core.plugins",
-        "gcore_core.config",
-        "gcore_core.catalog",
-        "gcore_core.hookspecs",
+        "gcore_core.config.plugins",
+        "gcore_core.config.plan",
+        "gcore_core.config.catalog",
+        "gcore_core.contract.hookspecs",
     } & set(before)
 
 
@@ -282,7 +282,7 @@ py-modules = {modules}
 
 def project(root: Path, name: str, version: str, files: dict[str, str], entry: str = "") -> Path:
     root.mkdir()
-    requires = '["gcore-core>=0.1,<0.2"]' if entry else "[]"
+    requires = '["gcore-core>=0.2,<0.3"]' if entry else "[]"
     modules = json.dumps([file.removesuffix(".py") for file in files])
     text = PROJECT.format(
         name=name, version=version, requires=requires, entry=entry, modules=modules

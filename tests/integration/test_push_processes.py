@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gcore_core.errors import ContractError, WorkerDied
-from gcore_core.factories import FactorySpec
-from gcore_core.processes.messages import OpenPush
+from gcore_core.contract.errors import ContractError, WorkerDied
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.runtime.messages import OpenPush
 from gcore_core.testing.push_site import PushSite, open_push_site
 
 FAKE = "gcore_core.testing.fake:Fake"

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from gcore_core import config
-from gcore_core.data_config import FunctionRewardConfig, JsonLinesConfig
-from gcore_core.datasets import JsonLines
-from gcore_core.factories import import_file
-from gcore_core.protocols import ScoredRecord, WorkerContext
-from gcore_core.records import Prompt
-from gcore_core.rewards import FunctionScorer
-from gcore_core.run.making import make_model
+from gcore_core.builtin.config import FunctionRewardConfig, JsonLinesConfig
+from gcore_core.builtin.function_reward import FunctionScorer
+from gcore_core.builtin.json_lines import JsonLines
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.factories import import_file
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
+from gcore_core.run.make_model import make_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILE = RECIPES / "quickstart" / "arithmetic.py"
@@ -136,7 +137,7 @@ def test_rewards_want_the_sum_at_the_end(
 def test_the_yaml_is_a_valid_job_that_sees_fewer_prompts_than_there_are() -> None:
     for plugin in ("gcore_torch", "gcore_algorithms", "gcore_report"):
         pytest.importorskip(plugin)
-    plan = config.load(RECIPES / "quickstart.yaml")
+    plan = load_plan(RECIPES / "quickstart.yaml")
     assert plan.at("run.steps") * plan.at("controller.config.prompts") <= 4096
     assert plan.at("roles.policy.model.make.path") == str(FILE)
     assert plan.at("rewards.worked.weight") == 0

@@ -36,7 +36,7 @@ _drawn = secrets.token_bytes
 
 
 def token_bytes(size=None):
-    launching = sys._getframe(1).f_globals["__name__"] == "gcore_core.processes.launchers"
+    launching = sys._getframe(1).f_globals["__name__"] == "gcore_core.runtime.process.launchers"
     return {SECRET!r} if launching else _drawn(size)
 
 
@@ -118,7 +118,7 @@ def test_the_search_finds_a_secret_that_was_written(place: Path) -> None:
     """
     (place / "leak.py").write_text(
         "import sys\n"
-        "from gcore_core import hookimpl, providers as p\n"
+        "from gcore_core import hookimpl; from gcore_core.contract import providers as p\n"
         "from gcore_core.testing import fake\n"
         "class Leak(fake.FakeScorer):\n"
         "    def __init__(self, config, context):\n"

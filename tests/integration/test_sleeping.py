@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gcore_core import cli
-from gcore_core.placement import journal
+from gcore_core.controllers.placement import journal
 
 # The tests are imported by file (--import-mode=importlib), so the module beside this one is as
 # well.
@@ -31,7 +31,8 @@ WITNESS = '''
 import json, os, signal, time
 from pathlib import Path
 
-from gcore_core import hookimpl, providers as p
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
 from gcore_core.testing import fake, fake_judge
 
 

@@ -21,12 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.factories import FactorySpec
-from gcore_core.processes import handshake
-from gcore_core.processes.agent import AgentSpec
-from gcore_core.processes.config import LocalConfig
-from gcore_core.processes.launchers import AGENT, LocalLauncher, Site
-from gcore_core.processes.messages import (
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.records import Header, Lease
+from gcore_core.runtime.messages import (
     TRAIN,
     GenerateRequest,
     Hello,
@@ -36,12 +33,15 @@ from gcore_core.processes.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, Service
-from gcore_core.processes.slabs import StoreSpec
-from gcore_core.processes.spawning import spawn_process
-from gcore_core.processes.store import StoreReader, StoreWriter
-from gcore_core.records import Header, Lease
+from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.agent import AgentSpec
+from gcore_core.runtime.process.config import LocalConfig
+from gcore_core.runtime.process.launchers import AGENT, LocalLauncher, Site
+from gcore_core.runtime.process.spawn import spawn_process
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.runtime.store.client import StoreReader, StoreWriter
+from gcore_core.runtime.store.server import StoreSpec
 
 # The tests are imported by file (--import-mode=importlib), so the module beside this one is as
 # well.
@@ -344,7 +344,7 @@ async def two_nodes(short: Path, after: int) -> AsyncIterator[TwoNodes]:
                 store=StoreSpec(node=name, directory=str(store), spill=str(short / f"spill.{i}")),
                 meeting=str(short / f"meeting.{i}"),
             )
-            command = [sys.executable, "-m", "gcore_core.processes.agent"]
+            command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
             started.append(await spawn_process(command, spec, short / f"{name}.log"))
         writer = StoreWriter(
             directories[0], "agent.0", secret, network.peer("agent.0"), "rollout.0"

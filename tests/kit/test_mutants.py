@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gcore_core.factories import import_file
+from gcore_core.contract.factories import import_file
 from gcore_core.testing import Contract
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ MUTANTS = [name for name, value in ALL.items() if value.caught_by]
 
 INNER = """
 from pathlib import Path
-from gcore_core.factories import import_file
+from gcore_core.contract.factories import import_file
 for name, file in {names!r}.items():
     globals()["Test" + name] = getattr(import_file(Path(file)), name.partition("_")[2])
 """

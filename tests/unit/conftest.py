@@ -9,7 +9,7 @@ from gcore_core.testing.installed import InstalledPlugins
 
 FAKE = """
 from gcore_core import hookimpl
-from gcore_core import providers as p
+from gcore_core.contract import providers as p
 from gcore_fake_config import AdvantageConfig, EngineConfig, ObjectiveConfig
 
 @hookimpl

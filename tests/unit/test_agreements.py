@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.errors import ContractError
-from gcore_core.processes.agreements import Agreements, AgreementService
-from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.insist import insist
-from gcore_core.processes.messages import CollectRequest, DealRequest, SumRequest
-from gcore_core.processes.service import Peer, Service
+from gcore_core.contract.errors import ContractError
+from gcore_core.runtime.agreements import Agreements, AgreementService
+from gcore_core.runtime.messages import CollectRequest, DealRequest, SumRequest
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.service import Peer, Service
 
 
 async def middle(shards: int, epoch: int = 0) -> Peer:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core import __version__, catalog
-from gcore_core.errors import ConfigError, PluginClash, PluginIncompatible, PluginNotFound
+from gcore_core import __version__
+from gcore_core.config import catalog
+from gcore_core.contract.errors import ConfigError, PluginClash, PluginIncompatible, PluginNotFound
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 
@@ -19,7 +20,10 @@ def one(name: str) -> catalog.Installed:
 
 def test_core_is_listed_whether_installed_or_not() -> None:
     assert one("core") == catalog.Installed(
-        name="core", distribution="gcore-core", version=__version__, module="gcore_core.builtin"
+        name="core",
+        distribution="gcore-core",
+        version=__version__,
+        module="gcore_core.builtin.hooks",
     )
 
 
@@ -64,7 +68,7 @@ def test_nobody_but_the_core_may_be_named_core(installed: InstalledPlugins) -> N
         "gcore-core>=1.2,<2",
         "gcore-core~=0.0.1",
         "gcore-core==99",
-        "Gcore.Core!=0.1.0",
+        "Gcore.Core!=0.2.0",
     ],
 )
 def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
@@ -82,10 +86,10 @@ def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
     "requires",
     [
         "gcore-core",
-        "gcore-core>=0.1,<0.2",
-        "gcore-core ~=0.1.0",
-        "gcore-core[testing]>=0.1",
-        "gcore-core==0.1.*",
+        "gcore-core>=0.2,<0.3",
+        "gcore-core ~=0.2.0",
+        "gcore-core[testing]>=0.2",
+        "gcore-core==0.2.*",
     ],
 )
 def test_a_requirement_that_admits_this_core_is_ok(
@@ -143,7 +147,8 @@ def test_plugins_off_leaves_only_core(
 def test_another_environment_is_listed_by_its_path_against_its_own_core(tmp_path: Path) -> None:
     other = InstalledPlugins(tmp_path / "other")
     other.add(
-        "core", wheel=Wheel(distribution="gcore-core", version="2.0", module="gcore_core.builtin")
+        "core",
+        wheel=Wheel(distribution="gcore-core", version="2.0", module="gcore_core.builtin.hooks"),
     )
     other.add("vllm", wheel=Wheel(requires=["gcore-core>=2"]))
     rows = catalog.scan([str(other.directory)]).plugins
@@ -175,7 +180,7 @@ def test_a_pin_is_checked_before_any_import(installed: InstalledPlugins) -> None
 def test_a_scan_imports_no_plugin_and_nothing_heavy(installed: InstalledPlugins) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from gcore_core import catalog\n"
+        "from gcore_core.config import catalog\n"
         "assert 'fake' in catalog.scan().names()\n"
         "print(sorted({'pluggy', 'omegaconf', 'msgspec', 'numpy', 'packaging', 'gcore_fake'} & "
         "set(sys.modules)))"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gcore_core import cli
-from gcore_core.errors import CheckpointError, DataError
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import CheckpointError, DataError
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.testing.fake import FakeTrainer, FakeTrainerConfig
 from gcore_core.testing.installed import InstalledPlugins

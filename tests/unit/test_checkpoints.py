@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gcore_core.errors import CheckpointError
+from gcore_core.contract.errors import CheckpointError
 from gcore_core.run import checkpoints as module
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Retention
-from gcore_core.run.checkpoints_manifest import KEY, MANIFEST, Manifest, inspect, seal, unseal
+from gcore_core.run.manifest import KEY, MANIFEST, Manifest, inspect, seal, unseal
 
 PARTS = {
     "policy/state-00000-00000.safetensors": bytes(range(256)) * 8,
@@ -338,7 +338,7 @@ def test_a_save_under_way_survives_the_begin_of_another(two: Checkpoints) -> Non
 KILLED = """
 import os, sys
 from pathlib import Path
-from gcore_core.run import checkpoints_manifest, checkpoints
+from gcore_core.run import manifest, checkpoints
 
 left = int(sys.argv[2])
 def count(act):

@@ -58,7 +58,7 @@ def test_listing_plugins_imports_no_plugin_and_nothing_heavy(installed: Installe
     installed.add("broken", "raise RuntimeError('imported')")
     for words in (("plugins",), ("plugins", "list", "--json")):
         imported = modules_after(*words, path=installed.directory)
-        assert not imported & (HEAVY | {"gcore_fake", "gcore_broken", "gcore_core.plugins"})
+        assert not imported & (HEAVY | {"gcore_fake", "gcore_broken", "gcore_core.config.plugins"})
 
 
 def test_help_costs_at_most_half_more_than_the_modules_any_such_command_needs() -> None:
@@ -115,7 +115,7 @@ def test_the_list_shows_state_and_remarks(
     assert cli.main(["plugins"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["plugin"].split() == ["plugin", "state", "distribution", "version", "remarks"]
-    assert "incompatible" in lines["old"] and "needs gcore-core<0.1, this is 0.1.0" in lines["old"]
+    assert "incompatible" in lines["old"] and "needs gcore-core<0.1, this is 0.2.0" in lines["old"]
     assert cli.main(["plugins", "list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["fake"]["state"] == "ok" and rows["old"]["state"] == "incompatible"
@@ -189,7 +189,7 @@ def test_run_and_export_hand_their_words_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[object] = []
-    running = types.ModuleType("gcore_core.cli.running")
+    running = types.ModuleType("gcore_core.run.start")
     running.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]
     exporting = types.ModuleType("gcore_core.cli.exporting")
     exporting.export = lambda run_dir, to: seen.append((run_dir, to)) or 2_000_000  # type: ignore[attr-defined]
@@ -203,7 +203,7 @@ def test_run_and_export_hand_their_words_on(
 
 COMMANDS = """
 from gcore_core import hookimpl
-from gcore_core.providers import CommandProvider
+from gcore_core.contract.providers import CommandProvider
 
 @hookimpl
 def gcore_commands():

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core import catalog, cli
+from gcore_core import cli
 from gcore_core.cli import scaffold
 from gcore_core.cli.describing import field_help
+from gcore_core.config import catalog
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 HEAD = (
-    "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom gcore_core "
-    "import providers as p\n"
+    "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom "
+    "gcore_core.contract import providers as p\n"
 )
 
 DOCUMENTED = (

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core import config, schema
-from gcore_core.errors import (
+from gcore_core.config import schema
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import (
     ConfigError,
     ContractError,
     GcoreError,
@@ -16,7 +17,7 @@ from gcore_core.errors import (
     PluginIncompatible,
     PluginNotFound,
 )
-from gcore_core.factories import build
+from gcore_core.contract.factories import build
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 Job = Callable[..., Path]
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 def message(file: Path, *overrides: str, kind: type[GcoreError] = ConfigError) -> str:
     with pytest.raises(kind) as caught:
-        config.load(file, overrides)
+        load_plan(file, overrides)
     text = str(caught.value)
     assert len(text.splitlines()) <= 6
     return text
@@ -35,7 +36,7 @@ def message(file: Path, *overrides: str, kind: type[GcoreError] = ConfigError) -
 
 
 def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
-    plan = config.load(job())
+    plan = load_plan(job())
     run = {
         "name": "job",
         "steps": 100,
@@ -76,10 +77,10 @@ def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
 
 
 def test_a_factory_of_the_plan_is_built_as_a_worker_would(job: Job) -> None:
-    spec = config.load(job()).factory("roles.rollout")
+    spec = load_plan(job()).factory("roles.rollout")
     built, args = build(spec, "context")
     assert (type(built).__name__, built.tensor_parallel, args) == ("EngineConfig", 2, ("context",))
-    assert config.load(job()).factory("rewards.length").config_class == ""
+    assert load_plan(job()).factory("rewards.length").config_class == ""
 
 
 def test_the_factory_of_a_place_without_a_choice_is_an_error(job: Job) -> None:
@@ -87,11 +88,11 @@ def test_the_factory_of_a_place_without_a_choice_is_an_error(job: Job) -> None:
         ConfigError,
         match=r"roles.rolout: nothing is chosen there \(did you mean 'roles.rollout'\?\)",
     ):
-        config.load(job()).factory("roles.rolout")
+        load_plan(job()).factory("roles.rolout")
 
 
 def test_overrides_win_and_the_last_one_wins_over_the_others(job: Job) -> None:
-    plan = config.load(
+    plan = load_plan(
         job(), ["run.steps=5", "run.steps=7", "roles.rollout.config.optimizer.learning_rate=1e-5"]
     )
     assert plan.config["run"]["steps"] == 7
@@ -106,7 +107,7 @@ def test_interpolations_see_the_defaults_of_plugins(
         "run: {seed: '${advantage.config.group_size}'}\nrewards: {r: {use: "
         "'${oc.env:BACKEND}/length'}}"
     )
-    plan = config.load(file)
+    plan = load_plan(file)
     assert plan.config["run"]["seed"] == 4
     assert plan.provided["rewards.r"].reference == "fake/length"
 
@@ -115,7 +116,7 @@ def test_plugins_may_be_a_list_and_config_may_be_left_empty(
     job: Job, installed: InstalledPlugins
 ) -> None:
     installed.add("report")
-    plan = config.load(job("plugins: [report]\nadvantage:\n  use: fake/mean\n  config:"))
+    plan = load_plan(job("plugins: [report]\nadvantage:\n  use: fake/mean\n  config:"))
     assert plan.config["plugins"] == {"report": None}
     assert [item["plugin"] for item in plan.lock] == ["core", "report", "fake"]
 
@@ -123,13 +124,13 @@ def test_plugins_may_be_a_list_and_config_may_be_left_empty(
 def test_a_local_file_offers_providers_under_its_stem(job: Job, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-        "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+        "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
         "@dataclass\nclass C:\n    bonus: float = 0.5\n"
         "@hookimpl\ndef gcore_rewards():\n"
         "    yield p.RewardProvider(name='mine', summary='', factory='mine:make', config=C)\n"
         "def make(config, context):\n    return config.bonus, context\n"
     )
-    plan = config.load(job("local: [mine.py]\nrewards: {r: {use: mine/mine, config: {bonus: 2}}}"))
+    plan = load_plan(job("local: [mine.py]\nrewards: {r: {use: mine/mine, config: {bonus: 2}}}"))
     assert build(plan.factory("rewards.r"), "context") == (2.0, "context")
     assert plan.config["local"] == [str(tmp_path / "mine.py")]
     assert plan.lock[-1]["version"].startswith("blake2b:")
@@ -143,7 +144,7 @@ roles:
   policy: {use: fake, model: {path: model_dir, make: {path: make.py}}}
   rollout: {use: fake, model: {path: org/name}}
 """
-    plan = config.load(job(extra))
+    plan = load_plan(job(extra))
     assert plan.config["data"]["config"]["path"] == str(tmp_path / "rows.jsonl")
     assert plan.config["evaluation"]["data"]["config"]["path"] == str(
         tmp_path.parent / "eval.jsonl"
@@ -161,17 +162,17 @@ roles:
 
 def test_why_tells_value_and_origin(job: Job) -> None:
     file = job("run: {steps: 3}")
-    plan = config.load(file, ["run.seed=9"])
+    plan = load_plan(file, ["run.seed=9"])
     steps_line = 1 + file.read_text().splitlines().index("run: {steps: 3}")
     assert plan.why("run.steps") == f"run.steps = 3  # job.yaml, line {steps_line}"
     assert plan.why("run.seed") == "run.seed = 9  # override 'run.seed=9'"
     assert plan.why("run.name") == 'run.name = "job"  # stem of job.yaml'
-    assert plan.why("run.dir") == "run.dir = null  # default of the core (gcore-core 0.1.0)"
+    assert plan.why("run.dir") == "run.dir = null  # default of the core (gcore-core 0.2.0)"
     assert plan.why("roles.rollout.config.dtype").endswith(
         '= "float32"  # default of fake (gcore-fake 0.1.0)'
     )
     assert plan.why("roles.rollout.follows").endswith(
-        "# default of role rollout (gcore-core 0.1.0)"
+        "# default of role rollout (gcore-core 0.2.0)"
     )
     assert len(plan.why("roles.rollout.config").splitlines()) == 4, (
         "a line for each value below a mapping"
@@ -182,7 +183,7 @@ def test_why_of_an_unknown_key_suggests_one(job: Job) -> None:
     with pytest.raises(
         ConfigError, match=r"run.step: .*no such key \(did you mean 'run.steps'\?\)"
     ):
-        config.load(job()).why("run.step")
+        load_plan(job()).why("run.step")
 
 
 # -- files and overrides that cannot be read -------------------------------------------------------
@@ -361,29 +362,26 @@ def test_settings_of_a_provider_that_an_override_replaces_are_dropped_where_the_
 ) -> None:
     file = job("balance: {use: core/in-order, config: {slope: 2.0}}")
     assert "core/in-order has no settings, but slope is set" in message(file)
-    assert config.load(file, ["balance.use=core/in-order"]).config["balance"]["config"] == {}
+    assert load_plan(file, ["balance.use=core/in-order"]).config["balance"]["config"] == {}
     refused = ["balance.use=core/in-order", "balance.config.slope=3.0"]
     assert "core/in-order has no settings, but slope is set" in message(file, *refused)
     kept = job("controller: {use: other/sync, config: {prompts: 7, pace: 3}}")
     assert (
-        config.load(kept, ["controller.use=core/sync"]).config["controller"]["config"]["prompts"]
-        == 7
+        load_plan(kept, ["controller.use=core/sync"]).config["controller"]["config"]["prompts"] == 7
     )
 
 
 def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> None:
     role = (
-        "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n@hookimpl\ndef "
-        "gcore_roles():\n"
+        "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
+        "@hookimpl\ndef gcore_roles():\n"
         "    yield p.RoleProvider(name={!r}, summary='', factory='a:b', kind='trainer')"
     )
     installed.add("ppo", role.format("critic"))
     file = job("plugins: {ppo: null}")
-    assert (
-        config.load(file, ["roles.critic={use: fake}"]).provided["roles.critic"].kind == "trainer"
-    )
+    assert load_plan(file, ["roles.critic={use: fake}"]).provided["roles.critic"].kind == "trainer"
     installed.add("twin", role.format("policy"))
-    assert "role 'policy' is defined by gcore-core 0.1.0 and by gcore-twin 0.1.0" in message(
+    assert "role 'policy' is defined by gcore-core 0.2.0 and by gcore-twin 0.1.0" in message(
         job("plugins: [twin]"), kind=PluginClash
     )
 
@@ -444,7 +442,7 @@ def test_a_value_out_of_range_or_an_unmet_requirement_is_refused(
 
 
 def test_what_any_trainer_supplies_may_be_required(job: Job) -> None:
-    config.load(job(), ["advantage.config.scalars=[kl_k1, ref_logp, entropy, rollout_logp]"])
+    load_plan(job(), ["advantage.config.scalars=[kl_k1, ref_logp, entropy, rollout_logp]"])
 
 
 def test_all_problems_come_together_with_those_of_the_plugins(
@@ -458,7 +456,7 @@ def test_all_problems_come_together_with_those_of_the_plugins(
         ),
     )
     with pytest.raises(ConfigError) as caught:
-        config.load(job("plugins: [picky]"), ["run.steps=0", "roles.policy.slots=0"])
+        load_plan(job("plugins: [picky]"), ["run.steps=0", "roles.policy.slots=0"])
     assert caught.value.facts["problems"] == [
         "run.steps: must be at least 1, not 0.",
         "roles.policy.slots: must be at least 1, not 0.",
@@ -509,8 +507,8 @@ def test_a_config_class_that_cannot_be_a_schema_breaks_the_contract(
 ) -> None:
     installed.add(
         "odd",
-        "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom gcore_core "
-        "import providers as p\n"
+        "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom "
+        "gcore_core.contract import providers as p\n"
         "@dataclass\nclass C:\n    a: set = None\n"
         "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='', factory='a:b', "
         "config=C)",
@@ -522,9 +520,9 @@ def test_a_config_class_that_cannot_be_a_schema_breaks_the_contract(
 def test_every_config_class_of_the_core_can_be_a_schema_and_be_found_again() -> None:
     from omegaconf import OmegaConf
 
-    from gcore_core import catalog
-    from gcore_core.factories import import_attribute, reference_to
-    from gcore_core.plugins import Plugins
+    from gcore_core.config import catalog
+    from gcore_core.config.plugins import Plugins
+    from gcore_core.contract.factories import import_attribute, reference_to
 
     plugins = Plugins()
     plugins.load(catalog.scan().get("core", where=""))

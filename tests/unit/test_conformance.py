@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gcore_core.cli import main
-from gcore_core.errors import ContractError
+from gcore_core.contract.errors import ContractError
 from gcore_core.testing import BalancerContract, Contract
 from gcore_core.testing.installed import InstalledPlugins
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 MINE = """
 from gcore_core import hookimpl
-from gcore_core.providers import BalancerProvider, FilterProvider, GeneratorProvider, ObjectiveProvider
+from gcore_core.contract.providers import (BalancerProvider, FilterProvider, GeneratorProvider, ObjectiveProvider)
 from gcore_mine_settings import Settings
 
 @hookimpl

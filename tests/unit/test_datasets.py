@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from omegaconf import OmegaConf
 
-from gcore_core.data_config import JsonLinesConfig
-from gcore_core.datasets import JsonLines
-from gcore_core.errors import ConfigError, DataError, GcoreError
-from gcore_core.protocols import Dataset
+from gcore_core.builtin.config import JsonLinesConfig
+from gcore_core.builtin.json_lines import JsonLines
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.errors import ConfigError, DataError, GcoreError
 
 CHAT = [{"role": "user", "content": "1+1="}]
 Write = Callable[[str | bytes], Path]
@@ -203,8 +203,8 @@ def test_writing_into_a_file_in_use_is_noticed(write: Write) -> None:
 def test_processes_that_index_at_once_all_get_the_rows(write: Write, cache: Path) -> None:
     file = write("".join(f'{{"prompt": "{number}"}}\n' for number in range(20_000)))
     code = (
-        "import sys; from gcore_core.data_config import JsonLinesConfig; from "
-        "gcore_core.datasets import JsonLines\n"
+        "import sys; from gcore_core.builtin.config import JsonLinesConfig; from "
+        "gcore_core.builtin.json_lines import JsonLines\n"
         "rows = JsonLines(JsonLinesConfig(path=sys.argv[1])); print(len(rows), rows[19_999].text)"
     )
     children = [
@@ -219,8 +219,8 @@ def test_a_million_rows_do_not_grow_the_process(write: Write) -> None:
     file = write('{"prompt": "1+1="}\n' * 1_000_000)
     code = (
         "import os, sys\n"
-        "from gcore_core.data_config import JsonLinesConfig; from gcore_core.datasets import "
-        "JsonLines\n"
+        "from gcore_core.builtin.config import JsonLinesConfig; "
+        "from gcore_core.builtin.json_lines import JsonLines\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * "
         "os.sysconf('SC_PAGE_SIZE')\n"
         "before = resident(); rows = JsonLines(JsonLinesConfig(path=sys.argv[1]))\n"
@@ -242,7 +242,8 @@ def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
 
 def test_json_lines_need_no_pyarrow() -> None:
     code = (
-        "import sys, gcore_core.datasets, gcore_core.rewards; print({'pyarrow', 'torch'} & "
+        "import sys, gcore_core.builtin.json_lines, gcore_core.builtin.function_reward; "
+        "print({'pyarrow', 'torch'} & "
         "set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"set()\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gcore_core.contract.records import Lease
 from gcore_core.controllers.rollout import LANES, lanes_of, shares
-from gcore_core.records import Lease
 
 
 def leases(count: int, samples: int = 1) -> list[Lease]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gcore_core.records import StepReport
+from gcore_core.contract.records import StepReport
 from gcore_core.run.display import (
     LiveDisplay,
     PlainDisplay,
@@ -182,7 +182,8 @@ def test_a_reader_that_leaves_does_not_end_the_run() -> None:
 
 def test_plain_output_never_imports_rich() -> None:
     program = (
-        "import sys; from gcore_core.run.display import open_display; from gcore_core.records "
+        "import sys; from gcore_core.run.display import open_display; from "
+        "gcore_core.contract.records "
         "import StepReport\n"
         "display = open_display(3, sys.stdout); display.phase('p', .5); display.finish(['end'])\n"
         "display.step(StepReport(step=1, version=1, metrics={}))\n"

@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 
-from gcore_core import __version__, checks, cli, config, environments
+from gcore_core import __version__, cli
 from gcore_core.cli import env_doctor
 from gcore_core.cli.env_recipe import Recipe, Wish, recipe
-from gcore_core.errors import ConfigError, ContractError
+from gcore_core.config import checks, environments
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 PLUGIN = """
 from gcore_core import hookimpl
-from gcore_core import providers as p
+from gcore_core.contract import providers as p
 
 @hookimpl
 def gcore_environments():
@@ -45,7 +47,7 @@ def toy(installed: InstalledPlugins) -> InstalledPlugins:
     """A plugin that describes two environments; it requires gcore-shared, which requires a
     distribution of others'.
     """
-    requires = ["gcore-core>=0.1,<0.2", "gcore-shared>=0.1", "toy-engine; extra == 'engine'"]
+    requires = ["gcore-core>=0.2,<0.3", "gcore-shared>=0.1", "toy-engine; extra == 'engine'"]
     pins = {"gcore_toy_pins/__init__.py": "", "gcore_toy_pins/cpu.txt": "toy-engine==1.0\n"}
     installed.add("toy", PLUGIN, Wheel(version="1.2", requires=requires), pins)
     installed.add(
@@ -218,7 +220,7 @@ def test_pins_that_are_not_there_are_named(
 def test_a_name_in_a_job_is_the_interpreter_of_that_environment(
     root: Path, job, installed: InstalledPlugins
 ) -> None:  # type: ignore[no-untyped-def]
-    plan = config.load(job(), ["roles.rollout.python=env:toy"])
+    plan = load_plan(job(), ["roles.rollout.python=env:toy"])
     assert plan.config["roles"]["rollout"]["python"] == str(root / "toy/bin/python")
     with pytest.raises(
         ConfigError, match=r"roles\.rollout\.python: there is no environment 'toy'"
@@ -234,7 +236,7 @@ def test_a_name_in_a_job_is_the_interpreter_of_that_environment(
 def test_one_with_other_versions_is_to_be_made_anew(
     root: Path, job, installed: InstalledPlugins
 ) -> None:  # type: ignore[no-untyped-def]
-    plan = config.load(job(), ["roles.rollout.python=env:mine"])
+    plan = load_plan(job(), ["roles.rollout.python=env:mine"])
     site = InstalledPlugins(write_record(root, "mine"))
     site.add("core", wheel=Wheel(distribution="gcore-core", version="0.0.9", requires=()))
     with pytest.raises(ConfigError, match="make it anew: g-core env create toy --name mine"):
@@ -242,7 +244,7 @@ def test_one_with_other_versions_is_to_be_made_anew(
 
 
 def test_one_that_is_half_made_is_refused_and_one_of_the_users_own_is_not(root: Path) -> None:
-    from gcore_core.interpreters import open_environment
+    from gcore_core.config.interpreters import open_environment
 
     write_record(root, "half", complete=False)
     write_record(root, "own")
@@ -257,7 +259,7 @@ def test_what_cannot_be_a_name_is_refused_where_it_stands(
     name: str, job, installed: InstalledPlugins
 ) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=r"roles\.rollout\.python: .* cannot name an environment"):
-        config.load(job(), [f"roles.rollout.python='env:{name}'"])
+        load_plan(job(), [f"roles.rollout.python='env:{name}'"])
 
 
 def test_they_are_where_the_user_keeps_data_unless_said_otherwise(

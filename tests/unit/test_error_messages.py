@@ -21,18 +21,21 @@ from unittest import mock
 
 import pytest
 
-from gcore_core import cli, config, environments
-from gcore_core.cli import running
+from gcore_core import cli
 from gcore_core.cli.exporting import export
-from gcore_core.errors import GcoreError, error_types
-from gcore_core.factories import FactorySpec, build, import_attribute
-from gcore_core.interpreters import differences, open_environment, unmet_needs
-from gcore_core.plugins import Plugins, local_plugin, observer_failure
-from gcore_core.processes import handshake, rpc
-from gcore_core.processes.messages import Versions
-from gcore_core.records import RunFacts, StepReport
+from gcore_core.config import environments
+from gcore_core.config.interpreters import differences, open_environment, unmet_needs
+from gcore_core.config.plan import Plan, load_plan
+from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
+from gcore_core.contract.errors import GcoreError, error_types
+from gcore_core.contract.factories import FactorySpec, build, import_attribute
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run import directory as run_directory
+from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
+from gcore_core.runtime.messages import Versions
+from gcore_core.runtime.process import handshake
+from gcore_core.runtime.rpc import sockets
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +55,7 @@ roles:
 rewards:
   letters: {use: fake}
 """
-HEAD = "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+HEAD = "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
 FILTER = (
     "@hookimpl\ndef gcore_filters():\n    yield p.FilterProvider(summary='-', "
     "factory={factory!r}{more})\n"
@@ -66,11 +69,11 @@ class World:
         self.directory, self.installed = directory, installed
         installed.add("fake", "from gcore_core.testing.fake import *\n")
 
-    def load(self, *overrides: str, text: str = JOB) -> config.Plan:
+    def load(self, *overrides: str, text: str = JOB) -> Plan:
         """Reads the job as ``g-core check`` does."""
         file = self.directory / "job.yaml"
         file.write_text(text)
-        return config.load(file, overrides)
+        return load_plan(file, overrides)
 
     def plugin(self, source: str, name: str = "mine", wheel: Wheel | None = None) -> None:
         """Installs a plugin and names it in the job."""
@@ -134,7 +137,7 @@ class World:
 
     def run(self, *overrides: str) -> None:
         (self.directory / "job.yaml").write_text(JOB)
-        running.run_file(self.directory / "job.yaml", ["run.steps=1", *overrides])
+        start.run_file(self.directory / "job.yaml", ["run.steps=1", *overrides])
 
     def data(self, use: str, content: str | None, **settings: Any) -> None:
         """Opens the job's data and reads a row."""
@@ -146,7 +149,7 @@ class World:
 
 CASES: dict[str, dict[str, Callable[[World], object]]] = {
     "Configuration": {
-        "no such file": lambda w: config.load(w.directory / "jbo.yaml"),
+        "no such file": lambda w: load_plan(w.directory / "jbo.yaml"),
         "not YAML": lambda w: w.load(text=JOB + "filter: {use: core/varied\n"),
         "no mapping": lambda w: w.load(text="- run\n"),
         "unknown key": lambda w: w.load("run.stepz=3"),
@@ -239,9 +242,11 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "factory that does not import": lambda w: import_attribute(
             "gcore_no_engine.engine:Generator"
         ),
-        "factory that is not there": lambda w: import_attribute("gcore_core.filters:KeepAl"),
+        "factory that is not there": lambda w: import_attribute(
+            "gcore_core.builtin.filters:KeepAl"
+        ),
         "factory that cannot be called": lambda w: build(
-            FactorySpec("gcore_core.filters:__name__")
+            FactorySpec("gcore_core.builtin.filters:__name__")
         ),
         "observer that raises each step": lambda w: observer(w),
         "neither verb nor plugin": lambda w: w.command("rnu"),
@@ -258,7 +263,8 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             ("core", Wheel(distribution="gcore-core", version="0.0.9"))
         ),
         "another version of a plugin there": lambda w: w.role(
-            ("core", Wheel(distribution="gcore-core")), ("vllm", Wheel(version="1.2.0"))
+            ("core", Wheel(distribution="gcore-core", version="0.2.0")),
+            ("vllm", Wheel(version="1.2.0")),
         ),
         "engine is missing there": lambda w: w.needs("vllm>=0.30"),
         "no such environment": lambda w: w.environment("env:vlm"),
@@ -268,8 +274,8 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "environment that pip does not make": lambda w: unmakable(w),
         "worker and supervisor differ": lambda w: handshake.agree(
             "rollout.0",
-            worker=Versions("/envs/a/bin/python", "0.1.0", {"gcore-vllm": "1.2.0"}),
-            supervisor=Versions("/envs/main/bin/python", "0.1.0", {"gcore-vllm": "1.3.0"}),
+            worker=Versions("/envs/a/bin/python", "0.2.0", {"gcore-vllm": "1.2.0"}),
+            supervisor=Versions("/envs/main/bin/python", "0.2.0", {"gcore-vllm": "1.3.0"}),
         ),
     },
     "Data": {
@@ -287,8 +293,8 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
     },
     "Processes": {
         "address in use": lambda w: taken(),
-        "address that others can reach": lambda w: rpc.check_free("tcp:0.0.0.0:5000"),
-        "socket path too long": lambda w: rpc.check_free("unix:/" + "x" * 120),
+        "address that others can reach": lambda w: sockets.check_free("tcp:0.0.0.0:5000"),
+        "socket path too long": lambda w: sockets.check_free("unix:/" + "x" * 120),
     },
 }
 
@@ -301,7 +307,7 @@ def used_twice(directory: Path) -> None:
 def linked(world: World) -> str:
     """An interpreter that is another file than the one which runs, and has the core."""
     return world.python(
-        ("core", Wheel(distribution="gcore-core")),
+        ("core", Wheel(distribution="gcore-core", version="0.2.0")),
         ("fake", Wheel()),
     )
 
@@ -339,7 +345,7 @@ def unmakable(world: World) -> None:
         "summary='-', engine='e')\n"
     )
     python = world.directory / "python"
-    pip = "#!/bin/sh\necho 'ERROR: No matching distribution found for gcore-core==0.1.0'; exit 1\n"
+    pip = "#!/bin/sh\necho 'ERROR: No matching distribution found for gcore-core==0.2.0'; exit 1\n"
     python.write_text(
         f"#!/bin/sh\nmkdir $3/bin; printf %s {shlex.quote(pip)} >$3/bin/python; chmod +x "
         "$3/bin/python\n"
@@ -375,7 +381,7 @@ def taken() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        rpc.check_free(f"tcp:127.0.0.1:{other.getsockname()[1]}")
+        sockets.check_free(f"tcp:127.0.0.1:{other.getsockname()[1]}")
 
 
 @pytest.fixture(scope="module")
@@ -472,7 +478,7 @@ page anew.
 
 An error says what is wrong and where, why, and what to do, in at most six lines. `g-core` prints it to stderr and ends
 with the exit code of its class; `G_CORE_TRACEBACK=1` shows the traceback instead. In Python each is a class of
-`gcore_core.errors` with the attributes `what`, `where`, `why`, `todo` and `facts`.
+`gcore_core.contract.errors` with the attributes `what`, `where`, `why`, `todo` and `facts`.
 """  # noqa: E501
 
 

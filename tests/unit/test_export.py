@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core.cli.exporting import INDEX, export, tensor_names
-from gcore_core.errors import ConfigError, DataError
+from gcore_core.contract.errors import ConfigError, DataError
 
 
 def _safetensors(path: Path, header: dict[str, object], data: bytes) -> None:

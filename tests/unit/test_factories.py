@@ -8,8 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gcore_core.errors import ConfigError, ContractError, PluginBroken
-from gcore_core.factories import FactorySpec, build, import_attribute, import_file, reference_to
+from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken
+from gcore_core.contract.factories import (
+    FactorySpec,
+    build,
+    import_attribute,
+    import_file,
+    reference_to,
+)
 from gcore_core.testing.installed import InstalledPlugins
 
 
@@ -37,7 +43,7 @@ def test_a_spec_survives_the_wire_and_is_built_in_another_process(
     )
     code = (
         "import json, sys, msgspec; sys.path.insert(0, sys.argv[1])\n"
-        "from gcore_core.factories import FactorySpec, build\n"
+        "from gcore_core.contract.factories import FactorySpec, build\n"
         "config, _ = build(msgspec.json.decode(sys.argv[2], type=FactorySpec))\n"
         "print(json.dumps([config.dtype, sorted({'pluggy', 'omegaconf', 'numpy'} & "
         "set(sys.modules))]))"

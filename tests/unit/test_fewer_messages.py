@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 from gcore_core.controllers import training
-from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import RelayRequest
-from gcore_core.processes.relay import Relay
-from gcore_core.processes.service import PROGRESS_S, Call, Service
-from gcore_core.processes.slabs import SlabService
+from gcore_core.runtime.messages import RelayRequest
+from gcore_core.runtime.relay import Relay
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import PROGRESS_S, Call, Service
+from gcore_core.runtime.store.server import SlabService
 from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
 
 
@@ -193,7 +193,7 @@ def test_progress_is_told_once_a_second_however_often_it_is_made_and_not_at_the_
 
 LIMITED = """
 import resource
-from gcore_core.processes.spawning import allow_open_files
+from gcore_core.runtime.process.spawn import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 try:
     allow_open_files(200)

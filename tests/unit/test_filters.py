@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gcore_core.filters import KeepAll, Varied
-from gcore_core.protocols import Filter, GroupScalars
+from gcore_core.builtin.filters import KeepAll, Varied
+from gcore_core.contract.algorithms import Filter, GroupScalars
 
 
 def group(*rewards: float) -> GroupScalars:

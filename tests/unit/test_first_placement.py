@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core import config
-from gcore_core.cli import first_placement
-from gcore_core.placement.devices import Device
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.placement import Device
+from gcore_core.run import initial_placement
 from gcore_core.testing import fake
 
 JOB = {
@@ -42,7 +42,7 @@ def test_by_themselves_those_sleep_that_share_an_accelerator_with_the_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = tuple(Device(index=index, kind=kind) for index in range(devices))
-    monkeypatch.setattr(first_placement, "find_devices", lambda wanted: found)
+    monkeypatch.setattr(initial_placement, "find_devices", lambda wanted: found)
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
-    plan = config.load(tmp_path / "job.yaml", [f"placement.sleep_in_training={wanted}"])
-    assert first_placement.place(plan).resting == resting
+    plan = load_plan(tmp_path / "job.yaml", [f"placement.sleep_in_training={wanted}"])
+    assert initial_placement.place(plan).resting == resting

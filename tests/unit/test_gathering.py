@@ -8,8 +8,8 @@ import asyncio
 
 import pytest
 
-from gcore_core.errors import ContractError, DataError
-from gcore_core.processes.gathering import Gathering
+from gcore_core.contract.errors import ContractError, DataError
+from gcore_core.runtime.rpc.gathering import Gathering
 
 
 class Action:

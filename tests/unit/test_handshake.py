@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from gcore_core import __version__
-from gcore_core.errors import PluginIncompatible
-from gcore_core.processes import handshake
-from gcore_core.processes.messages import Hello, Versions
-from gcore_core.processes.service import Call
-from gcore_core.processes.supervisor import Supervisor
+from gcore_core.contract.errors import PluginIncompatible
+from gcore_core.run.supervisor import Supervisor
+from gcore_core.runtime.messages import Hello, Versions
+from gcore_core.runtime.process import handshake
+from gcore_core.runtime.rpc.service import Call
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 

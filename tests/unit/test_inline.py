@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gcore_core.errors import ContractError, DataError, DeadlineExceeded, WorkerDied
-from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import ScoreRequest
-from gcore_core.processes.service import Call, Peer, Service
-from gcore_core.records import Header
+from gcore_core.contract.errors import ContractError, DataError, DeadlineExceeded, WorkerDied
+from gcore_core.contract.records import Header
+from gcore_core.runtime.messages import ScoreRequest
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Peer, Service
 from gcore_core.testing.simulation import run_virtual
 
 

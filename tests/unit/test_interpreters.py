@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core import __version__, catalog, cli
-from gcore_core.errors import ConfigError, PluginIncompatible
-from gcore_core.interpreters import differences, open_environment, unmet_needs
+from gcore_core import __version__, cli
+from gcore_core.config import catalog
+from gcore_core.config.interpreters import differences, open_environment, unmet_needs
+from gcore_core.contract.errors import ConfigError, PluginIncompatible
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 SITE = f"lib/python3.{sys.version_info.minor}/site-packages"
@@ -41,7 +42,10 @@ def add_core(other: InstalledPlugins, version: str = __version__) -> None:
     other.add(
         "core",
         wheel=Wheel(
-            distribution="gcore-core", version=version, module="gcore_core.builtin", requires=()
+            distribution="gcore-core",
+            version=version,
+            module="gcore_core.builtin.hooks",
+            requires=(),
         ),
     )
 

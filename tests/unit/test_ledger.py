@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcore_core.errors import ContractError
-from gcore_core.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
-from gcore_core.order import row_of
-from gcore_core.records import FAILED, Header, Lease, RecordScore
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.order import row_of
+from gcore_core.contract.records import FAILED, Header, Lease, RecordScore
+from gcore_core.controllers.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
 
 ROWS, SEED = 11, 5
 

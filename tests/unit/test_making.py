@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.run.making import make_model
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.run.make_model import make_model
 
 TEACH = """\
 import os, pathlib
@@ -193,7 +193,7 @@ def test_those_who_want_the_same_model_wait_for_the_first(tmp_path: Path, gate: 
 def test_an_interrupt_ends_the_maker_and_leaves_no_half_model(tmp_path: Path, gate: Path) -> None:
     file, cache = written(tmp_path, WAITS), tmp_path / "cache"
     code = (
-        "import sys; from pathlib import Path; from gcore_core.run.making import make_model\n"
+        "import sys; from pathlib import Path; from gcore_core.run.make_model import make_model\n"
         "make = {'path': sys.argv[1], 'name': 'teach', 'config': {'gate': sys.argv[3]}}\n"
         "make_model(make, Path(sys.argv[2]), lambda share, message: print(message, flush=True))"
     )

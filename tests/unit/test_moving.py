@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gcore_core.contract import measurements
+from gcore_core.contract.factories import FactorySpec
 from gcore_core.controllers.context import PlacementFacts
-from gcore_core.controllers.moving import Last, Mover
-from gcore_core.controllers.sleeping import Sleepers
-from gcore_core.factories import FactorySpec
-from gcore_core.placement import measured
+from gcore_core.controllers.placement.lead import Last, Mover
+from gcore_core.controllers.placement.sleepers import Sleepers
 from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
 
-VARIED = "gcore_core.filters:Varied"
+VARIED = "gcore_core.builtin.filters:Varied"
 JUDGED = SimulatedJob(
     shards=1, replicas=3, judges=3, steps=4, prompts=4, samples=2, evaluate_prompts=2, scorers=1
 )
@@ -139,14 +139,14 @@ def test_a_resumed_run_shows_its_policy_what_the_one_before_had_measured() -> No
 
     before = mover({"policy": {"weight": 0.5}})
     before._outcomes = [
-        measured.Outcome(
+        measurements.Outcome(
             step=1, candidate="a", predicted_s=np.float64(2.5), measured_s=3.0, work=7.0
         )
     ]
-    before._profiles = {"rollout": measured.Profile(base_s=0.5)}
+    before._profiles = {"rollout": measurements.Profile(base_s=0.5)}
     window = mover(json.loads(json.dumps(before.learned())))._window(2, Last())
     assert window.state == {"weight": 0.5}
     assert window.outcomes == (
-        measured.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),
+        measurements.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),
     )
-    assert window.profiles == {"rollout": measured.Profile(base_s=0.5)}
+    assert window.profiles == {"rollout": measurements.Profile(base_s=0.5)}

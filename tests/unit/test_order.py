@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcore_core.errors import DataError
-from gcore_core.order import row_of, sample_seed
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.order import row_of, sample_seed
 
 
 def order(rows: int, seed: int = 0, pass_: int = 0) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcore_core.oversampling import KeepRate, by_quarter
+from gcore_core.controllers.keep_rate import KeepRate, by_quarter
 
 rates = st.lists(st.floats(0.02, 1.0), min_size=4, max_size=4).map(tuple)
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core import catalog
-from gcore_core.errors import ConfigError, ContractError, PluginBroken
-from gcore_core.plugins import Plugins, local_plugin
-from gcore_core.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.config import catalog
+from gcore_core.config.plugins import Plugins, local_plugin
+from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken
+from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.testing.installed import InstalledPlugins
 
-HEAD = "from gcore_core import hookimpl\nfrom gcore_core import providers as p\n"
+HEAD = "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
 RUN = RunFacts(name="r", directory="/r", steps=1, config={})
 
 
@@ -267,7 +267,7 @@ def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_
         "    yield p.FilterProvider(summary='', factory='mine:F')\n"
         "    yield p.FilterProvider(name='other', summary='', factory=f'{__name__}:F')\n"
         "    yield p.FilterProvider(name='core', summary='', "
-        "factory='gcore_core.filters:KeepAll')\n"
+        "factory='gcore_core.builtin.filters:KeepAll')\n"
     )
     plugins = Plugins()
     plugins.load(local_plugin(file))
@@ -275,7 +275,7 @@ def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_
     assert [item.spec.factory for item in plugins.providers("filter")] == [
         f"{file}:F",
         f"{file}:F",
-        "gcore_core.filters:KeepAll",
+        "gcore_core.builtin.filters:KeepAll",
     ]
 
 

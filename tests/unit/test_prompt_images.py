@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gcore_core import config
-from gcore_core.data_config import JsonLinesConfig
-from gcore_core.datasets import JsonLines
-from gcore_core.errors import ConfigError, DataError
+from gcore_core.builtin.config import JsonLinesConfig
+from gcore_core.builtin.json_lines import JsonLines
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import ConfigError, DataError
 
 CHAT = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1+"}]}]
 JOB = {
@@ -98,7 +98,7 @@ def test_a_policy_that_takes_no_images_is_refused_before_anything_starts(tmp_pat
     opened(tmp_path, {"prompt": "?", "pictures": ["a.png"]})
     (tmp_path / "job.yaml").write_text(json.dumps(JOB | {"local": [fake.__file__]}))
     with pytest.raises(ConfigError) as told:
-        config.load(tmp_path / "job.yaml", [])
+        load_plan(tmp_path / "job.yaml", [])
     for role in ("rollout", "policy"):
         assert (
             f"data: its prompts have images, and fake, which roles.{role} uses, takes no images"
@@ -110,7 +110,8 @@ SHOWS = '''
 """A reward that shows images to the role that it asks."""
 from dataclasses import dataclass
 
-from gcore_core import hookimpl, providers as p
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ def test_a_reward_that_shows_images_to_who_takes_none_is_refused_before_anything
     }
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     with pytest.raises(ConfigError) as told:
-        config.load(tmp_path / "job.yaml", [])
+        load_plan(tmp_path / "job.yaml", [])
     said = (
         "rewards.looks: its prompts have images, and fake, which roles.judge uses, takes no images"
     )

@@ -17,7 +17,7 @@ JOB = SimulatedJob(
     prompts=4,
     samples=2,
     evaluate_prompts=2,
-    filter="gcore_core.filters:Varied",
+    filter="gcore_core.builtin.filters:Varied",
 )
 
 

@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcore_core.filters import Varied
-from gcore_core.order import row_of, sample_seed
-from gcore_core.protocols import GroupScalars, SampleRequest, ScoredRecord, WorkerContext
+from gcore_core.builtin.filters import Varied
+from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.order import row_of, sample_seed
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing import fake
 from gcore_core.testing.simulation import (
     MOST_TURNS,
@@ -193,7 +196,7 @@ def test_dynamic_sampling_takes_the_lowest_ordinals_that_pass(shards: int, tmp_p
         prompts=6,
         samples=2,
         evaluate_prompts=0,
-        filter="gcore_core.filters:Varied",
+        filter="gcore_core.builtin.filters:Varied",
     )
     alone = run_virtual(simulate(sized(job, 1, 1), tmp_path / "alone"))
     found = run_virtual(simulate(job, tmp_path / "store", Storm(shards)))
@@ -208,7 +211,7 @@ def test_dynamic_sampling_takes_the_lowest_ordinals_that_pass(shards: int, tmp_p
 
 
 def test_a_step_goes_on_with_fewer_groups_when_rounds_are_over(tmp_path: Path) -> None:
-    names = "gcore_core.filters:Varied"
+    names = "gcore_core.builtin.filters:Varied"
     job = SimulatedJob(
         shards=2, steps=1, prompts=6, samples=2, evaluate_prompts=0, max_rounds=1, filter=names
     )

@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 import xxhash
 
+from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, WeightMismatch
+from gcore_core.contract.records import TensorSpec, WeightPlan
+from gcore_core.contract.weight_transfer import Bucket, Offers
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.publishing import Publishing
-from gcore_core.errors import ConfigError, ContractError, GcoreError, WeightMismatch
-from gcore_core.processes.compute import Compute, DirectCompute
-from gcore_core.processes.inline import InlineNetwork, InlineView
-from gcore_core.processes.messages import BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
-from gcore_core.processes.push import PUSH_DEADLINE_S, PushSource, pull_weights, verified
-from gcore_core.processes.service import Call, Service
-from gcore_core.processes.shells.trainer import TrainerShell
-from gcore_core.processes.store import StoreReader
-from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.runtime.messages import BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
+from gcore_core.runtime.process.compute import Compute, DirectCompute
+from gcore_core.runtime.push import PUSH_DEADLINE_S, PushSource, pull_weights, verified
+from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.trainer import TrainerShell
+from gcore_core.runtime.store.client import StoreReader
 from gcore_core.testing.simulation import TimedCompute, run_virtual
-from gcore_core.weight_transfer import Bucket, Offers
 
 NAMES = ["embed", "layer.0", "layer.1", "empty", "head"]
 SIZES = [40, 24, 24, 0, 40]

@@ -10,19 +10,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from gcore_core.errors import DataError
-from gcore_core.processes.compute import ThreadCompute
-from gcore_core.processes.inline import InlineNetwork, InlineView
-from gcore_core.processes.messages import ScoreRequest
-from gcore_core.processes.sampling import RoleSampler
-from gcore_core.processes.service import Call, Service
-from gcore_core.processes.shells.generator import GeneratorShell
-from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
-from gcore_core.processes.slabs import SlabService, StoreSpec
-from gcore_core.processes.store import StoreReader, StoreWriter
-from gcore_core.protocols import SampleRequest, Score, ScoredRecord, WorkerContext
-from gcore_core.questions import Question
-from gcore_core.records import Header, Prompt, RecordScore, Ref
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.questions import Question
+from gcore_core.contract.records import Header, Prompt, RecordScore, Ref
+from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.runtime.messages import ScoreRequest
+from gcore_core.runtime.process.compute import ThreadCompute
+from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.shells.role_sampler import RoleSampler
+from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
+from gcore_core.runtime.store.client import StoreReader, StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.testing import fake
 
 SECRET = b"s" * 32

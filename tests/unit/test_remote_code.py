@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gcore_core import config
-from gcore_core.errors import ConfigError
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import ConfigError
 from gcore_core.testing.installed import InstalledPlugins
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PLUGIN = """
 from dataclasses import dataclass
 from gcore_core import hookimpl
-from gcore_core import providers as p
+from gcore_core.contract import providers as p
 
 @dataclass(frozen=True)
 class Remote:
@@ -52,7 +52,7 @@ def problems(
         )
         file = job(roles + "rewards:\n  scalar: {use: remote}\n")
         try:
-            config.load(file, [f"roles.{role}.config.trust_remote_code=true", *overrides])
+            load_plan(file, [f"roles.{role}.config.trust_remote_code=true", *overrides])
         except ConfigError as error:
             return str(error)
         return ""
@@ -115,8 +115,8 @@ def test_the_pinned_revision_is_the_one_that_is_fetched(
     hub = pytest.importorskip("huggingface_hub")
     from gcore_language.model_files import open_model_files
 
-    from gcore_core.errors import DataError
-    from gcore_core.protocols import WorkerContext
+    from gcore_core.contract.context import WorkerContext
+    from gcore_core.contract.errors import DataError
 
     asked = []
 

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 from omegaconf import OmegaConf
 
-from gcore_core.data_config import FunctionRewardConfig
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.protocols import Score, ScoredRecord, Scorer, WorkerContext
-from gcore_core.records import Prompt
-from gcore_core.rewards import FunctionScorer
+from gcore_core.builtin.config import FunctionRewardConfig
+from gcore_core.builtin.function_reward import FunctionScorer
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import Score, ScoredRecord, Scorer
 
 CONTEXT = WorkerContext(role="scorer")
 Make = Callable[..., FunctionScorer]

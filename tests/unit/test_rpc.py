@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gcore_core.errors import (
+from gcore_core.contract.errors import (
     AddressError,
     ContractError,
     DataError,
@@ -24,11 +24,11 @@ from gcore_core.errors import (
     WorkerDied,
     WorkerError,
 )
-from gcore_core.processes import rpc
-from gcore_core.processes.insist import insist
-from gcore_core.processes.rpc import WINDOW_ITEMS, RpcNetwork, check_free
-from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service, encode
-from gcore_core.processes.wire import CALL, Frame, framed
+from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service, encode
+from gcore_core.runtime.rpc.sockets import WINDOW_ITEMS, RpcNetwork, check_free
+from gcore_core.runtime.rpc.wire import CALL, Frame, framed
 
 SECRET = b"s" * 32
 
@@ -270,10 +270,12 @@ async def test_another_version_is_refused_and_both_are_named(
     addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served(addresses), reached(addresses) as peer:
-        ours = rpc.__version__
-        greeting = partial(rpc.Greeting, version="9.9.9")  # both ends share the module
+        ours = sockets.__version__
+        greeting = partial(sockets.Greeting, version="9.9.9")  # both ends share the module
         monkeypatch.setattr(
-            rpc, "Greeting", lambda secret, version, python: greeting(secret=secret, python=python)
+            sockets,
+            "Greeting",
+            lambda secret, version, python: greeting(secret=secret, python=python),
         )
         with pytest.raises(
             ContractError, match=re.escape(f"gcore-core {ours} here") + r".*9\.9\.9 \(.*\) there"
@@ -418,7 +420,7 @@ async def test_a_greeting_too_long_ends_the_connection_before_it_is_read(
 async def test_who_connects_and_says_nothing_is_not_waited_for(
     addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc, "GREETING_S", 0.1)
+    monkeypatch.setattr(sockets, "GREETING_S", 0.1)
     async with served(addresses):
         reader, writer = await asyncio.open_unix_connection(
             addresses["worker.3"].removeprefix("unix:")

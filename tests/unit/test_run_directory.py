@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcore_core.errors import ConfigError, RunExists
-from gcore_core.records import StepReport
+from gcore_core.contract.errors import ConfigError, RunExists
+from gcore_core.contract.records import StepReport
 from gcore_core.run import directory as d
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcore_core.errors import ConfigError
-from gcore_core.processes.compute import ThreadCompute
-from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import RESTART_EXIT_CODE, ScoreRequest
-from gcore_core.processes.service import Call, Service
-from gcore_core.processes.shells.scorer import NamedScorer, ScorerShell
-from gcore_core.processes.slabs import SlabService, StoreSpec
-from gcore_core.processes.store import StoreReader, StoreWriter
-from gcore_core.protocols import Score, ScoredRecord
-from gcore_core.records import Header, Prompt, RecordScore
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import Header, Prompt, RecordScore
+from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.runtime.messages import RESTART_EXIT_CODE, ScoreRequest
+from gcore_core.runtime.process.compute import ThreadCompute
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
+from gcore_core.runtime.store.client import StoreReader, StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.testing.fake import FakeDataConfig, FakeDataset
 
 SECRET = b"s" * 32

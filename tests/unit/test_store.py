@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from gcore_core.errors import ContractError, DataError, WorkerDied
-from gcore_core.processes import slabs, store
-from gcore_core.processes.columns import Chunk, pack
-from gcore_core.processes.inline import InlineNetwork
-from gcore_core.processes.messages import Nothing, ReadRequest, ReleaseRequest, short_reason
-from gcore_core.processes.service import Call, Peer, Service
-from gcore_core.processes.slabs import PART_BYTES, SLAB_BYTES, SlabService, StoreSpec
-from gcore_core.processes.store import StoreReader, StoreWriter, copy_hashed, sign
-from gcore_core.records import FACTS_LIMIT_BYTES, HEADER_LIMIT_BYTES, Facts, Header, Ref
+from gcore_core.contract.errors import ContractError, DataError, WorkerDied
+from gcore_core.contract.records import FACTS_LIMIT_BYTES, HEADER_LIMIT_BYTES, Facts, Header, Ref
+from gcore_core.runtime.messages import Nothing, ReadRequest, ReleaseRequest, short_reason
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Peer, Service
+from gcore_core.runtime.store import client, server
+from gcore_core.runtime.store.client import StoreReader, StoreWriter, copy_hashed, sign
+from gcore_core.runtime.store.columns import Chunk, pack
+from gcore_core.runtime.store.server import PART_BYTES, SLAB_BYTES, SlabService, StoreSpec
 from gcore_core.testing.simulation import run_virtual
 
 SECRET = b"s" * 32
@@ -249,7 +249,7 @@ async def put_blob(
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the store lies: what is opened in memory is not read."""
     monkeypatch.setattr(
-        store, "SHARED_MEMORY", tmp_path if request.param == "memory" else tmp_path / "nowhere"
+        client, "SHARED_MEMORY", tmp_path if request.param == "memory" else tmp_path / "nowhere"
     )
 
 
@@ -329,7 +329,7 @@ async def test_content_that_changed_on_disk_is_refused(
 ) -> None:
     """Also where only the slab was spilled there."""
     for memory in ("nowhere", "store"):
-        monkeypatch.setattr(store, "SHARED_MEMORY", tmp_path / memory)
+        monkeypatch.setattr(client, "SHARED_MEMORY", tmp_path / memory)
         node = await open_node(tmp_path, budget_bytes=0, patience_s=0)
         ref = await node.writer().put(0, ALL, RECORDS)
         with open(tmp_path / "spill" / ref.slab, "r+b") as file:
@@ -345,7 +345,7 @@ async def test_what_lies_in_memory_is_opened_without_reading_it(
 ) -> None:
     monkeypatch.setattr(reader._slabs, "_in_memory", True)
     ref, image = await writer.put(0, ALL, RECORDS), await put_blob(writer, 0, ALL, IMAGE)
-    monkeypatch.setattr(store, "xxhash", None)
+    monkeypatch.setattr(client, "xxhash", None)
     assert_same(reader.open(ref)[0], RECORDS[0])
     assert_same({"x": reader.open_array(image)}, {"x": IMAGE})
 
@@ -582,17 +582,17 @@ async def test_a_blob_that_the_node_has_takes_no_room_of_its_own(
 async def test_blobs_are_hashed_once_and_cost_one_call(
     writer: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashed, copied = list[int](), store.copy_hashed
+    hashed, copied = list[int](), client.copy_hashed
     monkeypatch.setattr(
-        store, "copy_hashed", lambda parts, target: hashed.append(1) or copied(parts, target)
+        client, "copy_hashed", lambda parts, target: hashed.append(1) or copied(parts, target)
     )
-    asked, insist = list[str](), store.insist
+    asked, insist = list[str](), client.insist
 
     async def counted(peer: Peer, method: str, *rest: Any) -> Any:
         asked.append(method)
         return await insist(peer, method, *rest)
 
-    monkeypatch.setattr(store, "insist", counted)
+    monkeypatch.setattr(client, "insist", counted)
     for _ in range(2):  # the second time they are known
         first, second, again = await writer.put_blobs(0, ALL, [IMAGE, IMAGE + 1, IMAGE.copy()])
         assert first == again != second
@@ -619,9 +619,9 @@ async def test_the_same_bytes_in_another_shape_or_dtype_are_another_blob(
 async def test_content_made_to_collide_is_not_taken_for_another(
     writer: StoreWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store.xxhash, "xxh3_64_intdigest", lambda content: 7)
+    monkeypatch.setattr(client.xxhash, "xxh3_64_intdigest", lambda content: 7)
     monkeypatch.setattr(
-        store, "copy_hashed", lambda parts, target: target.__setitem__(slice(None), *parts) or 7
+        client, "copy_hashed", lambda parts, target: target.__setitem__(slice(None), *parts) or 7
     )
     for value in (1, 2, 1, 2):
         image = np.full(64, value, np.uint8)
@@ -787,7 +787,7 @@ async def test_many_who_ask_are_given_one_copy(tmp_path: Path) -> None:
 async def test_a_connection_that_brings_nothing_any_more_ends_the_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slabs, "backoff_s", lambda attempt: 0.0)
+    monkeypatch.setattr(server, "backoff_s", lambda attempt: 0.0)
     nodes = await two_nodes(tmp_path, whole=0)
     ref = await nodes.writer.put(0, ALL, [LARGE])
     with pytest.raises(WorkerDied, match=f"agent.0: it sent 0 of {ref.nbytes} bytes and no more"):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.errors import ConfigError
-from gcore_core.records import RunFacts, StepReport
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run import directory as d
 from gcore_core.run import summary
 

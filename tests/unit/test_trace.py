@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gcore_core.cli.tracing import numbers, timeline
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.records import Header, Inquiry, RecordScore, Ref
 from gcore_core.controllers.tracing import Clock, Record, Stage, Trace, read_trace
-from gcore_core.errors import DataError
-from gcore_core.records import Header, Inquiry, RecordScore, Ref
 
 
 def header(ordinal: int, sample: int = 0) -> Header:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Call, Service
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.processes.messages import PrepareRequest, TrainReply, TrainRequest
-from gcore_core.processes.shells.trainer import TrainerShell
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.runtime.messages import PrepareRequest, TrainReply, TrainRequest
+from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.testing import fake
 
 WAIT_S = 0.1

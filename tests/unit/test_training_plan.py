@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from gcore_core.builtin.balancer import InOrder
+from gcore_core.contract.algorithms import Balancer, Work
+from gcore_core.contract.errors import ContractError, TrainingError, WeightMismatch
+from gcore_core.contract.records import FACTS_LIMIT_BYTES, Facts
 from gcore_core.controllers.training import Plan, check_logprobs, draw_plan
-from gcore_core.errors import ContractError, TrainingError, WeightMismatch
-from gcore_core.placement.balance import InOrder
-from gcore_core.protocols import Balancer, Work
-from gcore_core.records import FACTS_LIMIT_BYTES, Facts
 
 FACTS = [
     Facts(ordinal, sample, 5, ordinal + sample, 0.0) for ordinal in range(9) for sample in (0, 1)

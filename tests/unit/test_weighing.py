@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcore_core.controllers.weighing import Weighing, rewards_of, statistics
-from gcore_core.records import Header
+from gcore_core.contract.records import Header
+from gcore_core.controllers.reward_weights import Weighing, rewards_of, statistics
 
 
 def group(ordinal: int, *rewards: dict[str, float]) -> list[Header]:

@@ -11,9 +11,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gcore_core.errors import ContractError
-from gcore_core.processes.service import MESSAGE_LIMIT_BYTES, Traffic, encode
-from gcore_core.processes.wire import GREETING_BYTES, ITEM, JOINED_BYTES, Connection, Frame, framed
+from gcore_core.contract.errors import ContractError
+from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Traffic, encode
+from gcore_core.runtime.rpc.wire import (
+    GREETING_BYTES,
+    ITEM,
+    JOINED_BYTES,
+    Connection,
+    Frame,
+    framed,
+)
 
 
 class Heard:

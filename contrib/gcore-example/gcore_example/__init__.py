@@ -1,6 +1,7 @@
 from dataclasses import dataclass
 
-from gcore_core import hookimpl, providers
+from gcore_core import hookimpl
+from gcore_core.contract import providers
 
 
 @dataclass(frozen=True, kw_only=True)

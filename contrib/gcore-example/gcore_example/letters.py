@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from gcore_core.errors import WeightMismatch
-from gcore_core.protocols import Finished
-from gcore_core.records import FINISHED, TRUNCATED, TensorSpec
+from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.generator import Finished
+from gcore_core.contract.records import FINISHED, TRUNCATED, TensorSpec
 
 LETTERS = "abcdefgh."  # the last one ends an answer
 TENSORS = [TensorSpec("letters", "F32", (8,), 32), TensorSpec("end", "F32", (1,), 4)]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import ActionAdvantage, Advantage, GroupScalars
+from gcore_core.contract.algorithms import ActionAdvantage, Advantage, GroupScalars
 from gcore_core.testing.contracts.base import Contract
 
 
@@ -49,7 +49,7 @@ class AdvantageContract(Contract):
 
     def test_it_is_an_advantage(self, advantage: Any) -> None:
         assert isinstance(advantage, Advantage), (
-            "it lacks a member of gcore_core.protocols.Advantage"
+            "it lacks a member of gcore_core.contract.algorithms.Advantage"
         )
         assert_attributes(advantage)
 
@@ -147,7 +147,7 @@ class ActionAdvantageContract(Contract):
 
     def test_it_is_an_advantage(self, advantage: Any) -> None:
         assert isinstance(advantage, ActionAdvantage), (
-            "it lacks a member of gcore_core.protocols.ActionAdvantage"
+            "it lacks a member of gcore_core.contract.algorithms.ActionAdvantage"
         )
         assert_attributes(advantage)
 

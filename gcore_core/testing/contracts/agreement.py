@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import SampleRequest, TrainRecord, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.contracts.base import Contract, closing, described, make
 from gcore_core.testing.contracts.generator import requests_of
 from gcore_core.testing.contracts.trainer import PolicyGradient, train

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import LearnsCosts, Work
+from gcore_core.contract.algorithms import LearnsCosts, Work
 from gcore_core.testing.contracts.base import Contract, claims
 
 _CASES = (

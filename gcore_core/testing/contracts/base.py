@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import msgspec
 import pytest
 
-from gcore_core.errors import ContractError, did_you_mean
-from gcore_core.factories import import_attribute
-from gcore_core.protocols import WorkerContext
-from gcore_core.providers import Provider
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ContractError, did_you_mean
+from gcore_core.contract.factories import import_attribute
+from gcore_core.contract.providers import Provider
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -135,8 +135,8 @@ def described(provider: str | Provider, kind: str) -> Provider:
     """The description that ``use: provider`` names for a kind."""
     if isinstance(provider, Provider):
         return provider
-    from gcore_core import catalog
-    from gcore_core.plugins import Plugins
+    from gcore_core.config import catalog
+    from gcore_core.config.plugins import Plugins
 
     plugin = provider.partition("/")[0]
     plugins = Plugins()

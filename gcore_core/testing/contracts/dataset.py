@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from gcore_core.records import Prompt
+from gcore_core.contract.records import Prompt
 from gcore_core.testing.contracts.base import Contract
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import GroupScalars
+from gcore_core.contract.algorithms import GroupScalars
 from gcore_core.testing.contracts.base import Contract
 
 

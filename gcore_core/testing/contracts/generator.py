@@ -8,14 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import (
-    Finished,
-    Generator,
-    SampleRequest,
-    ScoresLogprobs,
-    WorkerContext,
-)
-from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import Finished, Generator, SampleRequest, ScoresLogprobs
+from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.generator_engine import EngineTests
 from gcore_core.testing.contracts.sleep import SleepTests
@@ -69,7 +64,7 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
 
     def test_it_is_a_generator(self, generator: Any) -> None:
         assert isinstance(generator, Generator), (
-            "it lacks a method of gcore_core.protocols.Generator"
+            "it lacks a method of gcore_core.contract.generator.Generator"
         )
 
     def test_every_request_ends_exactly_once(

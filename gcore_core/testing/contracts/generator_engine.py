@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from gcore_core.errors import WeightMismatch
-from gcore_core.protocols import (
+from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.generator import (
     Fingerprints,
     ReceivesWeights,
     SampleRequest,
     ScoresLogprobs,
     Sleeps,
 )
-from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.contract.records import TensorSpec, WeightPlan
+from gcore_core.contract.weight_transfer import ReceivesDevice
 from gcore_core.testing.contracts.base import Contract, claims
 from gcore_core.testing.contracts.weights import digests, load, perturbed, push, read_model
 from gcore_core.testing.safetensors_files import Tensors
-from gcore_core.weight_transfer import ReceivesDevice
 
 if TYPE_CHECKING:
-    from gcore_core.protocols import Finished
+    from gcore_core.contract.generator import Finished
 
 _PROTOCOLS: dict[str, tuple[type, tuple[str, ...]]] = {
     "logprobs": (ScoresLogprobs, ("logprobs",)),

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gcore_core.processes.launchers import Site
-from gcore_core.processes.messages import Nothing, UsageReply
-from gcore_core.processes.service import Service
+from gcore_core.runtime.messages import Nothing, UsageReply
+from gcore_core.runtime.process.launchers import Site
+from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.base import Contract
 
 NAMES = ["controller.0", "policy.0", "rollout.0"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import Objective
+from gcore_core.contract.algorithms import Objective
 from gcore_core.testing.contracts.base import Contract
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from gcore_core.errors import PlacementError
-from gcore_core.placement.devices import Device, Need, Partition, Window
-from gcore_core.placement.journal import decided
+from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.placement import Device, Need, Partition, Window
+from gcore_core.controllers.placement.journal import decided
 from gcore_core.testing.contracts.base import Contract
 
 

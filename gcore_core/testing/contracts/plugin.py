@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from gcore_core import catalog
-from gcore_core.errors import PluginBroken
-from gcore_core.factories import import_attribute, reference_to
-from gcore_core.plugins import Plugins, Provided
+from gcore_core.config import catalog
+from gcore_core.config.plugins import Plugins, Provided
+from gcore_core.contract.errors import PluginBroken
+from gcore_core.contract.factories import import_attribute, reference_to
 from gcore_core.testing.contracts.base import Contract
 
 HEAVY = [

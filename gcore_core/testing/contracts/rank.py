@@ -13,9 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gcore_core.factories import FactorySpec, build, config_object, reference_to, replica_slots
-from gcore_core.protocols import Trainer, WorkerContext
-from gcore_core.providers import Provider
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.factories import (
+    FactorySpec,
+    build,
+    config_object,
+    reference_to,
+    replica_slots,
+)
+from gcore_core.contract.providers import Provider
+from gcore_core.contract.trainer import Trainer
 from gcore_core.testing.contracts.trainer import PolicyGradient, make_records, train
 from gcore_core.testing.runs import run_together
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors, write_safetensors

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import AsyncScorer, Score, ScoredRecord, Scorer, WorkerContext
-from gcore_core.records import FINISHED, OK, Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import FINISHED, OK, Prompt
+from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer
 from gcore_core.testing.contracts.base import Contract, closing
 
 

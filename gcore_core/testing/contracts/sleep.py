@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gcore_core.errors import GcoreError
-from gcore_core.protocols import SampleRequest
+from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.generator import SampleRequest
 from gcore_core.testing.contracts.base import Contract, claims
 
 if TYPE_CHECKING:
-    from gcore_core.protocols import Finished
+    from gcore_core.contract.generator import Finished
 
 
 class SleepTests(Contract):

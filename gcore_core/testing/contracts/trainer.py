@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.errors import NonFiniteLoss
-from gcore_core.protocols import SavesInBackground, Trainer, TrainRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import NonFiniteLoss
+from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
+from gcore_core.contract.weight_transfer import SendsDevice
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, largest_change
 from gcore_core.testing.safetensors_files import read_safetensors
-from gcore_core.weight_transfer import SendsDevice
 
 METRICS = [
     "loss",
@@ -92,7 +93,9 @@ class TrainerContract(Contract):
     # -- updates -----------------------------------------------------------------------------------
 
     def test_it_is_a_trainer(self, trainer: Any) -> None:
-        assert isinstance(trainer, Trainer), "it lacks a method of gcore_core.protocols.Trainer"
+        assert isinstance(trainer, Trainer), (
+            "it lacks a method of gcore_core.contract.trainer.Trainer"
+        )
 
     def test_the_promised_metrics_are_there_and_finite(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from gcore_core.protocols import ReceivesWeights, Trainer
-from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.contract.generator import ReceivesWeights
+from gcore_core.contract.records import TensorSpec, WeightPlan
+from gcore_core.contract.trainer import Trainer
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gcore_algorithms import config
 from gcore_core import hookimpl
-from gcore_core.providers import AdvantageProvider, ObjectiveProvider
+from gcore_core.contract.providers import AdvantageProvider, ObjectiveProvider
 
 _TORCH = ("torch>=2.6",)
 

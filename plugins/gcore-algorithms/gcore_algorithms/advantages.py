@@ -20,7 +20,7 @@ from gcore_algorithms.config import (
     ReinforcePpBaselineConfig,
     ReinforcePpConfig,
 )
-from gcore_core.protocols import GroupScalars
+from gcore_core.contract.algorithms import GroupScalars
 
 #: A variance below this part of the mean square is rounding: it comes from sums of squares in
 #: another order.

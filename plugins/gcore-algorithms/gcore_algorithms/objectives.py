@@ -44,7 +44,7 @@ class Surrogate:
 
 
 class PolicyObjective(ABC):
-    """A ``gcore_core.protocols.Objective``; subclasses say what the surrogate is.
+    """A ``gcore_core.contract.algorithms.Objective``; subclasses say what the surrogate is.
 
     Metrics are means over trained actions: ratio; clip_share; kl_behaviour, the k3 estimate of
         KL(behaviour || policy);

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gcore_algorithms import advantages, config
 
-from gcore_core.protocols import GroupScalars
+from gcore_core.contract.algorithms import GroupScalars
 
 MAKE = {
     "grpo": lambda **c: advantages.Grpo(config.GrpoConfig(**c)),

@@ -15,9 +15,9 @@ import pluggy
 import pytest
 from omegaconf import OmegaConf
 
-from gcore_core import hookspecs
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import ActionAdvantage, Advantage, Objective
+from gcore_core.contract import hookspecs
+from gcore_core.contract.algorithms import ActionAdvantage, Advantage, Objective
+from gcore_core.contract.errors import ConfigError
 
 PROVIDERS = [*gcore_algorithms.gcore_advantages(), *gcore_algorithms.gcore_objectives()]
 BY_NAME = {provider.name: provider for provider in PROVIDERS}

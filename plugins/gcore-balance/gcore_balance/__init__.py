@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gcore_balance.config import CostConfig, TokensConfig
 from gcore_core import hookimpl
-from gcore_core.providers import BalancerProvider
+from gcore_core.contract.providers import BalancerProvider
 
 _LEARNS = frozenset({"costs.learned"})
 

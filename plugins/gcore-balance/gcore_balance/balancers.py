@@ -11,7 +11,7 @@ import numpy as np
 from gcore_balance import assign
 from gcore_balance.config import CostConfig, TokensConfig
 from gcore_balance.cost import CostModel, features
-from gcore_core.protocols import Work
+from gcore_core.contract.algorithms import Work
 
 
 class _Dealer(ABC):
@@ -29,7 +29,7 @@ class _Dealer(ABC):
     def place(self, costs: np.ndarray, bins: int) -> np.ndarray: ...
 
     def split(self, work: Work, bins: int) -> list[list[int]]:
-        """See ``gcore_core.protocols.Balancer``."""
+        """See ``gcore_core.contract.algorithms.Balancer``."""
         costs = self.costs(work)
         if not self._shared:
             return assign.lists(self.place(costs, bins), bins)
@@ -50,8 +50,8 @@ class LptTokens(_Dealer):
 
 
 class _Learner(_Dealer):
-    """``gcore_core.protocols.LearnsCosts``, unless told not to; what it learned outlives the
-    process.
+    """``gcore_core.contract.algorithms.LearnsCosts``, unless told not to; what it learned outlives
+    the process.
     """
 
     def __init__(self, config: CostConfig) -> None:
@@ -66,7 +66,7 @@ class _Learner(_Dealer):
         return self._model.observe(loads, seconds) if self._learn else None
 
     def state(self) -> dict[str, Any]:
-        """See ``gcore_core.placement.balance.KeepsCosts``."""
+        """See ``gcore_core.contract.algorithms.KeepsCosts``."""
         return self._model.state() if self._learn else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

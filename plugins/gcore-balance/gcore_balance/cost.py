@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.protocols import Work
+from gcore_core.contract.algorithms import Work
 
 #: What a step's measurements count for after the next step: the latest twenty or so decide.
 _KEEP = 0.95

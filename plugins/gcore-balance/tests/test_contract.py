@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gcore_balance.config import CostConfig
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 from gcore_core.testing import BalancerContract
 from gcore_core.testing.conformance import contracts_of
 

@@ -12,8 +12,8 @@ from gcore_balance.cost import CostModel, features, nonnegative
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gcore_core.placement import balance
-from gcore_core.protocols import Work
+from gcore_core.contract.algorithms import Work
+from gcore_core.controllers.training import learned_costs, restore_costs
 
 HIDDEN = 2048
 
@@ -95,10 +95,10 @@ def test_what_was_learned_goes_on_from_a_checkpoint():
     before = Cost(config)
     for _ in range(20):
         teach([before])
-    saved = json.loads(json.dumps(balance.learned(before)))
+    saved = json.loads(json.dumps(learned_costs(before)))
     after, snake, fresh = Cost(config), Snake(config), Cost(config)
     for balancer in (after, snake):
-        balance.go_on(balancer, saved)
+        restore_costs(balancer, saved)
     work = records(draw, 16)
     assert (after.costs(work) == before.costs(work)).all()
     assert (after.costs(work) != fresh.costs(work)).all()
@@ -113,7 +113,7 @@ def test_what_was_learned_before_anything_was_measured_is_the_prior():
     work, fresh = records(np.random.default_rng(0), 4), Cost(CostConfig())
     for config in (CostConfig(), CostConfig(learn=False)):
         again = Cost(config)
-        balance.go_on(again, balance.learned(Cost(config)))
+        restore_costs(again, learned_costs(Cost(config)))
         assert (again.costs(work) == fresh.costs(work)).all()
 
 

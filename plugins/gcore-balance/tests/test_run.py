@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.factories import FactorySpec
+from gcore_core.contract.factories import FactorySpec
 from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate
 
 COST = FactorySpec(

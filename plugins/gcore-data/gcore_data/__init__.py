@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gcore_core import hookimpl
-from gcore_core import providers as p
+from gcore_core.contract import providers as p
 from gcore_data.config import ParquetConfig
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gcore_core.data_config import RowsConfig
+from gcore_core.contract.rows import RowsConfig
 
 
 @dataclass(frozen=True, kw_only=True)

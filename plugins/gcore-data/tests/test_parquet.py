@@ -16,8 +16,8 @@ from gcore_data.config import ParquetConfig
 from gcore_data.parquet import Parquet
 from omegaconf import OmegaConf
 
-from gcore_core.errors import DataError, GcoreError
-from gcore_core.protocols import Dataset
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.errors import DataError, GcoreError
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 CHAT = [{"role": "user", "content": "1+1="}]

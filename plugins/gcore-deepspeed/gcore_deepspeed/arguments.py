@@ -12,7 +12,7 @@ from typing import Any
 
 from gcore_language.engine_arguments import EngineArguments
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 
 #: Sections and settings of DeepSpeed's configuration that are passed on.

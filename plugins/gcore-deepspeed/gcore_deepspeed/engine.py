@@ -22,9 +22,9 @@ from gcore_language.training import LossOf, check_objective, keeps_reference
 from gcore_language.weights import named_tensors, spec_of, to_bytes
 from torch import Tensor
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import TensorSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import TensorSpec
 from gcore_deepspeed.arguments import check_engine, deepspeed_config
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.library import forget_groups, import_deepspeed

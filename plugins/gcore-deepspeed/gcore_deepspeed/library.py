@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from packaging.specifiers import SpecifierSet
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
 
 #: DeepSpeed's optimizers are reached into (discarding a gradient, setting moments), so other
 #: versions may differ.

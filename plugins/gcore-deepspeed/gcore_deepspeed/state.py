@@ -21,7 +21,7 @@ from gcore_language.state_files import (
     write_numbers,
 )
 
-from gcore_core.errors import DataError
+from gcore_core.contract.errors import DataError
 from gcore_deepspeed.optimizer import OptimizerState
 
 _OWN, _UNIVERSAL = "deepspeed", "universal"

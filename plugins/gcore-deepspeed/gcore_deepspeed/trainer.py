@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from gcore_language.training import LanguageTrainer
 
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.engine import DeepSpeedEngine
 
 
 class DeepSpeedTrainer(LanguageTrainer):
-    """One data-parallel rank of a policy; see ``gcore_core.protocols.Trainer``."""
+    """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
     def __init__(self, config: DeepSpeedTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, DeepSpeedEngine(config, context))

@@ -15,7 +15,8 @@ import pytest
 import torch
 from gcore_language.tiny import CONFIGS, VOCABULARY, save_model
 
-from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.trainer import TrainRecord
 
 #: eps as large as gradients are: else Adam makes whole steps of the rounding of gradients that
 #: should be zero

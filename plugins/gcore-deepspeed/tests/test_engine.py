@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gcore_language.state_files import write_numbers
 
-from gcore_core.errors import ConfigError, DataError
+from gcore_core.contract.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.engine
 

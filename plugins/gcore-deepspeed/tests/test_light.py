@@ -9,7 +9,7 @@ import pytest
 from gcore_deepspeed.arguments import check_engine, deepspeed_config
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 
 ZERO = [
     "stage",

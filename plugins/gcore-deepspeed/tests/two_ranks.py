@@ -30,7 +30,7 @@ from conftest import (
     train,
     weights_of,
 )
-from gcore_core.errors import NonFiniteLoss
+from gcore_core.contract.errors import NonFiniteLoss
 
 OBJECTIVES: dict[str, Callable[[], Any]] = {
     "reinforce": Reinforce,

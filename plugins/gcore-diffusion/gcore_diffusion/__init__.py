@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
-from gcore_core.providers import (
+from gcore_core.contract.providers import (
     GeneratorProvider,
     ObjectiveProvider,
     RewardProvider,
     TrainerProvider,
 )
-from gcore_core.records import RunFacts, StepReport
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_diffusion import config
 
 _NEEDS = ("torch>=2.7", "safetensors>=0.5")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from gcore_core.processes.columns import Chunk, pack
+from gcore_core.runtime.store.columns import Chunk, pack
 from gcore_diffusion.way import Condition
 
 

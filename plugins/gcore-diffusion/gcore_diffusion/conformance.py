@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.protocols import SampleRequest, ScoredRecord, TrainRecord, WorkerContext
-from gcore_core.records import FINISHED, Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import FINISHED, Prompt
+from gcore_core.contract.scorer import ScoredRecord
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing import (
     GeneratorContract,
     ScorerContract,

@@ -21,8 +21,8 @@ from gcore_language.training import LossOf
 from gcore_language.weights import spec_of, to_bytes
 from torch import Tensor, nn
 
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import TensorSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import TensorSpec
 from gcore_diffusion.config import DiffusionTrainerConfig
 from gcore_diffusion.kernel import Kernel, divergence, entropy, log_prob
 from gcore_diffusion.models import Denoiser, autocast, open_denoiser, pushed_tensors

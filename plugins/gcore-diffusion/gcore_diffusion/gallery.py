@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gcore_core.records import RunFacts, StepReport
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run.directory import SAMPLES, read_samples
 
 if TYPE_CHECKING:

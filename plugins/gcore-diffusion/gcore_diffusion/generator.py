@@ -30,9 +30,11 @@ from gcore_language.inbox import WeightInbox
 from gcore_language.models import choose_device, refuse_engine
 from gcore_language.weights import copy_bytes, spec_of, to_bytes
 
-from gcore_core.errors import ConfigError, ContractError, DataError
-from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
-from gcore_core.records import FAILED, FINISHED, TensorSpec, WeightPlan
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, ContractError, DataError
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import FAILED, FINISHED, TensorSpec, WeightPlan
 from gcore_diffusion.conditions import stacked, to_array
 from gcore_diffusion.config import DiffusionGeneratorConfig, Noise
 from gcore_diffusion.kernel import Kernel
@@ -44,7 +46,7 @@ _KEPT_PROMPTS = 4096
 
 
 class DiffusionGenerator:
-    """See ``gcore_core.protocols.Generator``; ``step`` denoises one batch from noise to
+    """See ``gcore_core.contract.generator.Generator``; ``step`` denoises one batch from noise to
     pictures.
     """
 

@@ -18,8 +18,9 @@ from gcore_language.models import DTYPES
 from gcore_language.weights import named_tensors
 from torch import Tensor, nn
 
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.protocols import Prompt, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.generator import Prompt
 from gcore_diffusion.config import DenoiserSettings, DiffusionGeneratorConfig, Prediction
 from gcore_diffusion.way import Condition, Way
 

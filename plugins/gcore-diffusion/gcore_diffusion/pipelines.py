@@ -23,8 +23,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.records import Prompt
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.records import Prompt
 from gcore_diffusion.config import (
     DenoiserSettings,
     DiffusionGeneratorConfig,

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
-from gcore_core.records import REWARD_FAILED
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import REWARD_FAILED
+from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_diffusion.config import ClassifierConfig
 
 
@@ -88,7 +89,7 @@ class Classifier:
                 where=f"rewards: classifier path {config.path}",
                 todo="or give path and name",
             )
-        from gcore_core.run.making import make_model
+        from gcore_core.run.make_model import make_model
 
         cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
         make = {"path": config.path, "name": config.name, "config": dict(config.config)}

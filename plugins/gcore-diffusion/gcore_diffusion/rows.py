@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.errors import ContractError, DataError
-from gcore_core.protocols import TrainRecord
+from gcore_core.contract.errors import ContractError, DataError
+from gcore_core.contract.trainer import TrainRecord
 from gcore_diffusion.conditions import from_array, stacked
 from gcore_diffusion.kernel import Levels
 from gcore_diffusion.way import Condition

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gcore_core.errors import DataError
-from gcore_core.records import Prompt
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.records import Prompt
 from gcore_diffusion.config import DiffusionGeneratorConfig, Prediction
 from gcore_diffusion.way import Condition, Schedule, Way, read_prompts
 

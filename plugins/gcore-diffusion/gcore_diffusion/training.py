@@ -19,8 +19,10 @@ import numpy as np
 from gcore_language.training import LanguageTrainer, Placed
 from torch import Tensor
 
-from gcore_core.errors import ConfigError, WeightMismatch
-from gcore_core.protocols import Objective, TrainRecord, WorkerContext
+from gcore_core.contract.algorithms import Objective
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, WeightMismatch
+from gcore_core.contract.trainer import TrainRecord
 from gcore_diffusion.conditions import from_array
 from gcore_diffusion.config import DiffusionTrainerConfig
 from gcore_diffusion.engine import DiffusionEngine
@@ -35,7 +37,7 @@ _REPLAYED_RECORDS = 8
 
 
 class DiffusionTrainer(LanguageTrainer):
-    """One data-parallel rank of a policy; see ``gcore_core.protocols.Trainer``."""
+    """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
     def __init__(self, config: DiffusionTrainerConfig, context: WorkerContext) -> None:
         objective: Objective = context.parts["objective"]

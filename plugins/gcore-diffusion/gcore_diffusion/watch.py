@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.records import RunFacts, StepReport
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run.directory import METRICS
 
 ALARMS = "alarms.jsonl"

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.errors import DataError
-from gcore_core.records import Prompt
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.records import Prompt
 from gcore_diffusion.config import DiffusionGeneratorConfig
 from gcore_diffusion.kernel import Kernel, Levels, log_prob
 

@@ -21,15 +21,12 @@ from gcore_diffusion.tiny import TinyConfig, TinyNet, save_tiny
 from gcore_diffusion.training import DiffusionTrainer
 from gcore_diffusion.watch import RealImages, coverage
 
-from gcore_core.protocols import (
-    Finished,
-    GroupScalars,
-    SampleRequest,
-    ScoredRecord,
-    TrainRecord,
-    WorkerContext,
-)
-from gcore_core.records import Prompt
+from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.contracts.weights import exported, push
 
 RECIPE = Path(__file__).parents[3] / "recipes/digits/digits.py"

@@ -9,14 +9,14 @@ import pytest
 from gcore_diffusion.checks import problems
 from gcore_diffusion.config import DiffusionTrainerConfig
 
-from gcore_core import config
-from gcore_core.errors import ConfigError
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import ConfigError
 
 RECIPE = Path(__file__).parents[3] / "recipes/digits.yaml"
 
 
 def test_the_recipe_is_a_valid_job() -> None:
-    plan = config.load(RECIPE, [])
+    plan = load_plan(RECIPE, [])
     assert plan.config["objective"]["use"] == "algorithms/ppo_clip"
     assert list(problems(plan.config)) == []
 
@@ -46,12 +46,12 @@ def test_the_recipe_is_a_valid_job() -> None:
 )
 def test_what_does_not_fit_is_refused_with_its_path(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        config.load(RECIPE, overrides)
+        load_plan(RECIPE, overrides)
 
 
 def test_the_forward_objective_takes_the_deterministic_sampler() -> None:
     plain: dict[str, Any] = {"use": "diffusion/nft", "config": None}
-    plan = config.load(
+    plan = load_plan(
         RECIPE, ["roles.rollout.config.scale=0"] + ["objective.use=diffusion/nft"] + _cleared()
     )
     assert plan.config["objective"]["use"] == plain["use"]
@@ -91,9 +91,9 @@ def test_settings_that_make_no_sense_name_themselves(settings: dict[str, Any], t
 
 
 def test_a_prompt_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
-    from gcore_core.data_config import JsonLinesConfig
-    from gcore_core.datasets import JsonLines
-    from gcore_core.errors import DataError
+    from gcore_core.builtin.config import JsonLinesConfig
+    from gcore_core.builtin.json_lines import JsonLines
+    from gcore_core.contract.errors import DataError
 
     with pytest.raises((ConfigError, DataError), match="gone.jsonl"):
         JsonLines(JsonLinesConfig(path=str(tmp_path / "gone.jsonl")))

@@ -12,7 +12,7 @@ import pytest
 from gcore_diffusion.gallery import CONTACT_SHEET, after_step, contact_sheet, grid
 from PIL import Image
 
-from gcore_core.records import Header, RunFacts, StepReport
+from gcore_core.contract.records import Header, RunFacts, StepReport
 from gcore_core.run import summary
 from gcore_core.run.directory import create, read_samples, write_samples
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.protocols import Prompt, SampleRequest
-from gcore_core.records import FAILED
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.generator import Prompt, SampleRequest
+from gcore_core.contract.records import FAILED
 from gcore_core.testing.contracts.weights import push
 
 

@@ -10,7 +10,7 @@ from gcore_diffusion.config import DiffusionGeneratorConfig
 from gcore_diffusion.kernel import Kernel, Levels, divergence, entropy, log_prob
 from gcore_diffusion.way import window_of
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 
 ROWS, DIMS = 512, 64
 

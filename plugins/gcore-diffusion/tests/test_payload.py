@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gcore_core import hookimpl, providers as p
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
 from gcore_core.testing import fake
 
 

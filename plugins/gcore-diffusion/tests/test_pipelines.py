@@ -17,7 +17,7 @@ pytest.importorskip("peft")
 from gcore_diffusion.config import LoraSettings  # noqa: E402
 from gcore_diffusion.rows import transitions  # noqa: E402
 
-from gcore_core.errors import ConfigError, DataError  # noqa: E402
+from gcore_core.contract.errors import ConfigError, DataError  # noqa: E402
 from gcore_core.testing.contracts.weights import exported, push  # noqa: E402
 
 GUIDANCE = {"sd3": 4.5, "flux": 3.5, "sana": 3.0, "qwen": 2.0}

@@ -11,10 +11,12 @@ import pytest
 from gcore_diffusion.config import ClassifierConfig
 from gcore_diffusion.rewards import Brightness, Classifier, Compressibility
 
-from gcore_core.data_config import FunctionRewardConfig
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.protocols import Prompt, ScoredRecord, WorkerContext
-from gcore_core.rewards import FunctionScorer
+from gcore_core.builtin.config import FunctionRewardConfig
+from gcore_core.builtin.function_reward import FunctionScorer
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.generator import Prompt
+from gcore_core.contract.scorer import ScoredRecord
 
 CONTEXT = WorkerContext(role="scorer")
 

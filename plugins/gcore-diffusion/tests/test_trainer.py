@@ -17,8 +17,8 @@ from gcore_diffusion.config import NftConfig
 from gcore_diffusion.forward import Nft
 from gcore_diffusion.rows import transitions
 
-from gcore_core.errors import ConfigError, ContractError, NonFiniteLoss, WeightMismatch
-from gcore_core.protocols import Trainer
+from gcore_core.contract.errors import ConfigError, ContractError, NonFiniteLoss, WeightMismatch
+from gcore_core.contract.trainer import Trainer
 from gcore_core.testing.contracts.weights import digests, exported, largest_change, push
 
 KERNELS = [

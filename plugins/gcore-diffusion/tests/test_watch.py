@@ -14,8 +14,8 @@ from gcore_diffusion.config import ClassifierConfig
 from gcore_diffusion.rewards import Brightness, Classifier
 from gcore_diffusion.watch import ALARMS, after_step, alarm_in, coverage, diversity, flat
 
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import RunFacts, StepReport
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run.directory import MetricsFile
 
 

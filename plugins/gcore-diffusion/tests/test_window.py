@@ -12,7 +12,7 @@ import pytest
 from gcore_diffusion.config import ClassifierConfig
 from gcore_diffusion.rewards import Classifier
 
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from gcore_diffusion.config import DiffusionTrainerConfig
 from gcore_diffusion.training import DiffusionTrainer
 from safetensors.numpy import load_file, save_file
 
-from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.trainer import TrainRecord
 
 
 def run(rank: int, ranks: int, model: Path, work: Path) -> None:

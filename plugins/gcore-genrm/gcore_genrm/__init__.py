@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gcore_core import hookimpl
-from gcore_core import providers as p
+from gcore_core.contract import providers as p
 from gcore_genrm.config import PairwiseConfig, PointwiseConfig, RubricConfig
 
 

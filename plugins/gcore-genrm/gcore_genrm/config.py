@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 from gcore_genrm.templates import FIELDS, Form, Template, read_template
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"

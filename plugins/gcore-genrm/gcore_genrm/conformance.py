@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from gcore_core.protocols import ScoredRecord, WorkerContext
-from gcore_core.questions import Answer, Question
-from gcore_core.records import FINISHED
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.questions import Answer, Question
+from gcore_core.contract.records import FINISHED
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing import ScorerContract
 from gcore_core.testing.contracts.scorer import Waited, scored_record
 

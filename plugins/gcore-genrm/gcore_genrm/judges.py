@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
-from gcore_core.records import TRUNCATED
-from gcore_core.rewards import REASON_CHARACTERS, failure
+from gcore_core.builtin.function_reward import REASON_CHARACTERS
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import TRUNCATED
+from gcore_core.contract.scorer import Score, ScoredRecord, failure
 from gcore_genrm.config import PointwiseConfig, RubricConfig
 from gcore_genrm.panel import Case, Panel, Ruling, combined, media_of
 from gcore_genrm.parsers import make_reader, make_rubric_reader, on_scale
@@ -32,7 +33,9 @@ class Judged:
 
 
 class PointwiseJudge:
-    """See ``gcore_core.protocols.AsyncScorer``: the judge's score of a completion, on the scale."""
+    """See ``gcore_core.contract.scorer.AsyncScorer``: the judge's score of a completion, on the
+    scale.
+    """
 
     def __init__(self, config: PointwiseConfig, context: WorkerContext) -> None:
         self._config, self._form, self._judged = (

@@ -10,8 +10,9 @@ from itertools import combinations, groupby
 
 import numpy as np
 
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
-from gcore_core.rewards import REASON_CHARACTERS, failure
+from gcore_core.builtin.function_reward import REASON_CHARACTERS
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.scorer import Score, ScoredRecord, failure
 from gcore_genrm.config import PairwiseConfig
 from gcore_genrm.judges import Judged
 from gcore_genrm.panel import Case, Panel, combined, media_of, question_seed
@@ -31,7 +32,7 @@ class _Pair:
 
 
 class PairwiseJudge:
-    """See ``gcore_core.protocols.AsyncScorer``; a provider of level "group"."""
+    """See ``gcore_core.contract.scorer.AsyncScorer``; a provider of level "group"."""
 
     def __init__(self, config: PairwiseConfig, context: WorkerContext) -> None:
         self._config, self._form, self._judged = (

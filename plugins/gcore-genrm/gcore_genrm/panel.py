@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Generic, TypeVar
 
-from gcore_core.errors import ConfigError, ContractError
-from gcore_core.protocols import ScoredRecord, WorkerContext
-from gcore_core.questions import Answer, Question, Sampler
-from gcore_core.records import FAILED, TRUNCATED, Prompt, Ref
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.questions import Answer, Question, Sampler
+from gcore_core.contract.records import FAILED, TRUNCATED, Prompt, Ref
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_genrm.config import JudgeConfig
 
 T = TypeVar("T")

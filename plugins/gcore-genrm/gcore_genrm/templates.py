@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcore_core.errors import ConfigError, did_you_mean
-from gcore_core.records import Prompt
+from gcore_core.contract.errors import ConfigError, did_you_mean
+from gcore_core.contract.records import Prompt
 
 _PLACE = re.compile(
     r"\{\{(?P<literal>\w+(?:\[[^\[\]{}]+\])?)\}\}|\{(?P<name>\w+)(?:\[(?P<field>[^\[\]{}]+)\])?\}"

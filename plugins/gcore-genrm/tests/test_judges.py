@@ -13,10 +13,11 @@ from gcore_genrm.config import Criterion, PointwiseConfig, RubricConfig
 from gcore_genrm.judges import PointwiseJudge, RubricJudge
 from gcore_genrm.panel import combined, question_seed
 
-from gcore_core.errors import ConfigError, ContractError
-from gcore_core.protocols import ScoredRecord, WorkerContext
-from gcore_core.questions import Answer, Question
-from gcore_core.records import Prompt, Ref
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.questions import Answer, Question
+from gcore_core.contract.records import Prompt, Ref
+from gcore_core.contract.scorer import ScoredRecord
 
 Say = Callable[[str, Question], "str | Answer"]
 

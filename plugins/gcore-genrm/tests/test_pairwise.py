@@ -17,9 +17,10 @@ from gcore_genrm.pairwise import PairwiseJudge, strengths, tournament
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcore_core.protocols import ScoredRecord, WorkerContext
-from gcore_core.questions import Answer, Question
-from gcore_core.records import Prompt, Ref
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.questions import Answer, Question
+from gcore_core.contract.records import Prompt, Ref
+from gcore_core.contract.scorer import ScoredRecord
 
 
 class Judge:

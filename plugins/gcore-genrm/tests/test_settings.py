@@ -13,8 +13,8 @@ from gcore_genrm.config import Criterion, JudgeConfig, PairwiseConfig, Pointwise
 from gcore_genrm.templates import MissingField, Template, text_of
 from omegaconf import OmegaConf
 
-from gcore_core.errors import ConfigError
-from gcore_core.records import Prompt
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import Prompt
 
 PLACES = frozenset({"prompt", "completion"})
 

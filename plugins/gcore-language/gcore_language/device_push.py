@@ -1,4 +1,4 @@
-"""Weight pushes that stay on devices; see ``gcore_core.weight_transfer``.
+"""Weight pushes that stay on devices; see ``gcore_core.contract.weight_transfer``.
 
 ipc: the sender's memory is opened by the receivers' processes. What crosses is a handle of plain
 fields; on CUDA those of torch's own sharing of storages. nccl: every bucket is broadcast into
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.errors import ConfigError, ContractError, WeightMismatch
-from gcore_core.processes.push import verified
-from gcore_core.processes.service import decoded, encode
-from gcore_core.processes.store import map_file
-from gcore_core.protocols import ReceivesWeights
-from gcore_core.records import TensorSpec
-from gcore_core.weight_transfer import SHM, Bucket, Offers, WeightWriter
+from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
+from gcore_core.contract.generator import ReceivesWeights
+from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.weight_transfer import SHM, Bucket, Offers, WeightWriter
+from gcore_core.runtime.push import verified
+from gcore_core.runtime.rpc.service import decoded, encode
+from gcore_core.runtime.store.client import map_file
 from gcore_language.push_group import PushGroup, group_library
 from gcore_language.weights import flat_bytes
 
@@ -221,7 +221,7 @@ def open_cuda(handle: CudaHandle) -> Tensor:
 
 
 class IpcWriter:
-    """A memory that receivers open. See ``gcore_core.weight_transfer.WeightWriter``."""
+    """A memory that receivers open. See ``gcore_core.contract.weight_transfer.WeightWriter``."""
 
     transport = IPC
 
@@ -260,7 +260,7 @@ class IpcWriter:
 
 class BroadcastWriter:
     """A memory that is broadcast bucket by bucket. See
-    ``gcore_core.weight_transfer.WeightWriter``.
+    ``gcore_core.contract.weight_transfer.WeightWriter``.
     """
 
     transport = NCCL
@@ -292,7 +292,7 @@ class BroadcastWriter:
 def open_writer(
     device: torch.device, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
 ) -> WeightWriter | None:
-    """See ``gcore_core.weight_transfer.SendsDevice.push_writer``."""
+    """See ``gcore_core.contract.weight_transfer.SendsDevice.push_writer``."""
     chosen = choose(wanted, [offers_of(device), *offers])
     try:
         if chosen == IPC:
@@ -319,7 +319,7 @@ def _nbytes(bucket: Bucket) -> int:
 
 
 class DeviceEngine(Protocol):
-    """What a trainer's engine brings; see ``gcore_core.weight_transfer.SendsDevice``."""
+    """What a trainer's engine brings; see ``gcore_core.contract.weight_transfer.SendsDevice``."""
 
     device: torch.device
 
@@ -328,7 +328,7 @@ class DeviceEngine(Protocol):
 
 class PushesFromDevice:
     """Stands before a trainer of language models among the bases; see
-    ``gcore_core.weight_transfer.SendsDevice``.
+    ``gcore_core.contract.weight_transfer.SendsDevice``.
     """
 
     _engine: DeviceEngine
@@ -346,7 +346,7 @@ class PushesFromDevice:
 
 
 class DeviceReader:
-    """See ``gcore_core.weight_transfer.WeightReader``.
+    """See ``gcore_core.contract.weight_transfer.WeightReader``.
 
     receiver: its ``load_weights`` gets flat uint8 tensors on ``device`` in place of arrays.
     tensors: what it holds, by name, where it holds them as they were pushed.

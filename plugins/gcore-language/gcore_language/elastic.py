@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from gcore_core.factories import import_attribute
-from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.factories import import_attribute
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.runs import run_recipe, run_together
 from gcore_language.tiny import VOCABULARY
 

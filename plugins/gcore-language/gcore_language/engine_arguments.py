@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from gcore_core.errors import ConfigError, did_you_mean
+from gcore_core.contract.errors import ConfigError, did_you_mean
 
 #: Most names that a refusal lists.
 _LISTED = 20

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import Prompt
 from gcore_core.testing import GeneratorContract
 from gcore_core.testing.contracts.base import closing, make
 from gcore_core.testing.safetensors_files import Tensors

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.protocols import Finished, SampleRequest
+from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_language.images import FAMILIES, GRID, PIXELS, ImageReader, Images
 from gcore_language.model_files import ModelFiles
 from gcore_language.prompts import LOAD_ERRORS, encode_fitting, refuse_images, unreadable

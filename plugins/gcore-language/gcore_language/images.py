@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.errors import DataError
-from gcore_core.protocols import Columns, SampleRequest
-from gcore_core.records import Prompt
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
 from gcore_language.prompts import LOAD_ERRORS, first_lines, unreadable
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl"})

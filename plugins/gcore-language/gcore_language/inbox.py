@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from gcore_core.errors import WeightMismatch
-from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.records import TensorSpec, WeightPlan
 
 
 class WeightInbox:

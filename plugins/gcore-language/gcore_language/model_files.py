@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError
 
 _HEADER_LIMIT_BYTES = 100_000_000  # of the format itself
 #: Buffers that old checkpoints hold and no engine reads.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
 from gcore_language.images import takes_images
 from gcore_language.prompts import LOAD_ERRORS, unreadable
 

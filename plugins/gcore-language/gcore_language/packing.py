@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.protocols import Columns
+from gcore_core.contract.columns import Columns
 from gcore_language.flat import Block, FlatLayout
 from gcore_language.images import Images
 

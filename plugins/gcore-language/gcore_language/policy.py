@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gcore_core.errors import DataError
+from gcore_core.contract.errors import DataError
 from gcore_language import flat
 from gcore_language.image_text import hidden_states
 from gcore_language.images import takes_images

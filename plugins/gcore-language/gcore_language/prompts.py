@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.errors import DataError
-from gcore_core.protocols import Finished, SampleRequest
-from gcore_core.records import FAILED, Prompt
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import FAILED, Prompt
 
 #: What transformers raises for files that are missing, malformed or of an unknown architecture.
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)

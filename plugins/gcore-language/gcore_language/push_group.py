@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gcore_core.errors import ContractError
+from gcore_core.contract.errors import ContractError
 
 #: For the others, to meet and in each broadcast. What they do between two takes less; and who waits
 #: here must not be taken for the one that hangs, which is found after twice that

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
 
 Sums = dict[str, tuple[float, float]]
 

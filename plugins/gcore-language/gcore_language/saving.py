@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
 from gcore_language.ranks import Ranks
 from gcore_language.settings import TrainerSettings
 from gcore_language.state_files import write_numbers, write_tensors
@@ -40,7 +40,7 @@ class SavingEngine(TrainingEngine, Protocol):
 
 class SavingTrainer(LanguageTrainer):
     """A trainer with capability "save.background"; see
-    ``gcore_core.protocols.SavesInBackground``.
+    ``gcore_core.contract.trainer.SavesInBackground``.
     """
 
     def __init__(

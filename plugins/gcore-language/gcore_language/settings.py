@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 
 #: Dtype -> how far apart two correct engines may be in the log-prob of one action, in nats.
 #: float32: kernels that add up in another order differ by 1e-6 to 3e-5 in a logit, more where

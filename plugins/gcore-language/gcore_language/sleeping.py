@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gcore_core.errors import ConfigError, ContractError
-from gcore_core.protocols import Finished, WorkerContext
-from gcore_core.records import WeightPlan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.generator import Finished
+from gcore_core.contract.records import WeightPlan
 from gcore_language.inbox import WeightInbox
 
 
 class EngineSleeps:
-    """Stands before an engine's generator among the bases; see ``gcore_core.protocols.Sleeps``.
+    """Stands before an engine's generator among the bases; see
+    ``gcore_core.contract.generator.Sleeps``.
 
     The class has ``release_memory`` and ``take_memory``, in the engine's terms. That the weights
     are the same after a

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gcore_core.errors import CheckpointError, DataError
+from gcore_core.contract.errors import CheckpointError, DataError
 from gcore_language.weights import spec_of, to_bytes
 
 #: The format of this module, by the word that a trainer's ``config.checkpoint`` has for it.

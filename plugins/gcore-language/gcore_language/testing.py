@@ -14,8 +14,8 @@ import torch
 from msgspec import structs
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from gcore_core.protocols import Finished, Generator, SampleRequest
-from gcore_core.records import Prompt
+from gcore_core.contract.generator import Finished, Generator, SampleRequest
+from gcore_core.contract.records import Prompt
 from gcore_core.testing.runs import run_recipe
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 from gcore_language.image_requests import name_in_modules

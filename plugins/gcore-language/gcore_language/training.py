@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.errors import ConfigError, NonFiniteLoss
-from gcore_core.protocols import TrainRecord, WorkerContext
-from gcore_core.records import TensorSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, NonFiniteLoss
+from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.trainer import TrainRecord
 from gcore_language.images import Images
 from gcore_language.packing import (
     FLAT_ROW_TOKENS,
@@ -147,8 +148,8 @@ def check_objective(context: WorkerContext) -> None:
 
 
 class LanguageTrainer:
-    """One rank of a policy; see ``gcore_core.protocols.Trainer``. A plugin's trainer makes the
-    engine, and overrides ``pack`` where its actions are no tokens.
+    """One rank of a policy; see ``gcore_core.contract.trainer.Trainer``. A plugin's trainer makes
+    the engine, and overrides ``pack`` where its actions are no tokens.
     """
 
     def __init__(

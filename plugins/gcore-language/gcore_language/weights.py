@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.records import TensorSpec
+from gcore_core.contract.records import TensorSpec
 
 #: torch dtype -> name in safetensors
 _NAMES = {

@@ -10,7 +10,7 @@ import torch
 from gcore_language.settings import TrainerSettings
 from gcore_language.training import LanguageTrainer
 
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
 
 
 @pytest.mark.parametrize("device, told", [("cpu", None), ("cuda", 0.0)])

@@ -29,13 +29,13 @@ from gcore_language.device_push import (
 from gcore_language.push_group import PushGroup
 from gcore_language.testing import has_cuda, used_on_device
 
-from gcore_core.errors import ConfigError, ContractError, WeightMismatch, WorkerDied
-from gcore_core.factories import FactorySpec
-from gcore_core.processes.messages import OpenPush, PullWeights, PushConfirmed
-from gcore_core.processes.service import encode
-from gcore_core.records import TensorSpec
+from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch, WorkerDied
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.weight_transfer import Bucket
+from gcore_core.runtime.messages import OpenPush, PullWeights, PushConfirmed
+from gcore_core.runtime.rpc.service import encode
 from gcore_core.testing.push_site import PushSite, open_push_site
-from gcore_core.weight_transfer import Bucket
 
 CPU = torch.device("cpu")
 PATIENCE_S = 90.0

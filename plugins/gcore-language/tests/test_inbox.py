@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gcore_language.inbox import WeightInbox
 
-from gcore_core.errors import WeightMismatch
-from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.records import TensorSpec, WeightPlan
 
 A, B = TensorSpec("a", "F32", (2,), 8), TensorSpec("b", "F32", (1,), 4)
 SHAPES = {"a": (2,), "b": (1,)}

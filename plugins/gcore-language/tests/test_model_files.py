@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gcore_language.model_files import open_model_files
 
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import TensorSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.records import TensorSpec
 from gcore_core.testing.safetensors_files import write_safetensors
 
 

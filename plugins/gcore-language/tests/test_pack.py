@@ -16,7 +16,8 @@ from gcore_language.settings import TrainerSettings
 from gcore_language.training import LanguageTrainer, Placed
 from torch import Tensor
 
-from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.trainer import TrainRecord
 
 
 @dataclass

@@ -25,7 +25,7 @@ from gcore_language.state_files import (
 )
 from safetensors.torch import load_file
 
-from gcore_core.errors import CheckpointError, DataError
+from gcore_core.contract.errors import CheckpointError, DataError
 
 
 def rank_of(rank: int, count: int) -> Any:

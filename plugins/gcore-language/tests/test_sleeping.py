@@ -4,9 +4,9 @@ import pytest
 from gcore_language.inbox import WeightInbox
 from gcore_language.sleeping import EngineSleeps
 
-from gcore_core.errors import ContractError, WeightMismatch
-from gcore_core.protocols import Finished
-from gcore_core.records import TensorSpec, WeightPlan
+from gcore_core.contract.errors import ContractError, WeightMismatch
+from gcore_core.contract.generator import Finished
+from gcore_core.contract.records import TensorSpec, WeightPlan
 
 PLAN = WeightPlan(1, [TensorSpec("a", "F32", (1,), 4)])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gcore_core import hookimpl
-from gcore_core.providers import EnvironmentProvider, TrainerProvider
+from gcore_core.contract.providers import EnvironmentProvider, TrainerProvider
 from gcore_megatron.config import MegatronTrainerConfig
 
 

@@ -20,7 +20,7 @@ from gcore_language.saving import BackgroundWrite
 from gcore_language.state_files import read_numbers, write_numbers
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gcore_core.errors import DataError
+from gcore_core.contract.errors import DataError
 from gcore_megatron.library import (
     CheckpointingException,
     FileSystemWriterAsync,

@@ -25,7 +25,7 @@ from gcore_language.model_files import ModelFiles
 from safetensors import safe_open
 from torch import Tensor
 
-from gcore_core.errors import DataError
+from gcore_core.contract.errors import DataError
 from gcore_megatron.library import parallel_state
 from gcore_megatron.model import Architecture
 

@@ -25,9 +25,9 @@ from gcore_language.training import LossOf, check_objective, keeps_reference
 from gcore_language.weights import to_bytes
 from torch import Tensor
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import TensorSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import TensorSpec
 from gcore_megatron import convert, shim
 from gcore_megatron.checkpoint import PendingSave, begin_save, is_distributed, load_state
 from gcore_megatron.config import MegatronTrainerConfig

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcore_core.errors import ConfigError, DataError
+from gcore_core.contract.errors import ConfigError, DataError
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.library import (
     GPTModel,

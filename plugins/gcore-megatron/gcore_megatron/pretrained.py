@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gcore_core.records import TensorSpec
+from gcore_core.contract.records import TensorSpec
 from gcore_megatron.convert import Piece
 
 #: Most bytes of one file, all of which the writer holds.

@@ -18,7 +18,7 @@ from gcore_language.ranks import Ranks
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts, save_state, take_steps
 from torch import Tensor
 
-from gcore_core.errors import CheckpointError
+from gcore_core.contract.errors import CheckpointError
 from gcore_megatron import convert
 from gcore_megatron.checkpoint import PendingSave
 from gcore_megatron.library import parallel_state

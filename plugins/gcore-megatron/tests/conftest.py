@@ -17,8 +17,9 @@ from gcore_language.tiny import VOCABULARY, save_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from gcore_core.factories import import_attribute
-from gcore_core.protocols import TrainRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.factories import import_attribute
+from gcore_core.contract.trainer import TrainRecord
 
 #: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
 #: that should be zero

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gcore_megatron.config import MegatronTrainerConfig
 
-from gcore_core.errors import DataError
+from gcore_core.contract.errors import DataError
 from gcore_core.testing.safetensors_files import read_safetensors
 
 pytestmark = pytest.mark.engine

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from gcore_megatron.config import MegatronTrainerConfig
 
-from gcore_core.errors import ConfigError, DataError
+from gcore_core.contract.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.engine
 

@@ -17,7 +17,7 @@ from gcore_megatron import shim
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.logprobs import action_logp, in_chunks
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gcore_core import hookimpl
-from gcore_core.errors import DataError
-from gcore_core.placement import journal
-from gcore_core.providers import CommandProvider, PlacementProvider
-from gcore_core.records import RunFacts
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.providers import CommandProvider, PlacementProvider
+from gcore_core.contract.records import RunFacts
+from gcore_core.controllers.placement import journal
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 
 

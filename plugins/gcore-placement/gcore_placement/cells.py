@@ -6,9 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gcore_core.errors import PlacementError
-from gcore_core.placement.devices import Cell, Decision, Device, Mode, Partition, Window
-from gcore_core.placement.policy import every_slot
+from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.placement import (
+    Cell,
+    Decision,
+    Device,
+    Mode,
+    Partition,
+    Window,
+    every_slot,
+)
 
 
 @dataclass(frozen=True)

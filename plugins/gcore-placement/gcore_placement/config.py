@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 
 
 def _require(holds: bool, where: str, what: str) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gcore_core.errors import DataError
-from gcore_core.placement import journal
+from gcore_core.contract.errors import DataError
+from gcore_core.controllers.placement import journal
 
 SECTION = "placement.md"
 _LISTED = 16  # devices that are told one by one

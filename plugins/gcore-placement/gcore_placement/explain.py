@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.errors import DataError
-from gcore_core.placement import journal
+from gcore_core.contract.errors import DataError
+from gcore_core.controllers.placement import journal
 from gcore_placement.costs import idle
 
 

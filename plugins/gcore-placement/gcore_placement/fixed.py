@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gcore_core.errors import PlacementError
-from gcore_core.placement.devices import Decision, Mode, Partition, Window
-from gcore_core.placement.policy import Even
+from gcore_core.builtin.placement import Even
+from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.placement import Decision, Mode, Partition, Window
 from gcore_placement.cells import Rescue, Split, decide, find_pool
 from gcore_placement.config import SplitConfig
 

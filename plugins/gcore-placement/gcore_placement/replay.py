@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.placement.devices import Decision, Partition, Window
-from gcore_core.placement.measured import Profile
-from gcore_core.placement.policy import Even
+from gcore_core.builtin.placement import Even
+from gcore_core.contract.measurements import Profile
+from gcore_core.contract.placement import Decision, Partition, Window
 from gcore_placement.cells import Pool, Rescue, Split, decide, find_pool
 from gcore_placement.config import ReplayConfig
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from gcore_queueing.step import Engines, Groups, coresident, play
 
-from gcore_core.oversampling import KeepRate
-from gcore_core.placement.devices import Window
-from gcore_core.placement.measured import Profile, Requests
+from gcore_core.contract.measurements import Profile, Requests
+from gcore_core.contract.placement import Window
+from gcore_core.controllers.keep_rate import KeepRate
 from gcore_placement.cells import Pool, Split
 from gcore_placement.config import ReplayConfig
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gcore_core.placement.devices import Decision, Partition, Window
-from gcore_core.placement.policy import Even
+from gcore_core.builtin.placement import Even
+from gcore_core.contract.placement import Decision, Partition, Window
 from gcore_placement.cells import Rescue, decide, find_pool, split_of
 from gcore_placement.config import UtilisationConfig
 

@@ -10,9 +10,9 @@ import pytest
 from gcore_placement import costs
 
 from gcore_core import cli
-from gcore_core.errors import DataError
-from gcore_core.placement import journal
-from gcore_core.records import RunFacts
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.records import RunFacts
+from gcore_core.controllers.placement import journal
 
 
 @pytest.fixture

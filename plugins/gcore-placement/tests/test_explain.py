@@ -10,9 +10,9 @@ from gcore_placement.config import ReplayConfig
 from gcore_placement.replay import Replay
 
 from gcore_core import cli
-from gcore_core.errors import DataError
-from gcore_core.placement import journal
-from gcore_core.placement.devices import Cell, Decision, Device, Need, Partition, Window
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.placement import Cell, Decision, Device, Need, Partition, Window
+from gcore_core.controllers.placement import journal
 
 
 def decision() -> Decision:

@@ -13,9 +13,9 @@ from gcore_placement.fixed import Colocated, Coresident, FixedSplit
 from gcore_placement.replay import Replay
 from gcore_placement.utilisation import Utilisation
 
-from gcore_core.errors import ConfigError, PlacementError
-from gcore_core.placement.devices import Decision, Device, Need, Window
-from gcore_core.placement.measured import Outcome, Profile, Requests
+from gcore_core.contract.errors import ConfigError, PlacementError
+from gcore_core.contract.measurements import Outcome, Profile, Requests
+from gcore_core.contract.placement import Decision, Device, Need, Window
 
 PROFILE = Profile(
     base_s=0.01, running_s=1e-4, cached_s=1e-7, prefill_s=1e-5, max_running=16, cache_tokens=10**6

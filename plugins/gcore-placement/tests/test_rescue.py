@@ -10,8 +10,8 @@ import pytest
 from gcore_placement.config import SplitConfig
 from gcore_placement.fixed import FixedSplit
 
-from gcore_core.factories import FactorySpec
-from gcore_core.placement.devices import Device, Need, Window
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.placement import Device, Need, Window
 from gcore_core.testing.faults import Faults, MortalService
 from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 
@@ -25,7 +25,7 @@ JOB = SimulatedJob(
     prompts=4,
     samples=2,
     evaluate_prompts=0,
-    filter="gcore_core.filters:Varied",
+    filter="gcore_core.builtin.filters:Varied",
 )
 
 

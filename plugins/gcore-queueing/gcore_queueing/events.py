@@ -21,7 +21,7 @@ import zlib
 import numpy as np
 from numba import njit
 
-from gcore_core.oversampling import groups_missing
+from gcore_core.controllers.keep_rate import groups_missing
 
 _missing = njit(groups_missing)
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from gcore_core.oversampling import KeepRate
-from gcore_core.placement.measured import Profile, Requests
+from gcore_core.contract.measurements import Profile, Requests
+from gcore_core.controllers.keep_rate import KeepRate
 from gcore_queueing import events
 
 Mode = Literal["split", "colocated", "coresident"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gcore_queueing.step import ROOM, Engines, Groups, lower_bound, play, room_of
 
-from gcore_core.oversampling import KeepRate
-from gcore_core.placement.measured import Profile
+from gcore_core.contract.measurements import Profile
+from gcore_core.controllers.keep_rate import KeepRate
 
 ENGINES = [
     Engines("split", 3, 2),

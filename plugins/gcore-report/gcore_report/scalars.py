@@ -9,7 +9,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from gcore_core.records import RunFacts, StepReport
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run.directory import TENSORBOARD
 
 

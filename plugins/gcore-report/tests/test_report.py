@@ -17,9 +17,9 @@ from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
-from gcore_core.catalog import Installed
-from gcore_core.plugins import Plugins
-from gcore_core.records import RunFacts, StepReport
+from gcore_core.config.catalog import Installed
+from gcore_core.config.plugins import Plugins
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run import directory as d
 
 
@@ -104,8 +104,8 @@ def test_importing_the_plugin_imports_nothing_heavy() -> None:
 
 def test_writing_scalars_brings_no_torch_into_the_supervisor(tmp_path: Path) -> None:
     program = (
-        "import sys; from gcore_report.scalars import add, start; from gcore_core.records import "
-        "RunFacts, StepReport\n"
+        "import sys; from gcore_report.scalars import add, start; "
+        "from gcore_core.contract.records import RunFacts, StepReport\n"
         f"run = RunFacts(name='x', directory={str(tmp_path)!r}, steps=1, config={{}})\n"
         "start(run); add(run, StepReport(step=1, version=1, metrics={'kl': 0.5})); print('torch' "
         "in sys.modules)"

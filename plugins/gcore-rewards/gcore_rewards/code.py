@@ -21,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
-from gcore_core.rewards import REASON_CHARACTERS, failure
+from gcore_core.builtin.function_reward import REASON_CHARACTERS
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.scorer import Score, ScoredRecord, failure
 from gcore_rewards import confine
 from gcore_rewards.config import CodeConfig
 
@@ -93,7 +94,9 @@ class Confinement:
 
 
 class CodeReward:
-    """See ``gcore_core.protocols.Scorer``. Raises ConfigError where programs cannot be confined."""
+    """See ``gcore_core.contract.scorer.Scorer``. Raises ConfigError where programs cannot be
+    confined.
+    """
 
     def __init__(self, config: CodeConfig, context: WorkerContext) -> None:
         self._config = config

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

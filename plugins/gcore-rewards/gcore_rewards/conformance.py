@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import ScoredRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing import ScorerContract
 from gcore_core.testing.contracts.scorer import Waited, scored_record
 

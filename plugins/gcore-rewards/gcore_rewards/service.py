@@ -20,9 +20,10 @@ from typing import Any
 
 import httpx2
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
-from gcore_core.rewards import REASON_CHARACTERS, failure
+from gcore_core.builtin.function_reward import REASON_CHARACTERS
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.scorer import Score, ScoredRecord, failure
 from gcore_rewards.breaker import Breaker, CircuitOpen
 from gcore_rewards.config import HttpConfig
 
@@ -43,7 +44,7 @@ class _Unavailable(Exception):
 
 
 class HttpReward:
-    """See ``gcore_core.protocols.AsyncScorer``."""
+    """See ``gcore_core.contract.scorer.AsyncScorer``."""
 
     def __init__(self, config: HttpConfig, context: WorkerContext) -> None:
         self._config = config

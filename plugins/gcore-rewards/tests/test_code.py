@@ -21,9 +21,10 @@ from gcore_rewards import confine
 from gcore_rewards.code import CodeReward, Confinement, NotConfined
 from gcore_rewards.config import CodeConfig
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import ScoredRecord, WorkerContext
-from gcore_core.records import REWARD_FAILED
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import REWARD_FAILED
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing.contracts.scorer import scored_record
 
 CONTEXT = WorkerContext(role="scorer")

@@ -24,9 +24,10 @@ from gcore_rewards.config import HttpConfig
 from gcore_rewards.service import HttpReward
 from omegaconf import OmegaConf
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import ScoredRecord, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
 
 CONTEXT = WorkerContext(role="scorer")
 

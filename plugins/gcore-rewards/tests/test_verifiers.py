@@ -8,9 +8,10 @@ from gcore_rewards.config import VerifierConfig
 from gcore_rewards.verifiers import ExactMatch, Numeric
 from omegaconf import OmegaConf
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import Score, ScoredRecord
 
 CONTEXT = WorkerContext(role="scorer")
 

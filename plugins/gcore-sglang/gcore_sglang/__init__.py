@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
-from gcore_core.providers import EnvironmentProvider, GeneratorProvider
+from gcore_core.contract.providers import EnvironmentProvider, GeneratorProvider
 from gcore_sglang.config import SglangGeneratorConfig
 
 #: What the engine's environment must have; how to get it depends on the machine, so ``gcore_check``
@@ -50,8 +50,8 @@ def gcore_environments() -> Iterable[EnvironmentProvider]:
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     """The interpreter of every role that uses this plugin must have ``ENGINE``."""
-    from gcore_core.errors import ConfigError
-    from gcore_core.interpreters import open_environment
+    from gcore_core.config.interpreters import open_environment
+    from gcore_core.contract.errors import ConfigError
 
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "sglang":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gcore_core.errors import WorkerError
-from gcore_core.records import TensorSpec
+from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.records import TensorSpec
 
 
 @contextmanager

@@ -28,9 +28,11 @@ from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.prompts import decode, end_tokens, load_tokenizer
 from msgspec import structs
 
-from gcore_core.errors import WorkerError
-from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
-from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
 from gcore_sglang.arguments import ARGUMENTS
 from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.client import Client, Event, Refused, Unreachable
@@ -54,7 +56,7 @@ _STREAM_INTERVAL = 2**30
 
 
 class SglangGenerator:
-    """See ``gcore_core.protocols.Generator`` and ``ReceivesWeights``."""
+    """See ``gcore_core.contract.generator.Generator`` and ``ReceivesWeights``."""
 
     def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:
         ARGUMENTS.check_set_here(context.engine, context.role)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gcore_language.images import Images
 
-from gcore_core.errors import DataError, WorkerError
+from gcore_core.contract.errors import DataError, WorkerError
 
 #: Of a patch: 2 frames, 3 colours, 14 x 14 pixels. SGLang takes any other number for images that
 #: are encoded already.

@@ -22,8 +22,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gcore_core.errors import AddressError, ConfigError, DataError, DeadlineExceeded, WorkerDied
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import (
+    AddressError,
+    ConfigError,
+    DataError,
+    DeadlineExceeded,
+    WorkerDied,
+)
 from gcore_sglang.arguments import ARGUMENTS, EXIT_REFUSED, KNOWN
 from gcore_sglang.client import Client, Refused, Unreachable
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gcore_language.sleeping import EngineSleeps, with_arguments
 
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.engine import SglangGenerator
 
@@ -18,8 +18,8 @@ _SAVER = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
 
 
 class SleepingSglangGenerator(EngineSleeps, SglangGenerator):
-    """See ``gcore_core.protocols.Sleeps``. Samples that run go back to SGLang's queue, and are read
-    again after it.
+    """See ``gcore_core.contract.generator.Sleeps``. Samples that run go back to SGLang's queue, and
+    are read again after it.
     """
 
     def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:

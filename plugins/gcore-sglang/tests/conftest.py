@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
 
 if TYPE_CHECKING:
     from gcore_sglang.engine import SglangGenerator

@@ -17,9 +17,9 @@ from gcore_language import testing
 from gcore_language.engine_tests import PushTests
 from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
 
-from gcore_core.errors import DataError, WeightMismatch
-from gcore_core.protocols import SampleRequest
-from gcore_core.records import Prompt, WeightPlan
+from gcore_core.contract.errors import DataError, WeightMismatch
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt, WeightPlan
 from gcore_core.testing.contracts.weights import load, push
 
 pytestmark = pytest.mark.engine

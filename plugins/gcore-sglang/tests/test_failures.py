@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from gcore_core.errors import ConfigError, DataError, DeadlineExceeded, WorkerDied
-from gcore_core.protocols import SampleRequest, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError, DeadlineExceeded, WorkerDied
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
 from gcore_core.testing.contracts.weights import push, read_model
 
 pytestmark = pytest.mark.engine
@@ -161,7 +162,7 @@ def test_a_server_ends_with_its_worker_in_whatever_way_that_ends(
 ) -> None:
     program = (
         "import sys\n"
-        "from gcore_core.protocols import WorkerContext\n"
+        "from gcore_core.contract.context import WorkerContext\n"
         "from gcore_sglang.config import SglangGeneratorConfig\n"
         "from gcore_sglang.server import Server\n"
         "context = WorkerContext(role='rollout', directory=sys.argv[1])\n"

@@ -16,8 +16,8 @@ from gcore_language.testing import assert_agree, drain, gaps, requests_of, run, 
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.engine import SglangGenerator
 
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import Prompt
 from gcore_core.testing.contracts.weights import push
 
 pytestmark = pytest.mark.engine

@@ -17,9 +17,9 @@ from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.pixels import PixelFiles, check_patches
 
-from gcore_core.errors import ConfigError, DataError, WorkerError
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import TensorSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError, WorkerError
+from gcore_core.contract.records import TensorSpec
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 
 KNOWN = ["attention_backend", "chunked_prefill_size", "mem_fraction_static", "port"]

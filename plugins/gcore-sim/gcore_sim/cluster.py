@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play, room_of
 
-from gcore_core.oversampling import KeepRate, by_quarter
-from gcore_core.placement.devices import (
+from gcore_core.contract.algorithms import Balancer, Work
+from gcore_core.contract.measurements import Outcome, Profile
+from gcore_core.contract.placement import (
     Cell,
     Decision,
     Device,
@@ -24,8 +25,7 @@ from gcore_core.placement.devices import (
     PlacementPolicy,
     Window,
 )
-from gcore_core.placement.measured import Outcome, Profile
-from gcore_core.protocols import Balancer, Work
+from gcore_core.controllers.keep_rate import KeepRate, by_quarter
 from gcore_sim.config import TrainerConfig
 from gcore_sim.workloads import Workload
 

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcore_core import config
-from gcore_core.cli.running import run_file
+from gcore_core.config.plan import load_plan
+from gcore_core.run.start import run_file
 from gcore_core.testing.simulation import VirtualLoop
 
 
@@ -41,7 +41,7 @@ def _unscaled(file: Path, overrides: Sequence[str]) -> list[str]:
     """Overrides that take the scale of time out of every emulated backend: there is no need to
     hurry.
     """
-    plan = config.load(file, [*overrides, "launcher.use=sim/inline"])
+    plan = load_plan(file, [*overrides, "launcher.use=sim/inline"])
     scaled = [
         path for path, chosen in plan.provided.items() if "time_scale" in plan.at(path)["config"]
     ]

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gcore_core.errors import ConfigError
-from gcore_core.processes.config import LocalConfig
+from gcore_core.contract.errors import ConfigError
+from gcore_core.runtime.process.config import LocalConfig
 
 #: workload -> (prompt tokens, answer tokens: median and sigma of log-normal ones, most answer
 #: tokens)

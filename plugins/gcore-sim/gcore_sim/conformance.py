@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gcore_core.protocols import WorkerContext
-from gcore_core.questions import Answer, Question
-from gcore_core.records import FINISHED
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.questions import Answer, Question
+from gcore_core.contract.records import FINISHED
 from gcore_core.testing import (
     DatasetContract,
     GeneratorContract,

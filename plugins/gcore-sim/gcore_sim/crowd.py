@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from gcore_core.processes.agent import process_usage
-from gcore_core.processes.inline import InlineView
-from gcore_core.processes.launchers import InlineLauncher, LocalLauncher, Site
-from gcore_core.processes.messages import SpawnRequest, UsageReply, WorkerExit, WorkerSpec
-from gcore_core.processes.service import Peer, Service
-from gcore_core.processes.spawning import spawn_process
+from gcore_core.runtime.messages import SpawnRequest, UsageReply, WorkerExit, WorkerSpec
+from gcore_core.runtime.process.agent import process_usage
+from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher, Site
+from gcore_core.runtime.process.spawn import spawn_process
+from gcore_core.runtime.rpc.in_process import InlineView
+from gcore_core.runtime.rpc.service import Peer, Service
 from gcore_sim.config import CrowdConfig
 from gcore_sim.host import HostSpec, is_emulated, serve
 

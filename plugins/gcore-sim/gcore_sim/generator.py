@@ -11,9 +11,10 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
-from gcore_core.errors import ContractError, WeightMismatch
-from gcore_core.protocols import Finished, SampleRequest, WorkerContext
-from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ContractError, WeightMismatch
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
 from gcore_sim.batching import ContinuousBatch, Key
 from gcore_sim.clock import spend
 from gcore_sim.config import GeneratorConfig

@@ -17,11 +17,11 @@ from functools import partial
 
 import msgspec
 
-from gcore_core.processes.messages import WorkerSpec
-from gcore_core.processes.rpc import RpcNetwork
-from gcore_core.processes.service import Network
-from gcore_core.processes.spawning import read_spec
-from gcore_core.processes.worker import Worker
+from gcore_core.runtime.messages import WorkerSpec
+from gcore_core.runtime.process.spawn import read_spec
+from gcore_core.runtime.process.worker import Worker
+from gcore_core.runtime.rpc.service import Network
+from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_sim.clock import LoopCompute
 
 log = logging.getLogger(__name__)

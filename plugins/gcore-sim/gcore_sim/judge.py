@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import xxhash
 
-from gcore_core.errors import DataError
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_sim.clock import spend
 from gcore_sim.config import JudgeConfig
 from gcore_sim.prompts import AnswerLengths

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcore_core.errors import ConfigError
+from gcore_core.contract.errors import ConfigError
 from gcore_sim.cluster import ORACLE, Row
 
 

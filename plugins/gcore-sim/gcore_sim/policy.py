@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gcore_core.records import TensorSpec
+from gcore_core.contract.records import TensorSpec
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz.", np.uint8)
 END = len(LETTERS) - 1  # the last one ends an answer

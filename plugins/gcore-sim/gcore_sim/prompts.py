@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.order import row_of
-from gcore_core.records import Prompt
+from gcore_core.contract.order import row_of
+from gcore_core.contract.records import Prompt
 from gcore_sim.config import KINDS, Drift, PromptsConfig, Skew
 
 _PROMPT_SIGMA = 0.5

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gcore_core import hookimpl
-from gcore_core.providers import CommandProvider
+from gcore_core.contract.providers import CommandProvider
 
 
 @hookimpl

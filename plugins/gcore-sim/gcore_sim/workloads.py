@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from gcore_queueing.step import Groups
 
+from gcore_core.contract.errors import DataError
 from gcore_core.controllers.tracing import Record, read_trace
-from gcore_core.errors import DataError
 
 PROMPT, INSTRUCTIONS = (
     512.0,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.cli.running import prepare
-from gcore_core.errors import WorkerDied, WorkerError
-from gcore_core.factories import build
-from gcore_core.processes.jobs import Job, worker_specs
-from gcore_core.processes.messages import Hello, Nothing, SpawnRequest, UsageReply, WorkerExit
-from gcore_core.processes.service import Call, Service
-from gcore_core.processes.supervisor import Supervisor
+from gcore_core.contract.errors import WorkerDied, WorkerError
+from gcore_core.contract.factories import build
 from gcore_core.run.display import Display, open_display
+from gcore_core.run.jobs import Job, worker_specs
+from gcore_core.run.start import prepare
+from gcore_core.run.supervisor import Supervisor
+from gcore_core.runtime.messages import Hello, Nothing, SpawnRequest, UsageReply, WorkerExit
+from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.testing import fake
 
 Prepared = tuple[Job, Display]
@@ -121,7 +121,8 @@ async def test_a_host_that_dies_ends_the_run_with_its_cause(
 BROKEN = """
 import sys
 from pathlib import Path
-from gcore_core import hookimpl, providers
+from gcore_core import hookimpl
+from gcore_core.contract import providers
 from gcore_core.testing.fake import FakeDataConfig, FakeDataset
 
 class Broken(FakeDataset):

@@ -15,9 +15,9 @@ from gcore_sim.command import run
 from gcore_sim.config import Drift, PromptsConfig
 from gcore_sim.prompts import SimPrompts
 
-from gcore_core.errors import ConfigError, PlacementError
-from gcore_core.order import row_of
-from gcore_core.placement import journal
+from gcore_core.contract.errors import ConfigError, PlacementError
+from gcore_core.contract.order import row_of
+from gcore_core.controllers.placement import journal
 
 
 def test_rows_drift_with_their_ordinals() -> None:

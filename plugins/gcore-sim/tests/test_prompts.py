@@ -18,8 +18,8 @@ from gcore_sim.config import (
 )
 from gcore_sim.prompts import AnswerLengths, SimPrompts, answer_lengths
 
-from gcore_core.errors import ConfigError
-from gcore_core.order import row_of, sample_seed
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.order import row_of, sample_seed
 
 NONE = AnswerLengths(1.0, 0.0, 1 << 30)
 

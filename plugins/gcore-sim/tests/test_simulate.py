@@ -18,7 +18,7 @@ from gcore_sim.trying import summary
 from gcore_sim.workloads import PUBLISHED, Lengths, Published, recorded
 
 from gcore_core import cli
-from gcore_core.errors import DataError
+from gcore_core.contract.errors import DataError
 
 SMALL = Cluster(devices=32, needed=16)
 

@@ -19,11 +19,13 @@ from gcore_sim.config import GeneratorConfig, JudgeConfig, Payload, TrainerConfi
 from gcore_sim.generator import SimGenerator
 from gcore_sim.judge import SimJudge
 
-from gcore_core import config
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError, TrainingError
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt, Ref
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.controllers.scoring import WAIT_S
-from gcore_core.errors import ConfigError, DataError, TrainingError
-from gcore_core.protocols import SampleRequest, ScoredRecord, WorkerContext
-from gcore_core.records import Prompt, Ref
 
 PROMPT, ANSWER, GROUPS, SAMPLES = 500, 2000, 4, 2
 GIVEN = {"data": {"config": {"prompt_tokens": [PROMPT], "answer_tokens": [ANSWER]}}}
@@ -228,7 +230,7 @@ def test_a_judge_that_takes_too_long_is_started_again(
 
 
 def test_the_recipe_has_256_devices() -> None:
-    plan = config.load(Path(__file__).parents[1] / "recipes" / "256.yaml")
+    plan = load_plan(Path(__file__).parents[1] / "recipes" / "256.yaml")
     assert (
         sum(role["slots"] for role in plan.config["roles"].values())
         == plan.config["cluster"]["devices"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gcore_core import hookimpl
-from gcore_core.providers import GeneratorProvider, RewardProvider, TrainerProvider
+from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
 from gcore_torch.config import TorchGeneratorConfig, TorchRewardConfig, TorchTrainerConfig
 
 _NEEDS = ("torch>=2.7", "transformers>=5.0", "safetensors>=0.5")

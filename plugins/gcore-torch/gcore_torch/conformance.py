@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gcore_language.tiny import save_image_model, save_model
 
-from gcore_core.records import Prompt
+from gcore_core.contract.records import Prompt
 from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
 
 # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that

@@ -25,8 +25,8 @@ from gcore_language.training import LossOf, check_objective, keeps_reference
 from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_of, to_bytes
 from torch import Tensor
 
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import TensorSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import TensorSpec
 from gcore_torch.config import TorchTrainerConfig
 
 

@@ -24,10 +24,12 @@ from gcore_language.policy import Policy, check_layouts
 from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer, refuse_images
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
-from gcore_core.errors import ConfigError, ContractError
-from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
-from gcore_core.records import ABORTED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
-from gcore_core.weight_transfer import Offers
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import ABORTED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import make_decoder
 from gcore_torch.sampling import choose, uniforms
@@ -94,7 +96,7 @@ class _Rows:
 
 
 class TorchGenerator:
-    """See ``gcore_core.protocols``: Generator, ReceivesWeights, Fingerprints, Sleeps and
+    """See ``gcore_core.contract.generator``: Generator, ReceivesWeights, Fingerprints, Sleeps and
     ScoresLogprobs.
     """
 

@@ -18,15 +18,15 @@ from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device, refuse_engine
 from gcore_language.prompts import LOAD_ERRORS, load_tokenizer, unreadable
 
-from gcore_core.errors import DataError
-from gcore_core.protocols import Score, ScoredRecord, WorkerContext
-from gcore_core.rewards import failure
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.scorer import Score, ScoredRecord, failure
 from gcore_torch.config import TorchRewardConfig
 
 
 class TorchReward:
-    """See ``gcore_core.protocols.Scorer``. The score is that of the last token, as transformers
-    takes it.
+    """See ``gcore_core.contract.scorer.Scorer``. The score is that of the last token, as
+    transformers takes it.
     """
 
     def __init__(self, config: TorchRewardConfig, context: WorkerContext) -> None:

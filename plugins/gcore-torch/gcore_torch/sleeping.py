@@ -9,7 +9,7 @@ import xxhash
 from gcore_language.weights import to_bytes
 from torch import Tensor
 
-from gcore_core.errors import ContractError, WeightMismatch
+from gcore_core.contract.errors import ContractError, WeightMismatch
 
 
 class SleepingWeights:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from gcore_language.device_push import PushesFromDevice
 from gcore_language.saving import SavingTrainer
 
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.engine import TorchEngine
 
 
 class TorchTrainer(PushesFromDevice, SavingTrainer):
-    """One data-parallel rank of a policy; see ``gcore_core.protocols.Trainer``."""
+    """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, TorchEngine(config, context))

@@ -13,8 +13,10 @@ import pytest
 import torch
 from gcore_language.tiny import CONFIGS, VOCABULARY, save_model, save_tokenizer
 
-from gcore_core.protocols import SampleRequest, TrainRecord, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.trainer import TrainRecord
 
 __all__ = ["VOCABULARY", "save_model", "save_tokenizer"]
 

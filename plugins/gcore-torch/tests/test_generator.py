@@ -12,15 +12,15 @@ from gcore_torch.generator import TorchGenerator
 from gcore_torch.sampling import choose, uniforms
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gcore_core.errors import ConfigError, WeightMismatch
-from gcore_core.protocols import (
+from gcore_core.contract.errors import ConfigError, WeightMismatch
+from gcore_core.contract.generator import (
     Fingerprints,
     Generator,
     ReceivesWeights,
     SampleRequest,
     ScoresLogprobs,
 )
-from gcore_core.records import Prompt, WeightPlan
+from gcore_core.contract.records import Prompt, WeightPlan
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gpt2"]
 

@@ -19,9 +19,10 @@ from gcore_torch.trainer import TorchTrainer
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from gcore_core.errors import ConfigError, ContractError, DataError
-from gcore_core.protocols import Finished, SampleRequest, TrainRecord
-from gcore_core.records import Prompt, WeightPlan
+from gcore_core.contract.errors import ConfigError, ContractError, DataError
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import Prompt, WeightPlan
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.runs import run_together
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")

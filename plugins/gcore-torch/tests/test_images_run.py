@@ -24,7 +24,8 @@ SEEING = '''
 """A reward and a trainer that write down where in memory the pixels of a record are."""
 from pathlib import Path
 
-from gcore_core import hookimpl, providers as p
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
 from gcore_torch.config import TorchTrainerConfig
 
 

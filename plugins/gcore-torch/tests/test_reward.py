@@ -13,9 +13,10 @@ from gcore_torch.config import TorchRewardConfig
 from gcore_torch.reward import TorchReward
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
-from gcore_core.errors import ConfigError, DataError
-from gcore_core.protocols import ScoredRecord, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing import ScorerContract
 from gcore_core.testing.contracts.scorer import scored_record
 

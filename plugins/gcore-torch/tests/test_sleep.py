@@ -11,9 +11,9 @@ from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gcore_core.errors import ContractError, WeightMismatch
-from gcore_core.protocols import Sleeps
-from gcore_core.records import WeightPlan
+from gcore_core.contract.errors import ContractError, WeightMismatch
+from gcore_core.contract.generator import Sleeps
+from gcore_core.contract.records import WeightPlan
 from gcore_core.testing.contracts.weights import perturbed, push, read_model
 from gcore_core.testing.safetensors_files import Tensors
 

@@ -15,9 +15,9 @@ from gcore_torch.trainer import TorchTrainer
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gcore_core.errors import ConfigError, DataError, NonFiniteLoss
-from gcore_core.protocols import Trainer
-from gcore_core.records import WeightPlan
+from gcore_core.contract.errors import ConfigError, DataError, NonFiniteLoss
+from gcore_core.contract.records import WeightPlan
+from gcore_core.contract.trainer import Trainer
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_scalars_and_reference_logp_compare_with_the_initial_weights(
 def test_logprob_gap_is_nothing_for_the_generators_own_records(
     open_trainer: Any, model_dirs: dict[str, Path], tiny: Any
 ) -> None:
-    from gcore_core.protocols import TrainRecord
+    from gcore_core.contract.trainer import TrainRecord
 
     settings = TorchGeneratorConfig(max_new_tokens=10, temperature=0.8)
     generator = TorchGenerator(settings, tiny.make_context(model_dirs["qwen2"]))

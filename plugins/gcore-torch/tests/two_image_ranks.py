@@ -18,7 +18,7 @@ from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer
 
 from conftest import Reinforce, make_advantages, make_context, make_records
-from gcore_core.protocols import TrainRecord
+from gcore_core.contract.trainer import TrainRecord
 
 
 def image_records() -> list[TrainRecord]:

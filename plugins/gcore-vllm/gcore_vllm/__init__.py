@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
-from gcore_core.providers import EnvironmentProvider, GeneratorProvider
+from gcore_core.contract.providers import EnvironmentProvider, GeneratorProvider
 from gcore_vllm.config import VllmGeneratorConfig
 
 #: Distributions that bring the module ``vllm``: for CUDA, and for machines without it.
@@ -50,8 +50,8 @@ def gcore_environments() -> Iterable[EnvironmentProvider]:
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     """The interpreter of every role that uses this plugin must have one of ``ENGINES``."""
-    from gcore_core.errors import ConfigError
-    from gcore_core.interpreters import open_environment
+    from gcore_core.config.interpreters import open_environment
+    from gcore_core.contract.errors import ConfigError
 
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "vllm":

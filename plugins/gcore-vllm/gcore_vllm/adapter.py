@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcore_core.errors import DataError
+from gcore_core.contract.errors import DataError
 
 #: Sizes of vLLM's buffers for adapters (its ``max_lora_rank``).
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -25,9 +25,11 @@ from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.prompts import decode, end_tokens, load_tokenizer
 
-from gcore_core.protocols import Columns, Finished, SampleRequest, WorkerContext
-from gcore_core.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
-from gcore_core.weight_transfer import Offers, WeightReader
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.contract.weight_transfer import Offers, WeightReader
 from gcore_vllm.adapter import open_adapter
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.images import Showing
@@ -44,7 +46,7 @@ class _Running:
 
 
 class VllmGenerator:
-    """See ``gcore_core.protocols.Generator`` and ``ReceivesWeights``."""
+    """See ``gcore_core.contract.generator.Generator`` and ``ReceivesWeights``."""
 
     def __init__(self, config: VllmGeneratorConfig, context: WorkerContext) -> None:
         self._config = config

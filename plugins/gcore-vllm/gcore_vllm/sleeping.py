@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from gcore_language.sleeping import EngineSleeps, with_arguments
 
-from gcore_core.errors import WorkerError
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import WorkerError
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.engine import VllmGenerator
 
@@ -18,7 +18,9 @@ _LEVEL = 1
 
 
 class SleepingVllmGenerator(EngineSleeps, VllmGenerator):
-    """See ``gcore_core.protocols.Sleeps``. Samples that run are read again after the wake."""
+    """See ``gcore_core.contract.generator.Sleeps``. Samples that run are read again after the
+    wake.
+    """
 
     def __init__(self, config: VllmGeneratorConfig, context: WorkerContext) -> None:
         engine = with_arguments(context, {"enable_sleep_mode": True}, "vllm")

@@ -15,8 +15,8 @@ import numpy as np
 from gcore_language.model_files import ModelFiles
 from gcore_language.prompts import first_lines
 
-from gcore_core.errors import ConfigError, DataError, PluginBroken
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError, PluginBroken
 from gcore_vllm.adapter import Adapter
 from gcore_vllm.arguments import check_engine
 from gcore_vllm.config import VllmGeneratorConfig

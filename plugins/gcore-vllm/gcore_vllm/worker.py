@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from gcore_core.records import TensorSpec
+from gcore_core.contract.records import TensorSpec
 
 
 class WorkerExtension:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcore_core.records import TensorSpec
+from gcore_core.contract.records import TensorSpec
 from gcore_core.testing.safetensors_files import read_safetensors, write_safetensors
 
 ALPHA = 8.0

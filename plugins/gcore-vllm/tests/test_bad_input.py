@@ -12,8 +12,8 @@ from gcore_vllm.adapter import open_adapter
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.engine import VllmGenerator
 
-from gcore_core.errors import ConfigError, DataError, PluginBroken
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError, PluginBroken
 
 pytest.importorskip("torch")
 

@@ -19,9 +19,10 @@ from gcore_vllm import ENGINES
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.engine import VllmGenerator
 
-from gcore_core.errors import ConfigError, DataError, WeightMismatch
-from gcore_core.protocols import SampleRequest, WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, DataError, WeightMismatch
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
 from gcore_core.testing.contracts.weights import push
 
 pytestmark = pytest.mark.engine

@@ -21,8 +21,8 @@ from gcore_language.testing import (
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.engine import VllmGenerator
 
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import Prompt
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import Prompt
 from gcore_core.testing.contracts.weights import push
 
 pytestmark = pytest.mark.engine

@@ -16,8 +16,8 @@ from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.images import register_models
 from gcore_vllm.start import set_environment
 
-from gcore_core.errors import ConfigError
-from gcore_core.protocols import WorkerContext
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
 
 KNOWN = [
     "block_size",

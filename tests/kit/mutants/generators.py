@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from gcore_core.errors import WeightMismatch
-from gcore_core.protocols import Finished, SampleRequest, WorkerContext
-from gcore_core.records import FAILED, FINISHED, TensorSpec, WeightPlan
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import FAILED, FINISHED, TensorSpec, WeightPlan
 from gcore_core.testing import GeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, log_softmax
 

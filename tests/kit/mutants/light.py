@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.placement.devices import Cell, Decision, Device, Partition, Window
-from gcore_core.placement.policy import Even
-from gcore_core.processes.launchers import InlineLauncher, Site
-from gcore_core.processes.service import Service
-from gcore_core.protocols import GroupScalars, Score, ScoredRecord, Work, WorkerContext
-from gcore_core.records import OK, Prompt
+from gcore_core.builtin.placement import Even
+from gcore_core.contract.algorithms import GroupScalars, Work
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
+from gcore_core.contract.records import OK, Prompt
+from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.runtime.process.launchers import InlineLauncher, Site
+from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing import (
     ActionAdvantageContract,
     AdvantageContract,

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import pytest
 
-from gcore_core import catalog
+from gcore_core.config import catalog
 from gcore_core.testing import PluginContract
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 ROOT = """
 from gcore_core import hookimpl
-from gcore_core.providers import BalancerProvider, GeneratorProvider
+from gcore_core.contract.providers import BalancerProvider, GeneratorProvider
 from gcore_kit_parts import Settings
 
 @hookimpl
@@ -73,7 +73,7 @@ class AnswersDifferently(Clean):
 
 class HasNoUpperBound(Clean):
     caught_by = ("test_its_metadata_bounds_the_core",)
-    wheel = Wheel(requires=("gcore-core>=0.1",))
+    wheel = Wheel(requires=("gcore-core>=0.2",))
 
 
 class RequiresNothing(Clean):

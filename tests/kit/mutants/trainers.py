@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.protocols import WorkerContext
-from gcore_core.records import TensorSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.weight_transfer import Offers
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
 from gcore_core.testing.safetensors_files import write_safetensors
-from gcore_core.weight_transfer import Offers
 
 
 class Clean(TrainerContract):

@@ -1,0 +1,31 @@
+"""What may be set under ``config:`` of datasets and of the reward that the core brings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gcore_core.contract.rows import RowsConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLinesConfig(RowsConfig):
+    """A file with one JSON object a line."""
+
+    index_dir: str | None = None
+    """Where the index of the file is kept. Empty: $G_CORE_CACHE/index, else
+    ~/.cache/g-core/index.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionRewardConfig:
+    """A function in a Python file."""
+
+    path: str
+    """The file; relative to the YAML's directory."""
+    name: str
+    """The function: of one record, ``def f(record) -> float``, or of many when ``batch`` is set. It
+    may be async.
+    """
+    batch: bool = False
+    """Call it with a list of records; it returns a list of as many numbers."""

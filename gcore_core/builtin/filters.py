@@ -1,0 +1,32 @@
+"""Which groups teach: filters of dynamic sampling. A factory takes the config, which these do not
+have.
+"""
+
+from __future__ import annotations
+
+from gcore_core.contract.algorithms import GroupScalars
+
+
+class KeepAll:
+    """Every group teaches."""
+
+    def __init__(self, config: None = None) -> None:
+        pass
+
+    def keep(self, group: GroupScalars) -> tuple[bool, str]:
+        return True, ""
+
+
+class Varied:
+    """A group teaches when its rewards are not all equal: otherwise every advantage is zero (DAPO,
+    section 3.2).
+    """
+
+    def __init__(self, config: None = None) -> None:
+        pass
+
+    def keep(self, group: GroupScalars) -> tuple[bool, str]:
+        rewards = group.rewards
+        if rewards.size and rewards.max() > rewards.min():
+            return True, ""
+        return False, "equal_rewards"

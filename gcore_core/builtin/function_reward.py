@@ -1,0 +1,125 @@
+"""The reward that the core brings: a user's function. A failed reward is a status, never a
+number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import numbers
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcore_core.builtin.config import FunctionRewardConfig
+from gcore_core.config.user_functions import line_in, load_function
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.scorer import Score, ScoredRecord, failure
+
+REASON_CHARACTERS = 200
+
+
+class FunctionScorer:
+    """A function in a Python file. Async functions of one record run concurrently, on an event loop
+    of their own.
+    """
+
+    def __init__(self, config: FunctionRewardConfig, context: WorkerContext) -> None:
+        self._file = Path(config.path)
+        self._function = load_function(self._file, config.name)
+        self._name = config.name
+        self._batch = config.batch
+        self._async = _is_async(self._function)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        """One score per record. Where the function raises, its record (all, in the batch form) is
+        failed.
+        """
+        if self._batch:
+            return self._score_batch(list(records))
+        if self._async:
+            scores: list[Score] = self._wait(self._score_concurrently(records))
+            return scores
+        return [self._score_one(record) for record in records]
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    def _score_one(self, record: ScoredRecord) -> Score:
+        try:
+            return self._checked(self._function(record))
+        except Exception as error:
+            return self._failed(error)
+
+    async def _score_concurrently(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        async def value(record: ScoredRecord) -> Any:
+            return await self._function(record)
+
+        # return_exceptions also keeps a CancelledError that the function lets out from cancelling
+        # the others
+        results = await asyncio.gather(*map(value, records), return_exceptions=True)
+        return [
+            self._failed(r) if isinstance(r, BaseException) else self._checked(r) for r in results
+        ]
+
+    def _score_batch(self, records: list[ScoredRecord]) -> list[Score]:
+        try:
+            result = self._function(records)
+            values = self._wait(result) if inspect.iscoroutine(result) else result
+        except Exception as error:
+            return [self._failed(error)] * len(records)
+        values = values.tolist() if isinstance(values, np.ndarray) else values
+        if not isinstance(values, list | tuple):
+            return [failure(f"{self._name} returned {type(values).__name__}, not a list")] * len(
+                records
+            )
+        if len(values) != len(records):
+            return [
+                failure(f"{self._name} returned {len(values)} values for {len(records)} records")
+            ] * len(records)
+        return [self._checked(value) for value in values]
+
+    def _checked(self, value: Any) -> Score:
+        if inspect.iscoroutine(value):
+            value.close()
+        if not isinstance(value, numbers.Real | np.bool_):
+            return failure(f"{self._name} returned {type(value).__name__}, not a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        return (
+            Score(value=number)
+            if math.isfinite(number)
+            else failure(f"{self._name} returned {number}")
+        )
+
+    def _failed(self, error: BaseException) -> Score:
+        line = line_in(self._file, error)
+        place = f" ({self._file.name}:{line})" if line else ""
+        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return failure(message[:REASON_CHARACTERS] + place)
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs on a thread of its own: the caller may itself be inside an event loop, and clients
+        outlive a call.
+        """
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(
+                target=self._loop.run_forever, name=f"reward {self._name}", daemon=True
+            ).start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )

@@ -1,0 +1,110 @@
+"""The plugin named ``core``: what the core itself offers, through the same hooks as anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+
+_WORKER = "gcore_core.runtime.process.worker:main"
+
+
+@hookimpl
+def gcore_controllers() -> Iterable[p.ControllerProvider]:
+    from gcore_core.controllers.config import SyncConfig
+
+    yield p.ControllerProvider(
+        name="sync",
+        summary="one step after the other: generation, rewarding, preparation, training, push",
+        factory="gcore_core.controllers.synchronous:SynchronousController",
+        config=SyncConfig,
+    )
+
+
+@hookimpl
+def gcore_roles() -> Iterable[p.RoleProvider]:
+    yield p.RoleProvider(
+        name="policy", summary="the model that learns", factory=_WORKER, kind="trainer"
+    )
+    yield p.RoleProvider(
+        name="rollout",
+        summary="samples from the policy",
+        factory=_WORKER,
+        kind="generator",
+        follows="policy",
+    )
+    yield p.RoleProvider(
+        name="judge", summary="a generator that rewards", factory=_WORKER, kind="generator"
+    )
+
+
+@hookimpl
+def gcore_launchers() -> Iterable[p.LauncherProvider]:
+    from gcore_core.runtime.process.config import LocalConfig
+
+    yield p.LauncherProvider(
+        name="local",
+        summary="processes on this machine",
+        factory="gcore_core.runtime.process.launchers:LocalLauncher",
+        config=LocalConfig,
+    )
+    yield p.LauncherProvider(
+        name="inline",
+        summary="everything in one process and one event loop, for a debugger",
+        factory="gcore_core.runtime.process.launchers:InlineLauncher",
+    )
+
+
+@hookimpl
+def gcore_datasets() -> Iterable[p.DatasetProvider]:
+    from gcore_core.builtin.config import JsonLinesConfig
+
+    yield p.DatasetProvider(
+        name="jsonl",
+        summary="one JSON object a line",
+        factory="gcore_core.builtin.json_lines:JsonLines",
+        config=JsonLinesConfig,
+    )
+
+
+@hookimpl
+def gcore_rewards() -> Iterable[p.RewardProvider]:
+    from gcore_core.builtin.config import FunctionRewardConfig
+
+    yield p.RewardProvider(
+        name="function",
+        summary="a function in a Python file of yours",
+        factory="gcore_core.builtin.function_reward:FunctionScorer",
+        config=FunctionRewardConfig,
+    )
+
+
+@hookimpl
+def gcore_filters() -> Iterable[p.FilterProvider]:
+    yield p.FilterProvider(
+        name="keep-all", summary="every group teaches", factory="gcore_core.builtin.filters:KeepAll"
+    )
+    yield p.FilterProvider(
+        name="varied",
+        summary="groups whose rewards are not all equal",
+        factory="gcore_core.builtin.filters:Varied",
+    )
+
+
+@hookimpl
+def gcore_balancers() -> Iterable[p.BalancerProvider]:
+    yield p.BalancerProvider(
+        name="in-order",
+        summary="equal counts, in order",
+        factory="gcore_core.builtin.balancer:InOrder",
+    )
+
+
+@hookimpl
+def gcore_placement_policies() -> Iterable[p.PlacementProvider]:
+    yield p.PlacementProvider(
+        name="even",
+        summary="each role gets its slots, from the first device on",
+        factory="gcore_core.builtin.placement:Even",
+    )

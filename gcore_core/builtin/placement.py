@@ -1,0 +1,20 @@
+"""``core/even``: every role takes its slots from all devices in turn, and keeps them."""
+
+from __future__ import annotations
+
+from gcore_core.contract.placement import Decision, Partition, Window, every_slot
+
+
+class Even:
+    """Roles share devices: in preparation and training every device serves the trainer anyway."""
+
+    def __init__(self, config: None = None) -> None:
+        pass
+
+    def revise(self, partition: Partition | None, window: Window) -> Decision:
+        if partition is None:
+            return Decision(
+                partition=every_slot(window),
+                reason="every role takes its slots from all devices in turn",
+            )
+        return Decision(partition=partition, reason="roles keep their devices")

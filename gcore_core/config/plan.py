@@ -1,0 +1,400 @@
+"""From a YAML file to a resolved plan.
+
+Two phases: the strict core schema first, its ``config`` nodes open; then each chosen provider's own
+dataclass takes the place of its node and the whole tree is merged again. So every error carries the
+full path.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from gcore_core import __version__
+from gcore_core.config import catalog, checks, schema, yaml_source
+from gcore_core.config.plugins import Plugins, Provided, local_plugin
+from gcore_core.contract.errors import (
+    ConfigError,
+    ContractError,
+    GcoreError,
+    PluginClash,
+    did_you_mean,
+)
+from gcore_core.contract.factories import FactorySpec, reference_to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A resolved configuration.
+
+    config: plain values, all defaults filled in. provided: config path ("roles.policy",
+    "rewards.exact", "advantage", ...) -> provider. lock: plugin, distribution and version of
+    everything loaded. origins: dotted key -> where set.
+    """
+
+    config: dict[str, Any]
+    provided: Mapping[str, Provided]
+    source: Path
+    lock: tuple[dict[str, str], ...]
+    origins: Mapping[str, str]
+    plugins: Plugins
+
+    def at(self, path: str) -> Any:
+        """The value at a dotted path; ConfigError when there is none."""
+        value: Any = self.config
+        for key in path.split("."):
+            if not isinstance(value, Mapping) or key not in value:
+                known = list(yaml_source.flat(self.config))
+                raise ConfigError(
+                    f"the configuration has no such key{did_you_mean(path, known)}.", where=path
+                )
+            value = value[key]
+        return value
+
+    def factory(self, path: str) -> FactorySpec:
+        """How a worker makes what was chosen at ``path``."""
+        if path not in self.provided:
+            raise ConfigError(
+                f"nothing is chosen there{did_you_mean(path, list(self.provided))}.",
+                where=path,
+                why=f"choices are made at: {', '.join(self.provided)}",
+            )
+        spec = self.provided[path].spec
+        config_class = reference_to(spec.config) if spec.config else ""
+        return FactorySpec(
+            factory=spec.factory, config_class=config_class, config=self.at(path)["config"]
+        )
+
+    def why(self, key: str) -> str:
+        """``key = value  # where it came from``; a line for each value below a mapping."""
+        values = yaml_source.flat(self.at(key), key)
+        return "\n".join(
+            f"{leaf} = {msgspec.json.encode(value).decode()}  # {self._origin(leaf)}"
+            for leaf, value in values.items()
+        )
+
+    def _origin(self, leaf: str) -> str:
+        if leaf in self.origins:
+            return self.origins[leaf]
+        for path, item in self.provided.items():
+            if leaf.startswith(f"{path}.config."):
+                return f"default of {item.reference} ({item.owner})"
+        return f"default of the core (gcore-core {__version__})"
+
+
+def load_plan(
+    file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None
+) -> Plan:
+    """Reads, resolves and checks a configuration; starts nothing. Raises ConfigError or
+    PluginError.
+    """
+    source = yaml_source.read(Path(file), overrides)
+    user = _normalised(source.tree)
+    schema.check_containers(schema.Core, user, "")
+    tree = _schema_tree(user)
+    core = _core_values(_merged(tree, user, source, {}))
+    _require(core, user, source.file)
+    plugins = _load_plugins(core, installed or catalog.scan(), source.file.parent)
+    provided = dict(_resolve(core, plugins))
+    for path, item in provided.items():
+        if source.origins.get(f"{path}.use", "").startswith(yaml_source.OVERRIDE):
+            _drop_of_others(item, _get(user, f"{path}.config"), f"{path}.config", source.origins)
+        _graft(tree, path, item, _get(user, f"{path}.config"))
+    merged = _merged(tree, user, source, provided)
+    config = _plain_tree(merged)
+    checks.no_missing(config, provided)
+    origins = dict(source.origins) | _fill_defaults(config, plugins, source.file)
+    yaml_source.resolve_paths(config, source.file.parent)
+    plan = Plan(
+        config=config,
+        provided=provided,
+        source=source.file,
+        lock=tuple(
+            {"plugin": item.name, "distribution": item.distribution, "version": item.version}
+            for item in plugins.loaded
+        ),
+        origins=origins,
+        plugins=plugins,
+    )
+    objects = {path: _config_object(plan, path) for path in provided}
+    checks.run(config, provided, objects, plugins, source.file)
+    return plan
+
+
+def _normalised(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Accepts the short forms: ``plugins`` as a list of names, ``config:`` left empty."""
+    user = copy.deepcopy(dict(tree))
+    if isinstance(user.get("plugins"), list):
+        user["plugins"] = {str(name): None for name in user["plugins"]}
+    for node in _choices(user):
+        if "config" in node and node["config"] is None:
+            node["config"] = {}
+    return user
+
+
+def _choices(user: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    nodes = [_get(user, path) for path in schema.KIND_AT]
+    for section in ("roles", "rewards"):
+        named = user.get(section)
+        nodes += list(named.values()) if isinstance(named, Mapping) else []
+    yield from (node for node in nodes if isinstance(node, dict))
+
+
+def _get(tree: Any, path: str) -> Any:
+    """The value at a dotted path of a plain tree, or None."""
+    for key in path.split("."):
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
+    """The core schema with a node for every role and reward that the user names, so that configs
+    can be grafted.
+    """
+    tree: DictConfig = OmegaConf.structured(schema.Core)
+    for section, cls in (("roles", schema.Role), ("rewards", schema.Reward)):
+        for name in user.get(section) or ():
+            if not schema.NAME.fullmatch(str(name)):
+                raise ConfigError(
+                    "a name is made of letters, digits, '_' and '-'.", where=f"{section}.{name}"
+                )
+            tree[section][str(name)] = OmegaConf.structured(cls)
+    if _get(user, "evaluation.data") is not None:
+        tree.evaluation.data = OmegaConf.structured(schema.Data)
+    return tree
+
+
+def _merged(
+    tree: DictConfig,
+    user: Mapping[str, Any],
+    source: yaml_source.Source,
+    provided: Mapping[str, Provided],
+) -> DictConfig:
+    try:
+        merged = OmegaConf.merge(tree, OmegaConf.create(dict(user)))
+    except OmegaConfBaseException as error:
+        raise _explained(error, source, provided) from error
+    if not isinstance(merged, DictConfig):
+        raise ConfigError("the file must hold a mapping of keys to values.", where=str(source.file))
+    return merged
+
+
+def _explained(
+    error: Any, source: yaml_source.Source, provided: Mapping[str, Provided]
+) -> ConfigError:
+    """OmegaConf's error in our words: what is wrong, whose field it is, where it was written."""
+    where = str(error.full_key or source.file)
+    first = f"{str(error).splitlines()[0].rstrip('.')}."
+    why = [source.origins[where]] if where in source.origins else []
+    owner = next(
+        (item for path, item in provided.items() if where.startswith(f"{path}.config")), None
+    )
+    if owner is not None:
+        why.append(
+            f"from plugin {owner.plugin} ({owner.owner}); its fields: g-core plugins show "
+            f"{owner.plugin}"
+        )
+    choices = []
+    if isinstance(error, ConfigKeyError) and isinstance(error.parent_node, DictConfig):
+        choices = [str(key) for key in error.parent_node]
+        what = f"{error.object_type_str!r} has no such field" if owner else "there is no such key"
+        first = f"{what}{did_you_mean(str(error.key), choices)}."
+        why.append(f"there are: {', '.join(choices)}")
+    return ConfigError(first, where=where, why="\n".join(why), choices=choices)
+
+
+def _core_values(tree: DictConfig) -> dict[str, Any]:
+    """The first phase, plain. Interpolations stay, since plugins' defaults are not there yet,
+    except in ``use``.
+    """
+    core = _plain_tree(tree, resolve=False)
+    for path, use in _uses(core):
+        if use.startswith("${"):
+            _get(core, path)["use"] = _plain_tree(
+                OmegaConf.masked_copy(OmegaConf.select(tree, path), "use")
+            )["use"]
+    return core
+
+
+def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
+    try:
+        plain = OmegaConf.to_container(tree, resolve=resolve)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{str(error).splitlines()[0]}.", where=str(error.full_key or "")
+        ) from error
+    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def _require(core: Mapping[str, Any], user: Mapping[str, Any], file: Path) -> None:
+    """Names every mandatory value that is not there."""
+    absent = [] if user.get("data") else ["data"]
+    absent += [
+        f"{path}.use"
+        for path in schema.KIND_AT
+        if (_get(core, path) or {}).get("use") == schema.MISSING
+    ]
+    absent += [f"roles.{name}" for name in ("policy", "rollout") if name not in core["roles"]]
+    for section in ("roles", "rewards"):
+        absent += [
+            f"{section}.{name}.use"
+            for name, node in core[section].items()
+            if node["use"] == schema.MISSING
+        ]
+    if not core["rewards"]:
+        absent.append("rewards.<name>")
+    if absent:
+        raise ConfigError(
+            f"missing: {', '.join(absent)}.",
+            where=str(file),
+            todo=(
+                "each names a provider, as in: advantage: {use: algorithms/grpo}      all keys: "
+                "docs/config.md"
+            ),
+            missing=absent,
+        )
+
+
+def _uses(core: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(config path, value of ``use``) in the order of the schema."""
+    for path in schema.KIND_AT:
+        if (node := _get(core, path)) is not None:
+            yield path, node["use"]
+    for section in ("roles", "rewards"):
+        yield from ((f"{section}.{name}", node["use"]) for name, node in core[section].items())
+
+
+def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Path) -> Plugins:
+    """Looks every named plugin up before importing the first one."""
+    locals_ = [
+        local_plugin(yaml_source.anchored(name, base), f"local[{i}]")
+        for i, name in enumerate(core["local"])
+    ]
+    own = {plugin.name: plugin for plugin in locals_}
+    named = [(name, f"plugins.{name}", pin or "") for name, pin in core["plugins"].items()]
+    named += [(use.partition("/")[0], f"{path}.use", "") for path, use in _uses(core)]
+    wanted = {catalog.CORE: (installed.get(catalog.CORE, where=""), "")}
+    for name in own:
+        if name in installed.names():
+            raise PluginClash(
+                f"plugin {name!r} is both a local file and an installed plugin.",
+                where="local",
+                why=f"file: {own[name].module}",
+                todo="rename the file; a name cannot be shared",
+            )
+    for name, where, pin in named:
+        if name not in own:
+            plugin = installed.get(name, where=where, pin=pin)
+            wanted.setdefault(name, (plugin, where))
+    plugins = Plugins()
+    for plugin, where in [*wanted.values(), *((plugin, "local") for plugin in locals_)]:
+        plugins.load(plugin, where=where)
+    return plugins
+
+
+def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, Provided]]:
+    roles, judges = _roles(plugins), {reward["role"] for reward in core["rewards"].values()}
+    for path, use in _uses(core):
+        section, _, name = path.partition(".")
+        if section == "roles" and name in judges and name not in roles:
+            kind = "generator"
+        elif section == "roles":
+            if name not in roles:
+                raise ConfigError(
+                    f"no loaded plugin knows a role {name!r}{did_you_mean(name, list(roles))}.",
+                    where=path,
+                    why=f"known roles: {', '.join(roles)}",
+                    choices=list(roles),
+                )
+            kind = roles[name].spec.kind  # type: ignore[attr-defined]
+        else:
+            kind = "reward" if section == "rewards" else schema.KIND_AT[path]
+        yield path, plugins.resolve(kind, use, where=f"{path}.use")
+
+
+def _roles(plugins: Plugins) -> dict[str, Provided]:
+    roles: dict[str, Provided] = {}
+    for item in plugins.providers("role"):
+        if item.spec.name in roles:
+            other = roles[item.spec.name]
+            raise PluginClash(
+                f"role {item.spec.name!r} is defined by {other.owner} and by {item.owner}."
+            )
+        roles[item.spec.name] = item
+    return roles
+
+
+def _drop_of_others(item: Provided, given: Any, path: str, origins: Mapping[str, str]) -> None:
+    """Of settings in the file, which were meant for the provider that an override has replaced,
+    those that the new one does not have.
+    """
+    own = {one.name for one in fields(item.spec.config)} if item.spec.config is not None else set()
+    asked = {key for key, where in origins.items() if where.startswith(yaml_source.OVERRIDE)}
+    for key in sorted(set(given if isinstance(given, dict) else ()) - own):
+        if not any(f"{other}.".startswith(f"{path}.{key}.") for other in asked):
+            del given[key]
+
+
+def _graft(tree: DictConfig, path: str, item: Provided, given: Any) -> None:
+    """Puts the provider's dataclass where its ``config`` node is."""
+    if item.spec.config is None:
+        if given:
+            raise ConfigError(
+                f"{item.reference} has no settings, but {', '.join(map(str, given))} is set.",
+                where=f"{path}.config",
+            )
+        return
+    schema.check_containers(item.spec.config, given, f"{path}.config")
+    try:
+        OmegaConf.update(
+            tree, f"{path}.config", OmegaConf.structured(item.spec.config), merge=False
+        )
+    except (OmegaConfBaseException, TypeError, ValueError) as error:
+        raise ContractError(
+            f"{item.reference} ({item.owner}): config class {item.spec.config.__qualname__} "
+            "cannot be a schema: "
+            f"{str(error).splitlines()[0]}",
+            where=path,
+            plugin=item.plugin,
+        ) from error
+
+
+def _fill_defaults(config: dict[str, Any], plugins: Plugins, file: Path) -> dict[str, str]:
+    """Defaults that depend on other things; returns where they came from."""
+    origins = {}
+    if config["run"]["name"] is None:
+        config["run"]["name"] = file.stem
+        origins["run.name"] = f"stem of {file.name}"
+    for name, item in _roles(plugins).items():
+        follows = getattr(item.spec, "follows", None)
+        if follows and name in config["roles"] and config["roles"][name]["follows"] is None:
+            config["roles"][name]["follows"] = follows
+            origins[f"roles.{name}.follows"] = f"default of role {name} ({item.owner})"
+    return origins
+
+
+def _config_object(plan: Plan, path: str) -> Any:
+    """The provider's own config object, so that its ``__post_init__`` speaks before anything
+    starts.
+    """
+    cls = plan.provided[path].spec.config
+    if cls is None:
+        return None
+    try:
+        return msgspec.convert(plan.at(path)["config"], cls)
+    except msgspec.ValidationError as error:
+        if isinstance(
+            error.__cause__, GcoreError
+        ):  # the plugin's own words, which msgspec has wrapped
+            raise error.__cause__ from None
+        item = plan.provided[path]
+        raise ConfigError(
+            f"{error}.", where=f"{path}.config", why=f"from plugin {item.plugin} ({item.owner})"
+        ) from error

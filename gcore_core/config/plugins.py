@@ -1,0 +1,348 @@
+"""Loads exactly the plugins a configuration names, validates what they offer and calls their hooks.
+
+The only user of pluggy. Stock pluggy drops the second distribution of one name in silence, aborts
+at the first failing import, accepts a misspelt hook and stops at the first observer that raises;
+the catalog answers the first, this module the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from gcore_core.config.catalog import CORE, Installed
+from gcore_core.contract import hookspecs
+from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, did_you_mean
+from gcore_core.contract.factories import import_source
+from gcore_core.contract.providers import KINDS, Provider, RoleProvider
+from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
+
+#: Called with plugin, hook and error when an observer raises for the first time.
+ReportFailure = Callable[[str, str, Exception], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provided:
+    """A description with its owner: distribution and version."""
+
+    plugin: str
+    distribution: str
+    version: str
+    kind: str
+    spec: Provider
+
+    @property
+    def reference(self) -> str:
+        """What ``use:`` would say: ``vllm`` or ``vllm/async``."""
+        return self.plugin if self.spec.name == "default" else f"{self.plugin}/{self.spec.name}"
+
+    @property
+    def owner(self) -> str:
+        return f"{self.distribution} {self.version}".rstrip()
+
+    @property
+    def installed(self) -> bool:
+        """Whether it comes from a distribution other than the core: not from a project's own
+        file.
+        """
+        return self.plugin != CORE and not self.distribution.endswith(".py")
+
+
+def local_plugin(file: Path, where: str = "local") -> Installed:
+    """A project's own file as a plugin: its name is the stem, its version a hash of its content."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}.", where=where) from error
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return Installed(
+        name=file.stem, distribution=str(file), version=f"blake2b:{digest}", module=str(file)
+    )
+
+
+class Plugins:
+    """The loaded plugins of one run, in the order in which they were loaded."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager("gcore")
+        self._manager.add_hookspecs(hookspecs)
+        self._provided: list[Provided] = []
+        self._loaded: dict[str, Installed] = {}
+
+    @property
+    def loaded(self) -> list[Installed]:
+        return list(self._loaded.values())
+
+    def load(self, plugin: Installed, *, where: str = "") -> None:
+        """Imports and validates one plugin; ``where`` is the config key that names it. Twice is
+        once.
+        """
+        if plugin.name in self._loaded:
+            return
+        try:
+            module = import_source(plugin.module)
+        except (Exception, SystemExit) as error:
+            raise PluginBroken(
+                f"plugin {plugin.name!r} ({plugin.owner}, {plugin.module}) failed to import: "
+                f"{type(error).__name__}: {error}",
+                where=where,
+                todo=f"see the whole cause: G_CORE_TRACEBACK=1 g-core plugins show {plugin.name}",
+                plugin=plugin.name,
+                distribution=plugin.distribution,
+            ) from error
+        _check_marked(plugin, module)
+        _check_arguments(plugin, module)
+        try:
+            self._manager.register(module, plugin.name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise ContractError(f"{_who(plugin)}: {error}", plugin=plugin.name) from error
+        for caller in self._manager.get_hookcallers(module) or []:
+            _check_hook(
+                plugin, caller, [impl for impl in caller.get_hookimpls() if impl.plugin is module]
+            )
+        self._provided += self._collect(plugin, module)
+        self._loaded[plugin.name] = plugin
+
+    def providers(self, kind: str, plugin: str = "") -> list[Provided]:
+        """What is offered of one kind, by all plugins or by one."""
+        return [
+            item for item in self._provided if item.kind == kind and plugin in ("", item.plugin)
+        ]
+
+    def provided_by(self, plugin: str) -> list[Provided]:
+        return [item for item in self._provided if item.plugin == plugin]
+
+    def resolve(self, kind: str, use: str, *, where: str) -> Provided:
+        """The provider that ``use: plugin[/provider]`` names for a kind; the plugin must be
+        loaded.
+        """
+        plugin, _, name = use.partition("/")
+        offered = self.providers(kind, plugin)
+        for item in offered:
+            if item.spec.name == (name or "default"):
+                return item
+        choices = [item.reference for item in offered]
+        if not choices:
+            what = f"plugin {plugin!r} offers no {kind}."
+            others = sorted({item.kind for item in self.provided_by(plugin)})
+            why = f"it offers: {', '.join(others) or 'nothing'}"
+            choices = [item.reference for item in self.providers(kind)]
+        elif name:
+            what = f"plugin {plugin!r} has no {kind} named {name!r}{did_you_mean(use, choices)}."
+            why = ""
+        else:
+            what, why = f"plugin {plugin!r} has no default {kind}; say which.", ""
+        raise ConfigError(
+            what,
+            where=where,
+            why=why,
+            todo=f"choices: {', '.join(choices) or 'none'}",
+            choices=choices,
+        )
+
+    def check(self, config: Mapping[str, Any]) -> list[str]:
+        """Problems that the plugins' ``gcore_check`` hooks find, each with its plugin's name."""
+        problems = []
+        for impl in self._manager.hook.gcore_check.get_hookimpls():
+            try:
+                found = list(_call(impl, {"plan": copy.deepcopy(dict(config))}) or ())
+            except Exception as error:
+                found = [f"gcore_check raised {type(error).__name__}: {error}"]
+            problems += [f"{problem} [plugin {impl.plugin_name}]" for problem in found]
+        return problems
+
+    def observers(self, report: ReportFailure) -> Observers:
+        return Observers(self._manager.hook, report)
+
+    def _collect(self, plugin: Installed, module: ModuleType) -> list[Provided]:
+        """Calls the provider hooks of one plugin and validates what they return."""
+        found: list[Provided] = []
+        for kind, (hook, expected) in KINDS.items():
+            for impl in getattr(self._manager.hook, hook).get_hookimpls():
+                if impl.plugin is not module:
+                    continue
+                specs = _yielded(plugin, hook, impl)
+                for spec in specs:
+                    _check_description(plugin, hook, spec, expected)
+                names = [spec.name for spec in specs]
+                for name in sorted({name for name in names if names.count(name) > 1}):
+                    raise ContractError(
+                        f"{_who(plugin)}: {hook} offers {name!r} twice.", plugin=plugin.name
+                    )
+                found += [
+                    Provided(
+                        plugin=plugin.name,
+                        distribution=plugin.distribution,
+                        version=plugin.version,
+                        kind=kind,
+                        spec=_anchored(spec, plugin, module),
+                    )
+                    for spec in specs
+                ]
+        return found
+
+
+class Observers:
+    """The observer hooks, typed. One that raises is reported once and not called again; the others
+    go on.
+    """
+
+    def __init__(self, hooks: pluggy.HookRelay, report: ReportFailure) -> None:
+        self._hooks, self._report = hooks, report
+        self._disabled: set[str] = set()
+
+    def run_start(self, run: RunFacts) -> None:
+        self._tell("gcore_run_start", {"run": run})
+
+    def step_end(self, run: RunFacts, report: StepReport) -> None:
+        self._tell("gcore_step_end", {"run": run, "report": report})
+
+    def weights_published(self, run: RunFacts, version: int) -> None:
+        self._tell("gcore_weights_published", {"run": run, "version": version})
+
+    def worker_failed(self, run: RunFacts, failure: WorkerFailure) -> None:
+        self._tell("gcore_worker_failed", {"run": run, "failure": failure})
+
+    def run_end(self, run: RunFacts, error: str) -> None:
+        self._tell("gcore_run_end", {"run": run, "error": error})
+
+    def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:
+        for impl in getattr(self._hooks, hook).get_hookimpls():
+            if impl.plugin_name in self._disabled:
+                continue
+            try:
+                _call(impl, arguments)
+            except Exception as error:
+                self._disabled.add(impl.plugin_name)
+                self._report(impl.plugin_name, hook, error)
+
+
+def observer_failure(plugin: str, hook: str, error: BaseException, todo: str) -> PluginBroken:
+    """What the user is told of an observer that raised; the run goes on without it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return PluginBroken(
+        f"{type(error).__name__}: {error}",
+        where=f"plugin {plugin!r}, {hook}",
+        why=(f"at {frames[-1].filename}:{frames[-1].lineno}\n" if frames else "")
+        + "the run goes on without it",
+        todo=todo,
+        plugin=plugin,
+    )
+
+
+def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
+    return impl.function(*(arguments[name] for name in impl.argnames))
+
+
+def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
+    try:
+        found: Any = impl.function()
+        return list(found)
+    except Exception as error:
+        raise PluginBroken(
+            f"{_who(plugin)}: {hook} failed: {type(error).__name__}: {error}",
+            why="a provider hook takes nothing and returns an iterable of descriptions",
+            plugin=plugin.name,
+        ) from error
+
+
+def _check_marked(plugin: Installed, module: ModuleType) -> None:
+    """A function named like a hook but not marked would never be called, and nobody would know."""
+    for name, value in inspect.getmembers(module, inspect.isfunction):
+        if (
+            name.startswith("gcore_")
+            and value.__module__ == module.__name__
+            and not hasattr(value, "gcore_impl")
+        ):
+            raise ContractError(
+                f"{_who(plugin)}: function {name!r} lacks @hookimpl.",
+                todo="put it above the function: from gcore_core import hookimpl",
+                plugin=plugin.name,
+            )
+
+
+def _check_arguments(plugin: Installed, module: ModuleType) -> None:
+    """Names an argument that the hook does not give; pluggy would too, in more lines and without a
+    suggestion.
+    """
+    for name, value in inspect.getmembers(module, lambda member: hasattr(member, "gcore_impl")):
+        spec = getattr(hookspecs, name, None)
+        if spec is None or not inspect.isfunction(value):
+            continue
+        given = list(inspect.signature(spec).parameters)
+        for argument in inspect.signature(value).parameters:
+            if argument not in given:
+                raise ContractError(
+                    (
+                        f"{_who(plugin)}: {name} has no argument "
+                        f"{argument!r}{did_you_mean(argument, given)}."
+                    ),
+                    why=f"it gives: {', '.join(given) or 'none'}",
+                    todo="an implementation takes those that it needs, by these names",
+                    plugin=plugin.name,
+                    choices=given,
+                )
+
+
+def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy.HookImpl]) -> None:
+    if not caller.has_spec():
+        known = [name for name in dir(hookspecs) if name.startswith("gcore_")]
+        raise ContractError(
+            f"{_who(plugin)}: there is no hook {caller.name!r}{did_you_mean(caller.name, known)}.",
+            todo="all hooks: docs/hooks.md",
+            plugin=plugin.name,
+            choices=known,
+        )
+    for impl in impls:
+        if impl.kwargnames:
+            raise ContractError(
+                f"{_who(plugin)}: {caller.name} gives a default to {impl.kwargnames[0]!r}, "
+                "and such an argument is never passed.",
+                todo="remove the default",
+                plugin=plugin.name,
+            )
+        if impl.wrapper or impl.hookwrapper or impl.tryfirst or impl.trylast:
+            raise ContractError(
+                f"{_who(plugin)}: {caller.name} asks for wrapping or an order.",
+                why="hooks are called once each, in the order of `plugins:`",
+                todo="use a plain @hookimpl",
+                plugin=plugin.name,
+            )
+
+
+def _check_description(plugin: Installed, hook: str, spec: Any, expected: type[Provider]) -> None:
+    if not isinstance(spec, expected):
+        raise ContractError(
+            f"{_who(plugin)}: {hook} must yield {expected.__name__}, not {type(spec).__name__}.",
+            plugin=plugin.name,
+        )
+    problems = spec.problems(plugin.name)
+    if isinstance(spec, RoleProvider) and spec.kind not in ("trainer", "generator", "reward"):
+        problems.append(f"kind {spec.kind!r} is none of trainer, generator, reward")
+    if problems:
+        raise ContractError(
+            f"{_who(plugin)}: {hook} yields an invalid {spec.name!r}.",
+            why="\n".join(problems),
+            plugin=plugin.name,
+        )
+
+
+def _anchored(spec: Provider, plugin: Installed, module: ModuleType) -> Provider:
+    """A project's own file calls itself by its stem; a worker must find it by path."""
+    source, _, attribute = spec.factory.rpartition(":")
+    if plugin.module.endswith(".py") and source in (plugin.name, module.__name__):
+        return replace(spec, factory=f"{plugin.module}:{attribute}")
+    return spec
+
+
+def _who(plugin: Installed) -> str:
+    return f"plugin {plugin.name!r} ({plugin.owner})"

@@ -1,0 +1,163 @@
+"""Reads what the user wrote: a YAML file and overrides, and remembers where each value came
+from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
+
+from gcore_core.config import environments
+from gcore_core.contract.errors import ConfigError
+
+_OVERRIDE = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
+OVERRIDE = "override "  # what an origin on the command line begins with
+_FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w{0,9}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """``tree``: file and overrides merged, interpolations untouched. ``origins``: dotted key ->
+    where it was set.
+    """
+
+    file: Path
+    tree: dict[str, Any]
+    origins: Mapping[str, str]
+
+
+def read(file: Path, overrides: Sequence[str] = ()) -> Source:
+    """Reads the file and merges the overrides ``a.b=value`` over it, the last one winning."""
+    text = _text(file)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        loaded: Any = OmegaConf.create(text) if isinstance(node, yaml.MappingNode) else None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise ConfigError(
+            f"not valid YAML: {error.problem or error.context}.",
+            where=f"{file}, line {line}",
+            todo="indent with spaces; quote strings that hold ': ', '#', '{' or '['",
+            line=line,
+        ) from error
+    if node is not None and loaded is None:
+        raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
+    origins = {key: f"{file.name}, line {line}" for key, line in _lines(node, "")}
+    whole: Any = loaded if loaded is not None else OmegaConf.create({})
+    for override in overrides:
+        tree = _override(override)
+        try:
+            whole = OmegaConf.merge(whole, tree)
+        except TypeError as error:  # a list over a mapping, or the other way round
+            raise ConfigError(
+                f"override {override!r} does not fit: {error}.", where=str(file)
+            ) from error
+        origins |= dict.fromkeys(flat(OmegaConf.to_container(tree)), f"{OVERRIDE}{override!r}")
+    merged = OmegaConf.to_container(whole)
+    if not isinstance(merged, dict):
+        raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
+    return Source(
+        file=file, tree={str(key): value for key, value in merged.items()}, origins=origins
+    )
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value for every value that is no mapping; an empty mapping is a value."""
+    if not (isinstance(tree, Mapping) and tree):
+        return {prefix: tree} if prefix else {}
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def resolve_paths(config: MutableMapping[str, Any], base: Path) -> None:
+    """Makes the relative paths of a resolved configuration absolute: they are relative to the
+    YAML's directory.
+    """
+    config["local"] = [str(anchored(name, base)) for name in config["local"]]
+    settings = [config["data"], config["evaluation"]["data"] or {}, *config["rewards"].values()]
+    for node in settings:
+        _resolve(node.get("config", {}), base, hub=False)
+    for name, role in config["roles"].items():
+        if role["python"]:
+            role["python"] = _interpreter(
+                environments.resolve(role["python"], where=f"roles.{name}.python"), base
+            )
+        _resolve(role["model"], base, hub=True)
+        if isinstance(role["model"].get("make"), MutableMapping):
+            _resolve(role["model"]["make"], base, hub=False)
+
+
+def anchored(name: str, base: Path) -> Path:
+    """``name`` as a path below ``base``, unless it is absolute or starts with ``~``."""
+    return Path(os.path.normpath(base.absolute() / Path(name).expanduser()))
+
+
+def _interpreter(name: str, base: Path) -> str:
+    """A bare name such as python3.12 is looked up as a shell would."""
+    if "/" not in name and (found := shutil.which(name)):
+        return found
+    return str(anchored(name, base))
+
+
+def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:
+    """``path`` of one mapping. ``hub``: a name such as org/name that is no directory here stays as
+    it is.
+    """
+    name = node.get("path")
+    if not isinstance(name, str) or not name:
+        return
+    place = anchored(name, base)
+    explicit = name.startswith((".", "~", "/")) or name.count("/") > 1
+    if explicit or place.exists() or (not hub and _FILE_SUFFIX.fullmatch(place.suffix)):
+        node["path"] = str(place)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "no such file.", where=str(file), why=f"looked in {Path.cwd()}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read as text: {error}.", where=str(file)) from error
+
+
+def _override(override: str) -> Any:
+    key, equals, _ = override.partition("=")
+    if not equals or not _OVERRIDE.fullmatch(key):
+        raise ConfigError(
+            f"override {override!r} is not of the form key=value.",
+            todo="example: run.steps=10; quote what the shell would split",
+        )
+    try:
+        return OmegaConf.from_dotlist([override])
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"the value of override {override!r} is not valid YAML.", where=key
+        ) from error
+
+
+def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
+    """(dotted key, line) for every key of the document; merged anchors (``<<``) count where they
+    were written.
+    """
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        if key.tag == "tag:yaml.org,2002:merge":
+            yield from _lines(value, prefix)
+            continue
+        name = f"{prefix}.{key.value}" if prefix else str(key.value)
+        yield name, key.start_mark.line + 1
+        yield from _lines(value, name)

@@ -1,0 +1,1 @@
+"""All that the author of a plugin imports; it imports nothing else of the project."""

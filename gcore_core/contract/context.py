@@ -1,0 +1,41 @@
+"""What a backend learns about its place in the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gcore_core.contract.questions import Sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """What a backend learns about its place in the job when its factory is called.
+
+    model: the role's ``model:`` mapping, ``path`` already resolved. devices: indexes of the devices
+        placement gave it.
+    rendezvous: an existing private directory in which the ranks of one role may meet (a file
+        store); empty when alone.
+    parts: factories the backend needs besides its own (a trainer's "objective", "advantage"),
+        already made.
+    directory: the run's, for what a person may want to look into after a failure.
+    sampler: of a reward, the generator role that its ``role:`` names; None where it names none.
+    progress: call it during long work; it extends the caller's deadline.
+    """
+
+    role: str
+    rank: int = 0
+    ranks: int = 1
+    devices: tuple[int, ...] = ()
+    seed: int = 0
+    deterministic: bool = False
+    steps: int = 1
+    updates_per_step: int = 1
+    model: Mapping[str, Any] = field(default_factory=dict)
+    rendezvous: str = ""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    directory: str = "."
+    sampler: Sampler | None = None
+    progress: Callable[[], None] = lambda: None

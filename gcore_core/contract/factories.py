@@ -1,0 +1,149 @@
+"""Makes objects from strings: how a worker builds what the configuration chose, without discovering
+anything.
+
+A reference is ``"module:attribute"``, or ``"/path/file.py:attribute"`` for a file of the project
+itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, did_you_mean
+
+_LOCAL_PREFIX = "gcore_local_"
+
+
+class FactorySpec(msgspec.Struct, frozen=True):
+    """A factory and its plain config, ready for the wire. Without ``config_class`` the factory gets
+    None.
+    """
+
+    factory: str
+    config_class: str = ""
+    config: dict[str, Any] = {}
+
+
+def build(spec: FactorySpec, *args: Any) -> Any:
+    """Calls the factory as ``factory(config, *args)``."""
+    factory = import_attribute(spec.factory)
+    if not callable(factory):
+        raise ContractError(
+            f"factory {spec.factory!r} is a {type(factory).__name__}, it cannot be called."
+        )
+    return factory(config_object(spec), *args)
+
+
+def config_object(spec: FactorySpec) -> Any:
+    """The config as the plugin's own dataclass; its ``__post_init__`` may refuse values."""
+    if not spec.config_class:
+        return None
+    try:
+        return msgspec.convert(spec.config, import_attribute(spec.config_class))
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), why=f"config class: {spec.config_class}") from error
+
+
+def replica_slots(settings: Any) -> int:
+    """How many slots one replica takes together, by a config object of a trainer (see
+    ``TrainerProvider``).
+    """
+    told = getattr(settings, "replica_slots", None)
+    return int(told()) if callable(told) else 1
+
+
+def keeps_weights(settings: Any) -> bool:
+    """Whether a generator that sleeps keeps its weights in host memory, by its config object."""
+    told = getattr(settings, "keeps_weights", None)
+    return bool(told()) if callable(told) else True
+
+
+def logprob_band(*settings: Any) -> float:
+    """How far apart the log-probs of a pair may be: the widest band that a config object states,
+    see ``Provider``.
+    """
+    return max(
+        (one.logprob_band() for one in settings if hasattr(one, "logprob_band")), default=1e-3
+    )
+
+
+def takes_stale(settings: Any) -> bool:
+    """Whether an objective's loss is right for actions that older weights sampled, by its config
+    object.
+    """
+    told = getattr(settings, "takes_stale", None)
+    return bool(told()) if callable(told) else False
+
+
+def import_attribute(reference: str) -> Any:
+    """What ``reference`` names; PluginBroken, with the cause chained, if its module fails to import
+    or lacks it.
+    """
+    source, _, path = reference.rpartition(":")
+    try:
+        found: Any = import_source(source)
+    except Exception as error:
+        raise PluginBroken(
+            f"{reference!r} does not import: {type(error).__name__}: {error}",
+            why=f"interpreter: {sys.executable}",
+            todo=(
+                "if the engine is missing there, install the plugin's extra: pip install "
+                "'gcore-<name>[engine]'"
+            ),
+            reference=reference,
+        ) from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise PluginBroken(
+                f"{reference!r}: {source} has no {name!r}{did_you_mean(name, dir(found))}.",
+                reference=reference,
+            )
+        found = getattr(found, name)
+    return found
+
+
+def import_source(source: str) -> ModuleType:
+    """Imports a module by name or a project's file by path; whatever it raises passes through."""
+    return import_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+
+
+def import_file(path: Path) -> ModuleType:
+    """Imports a project's own file once, under a name that no other file has; ``sys.path`` stays as
+    it is.
+    """
+    path = path.resolve()
+    name = f"{_LOCAL_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"  # noqa: E501
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def reference_to(cls: type) -> str:
+    """The reference by which another process finds the class again."""
+    if "<locals>" in cls.__qualname__:
+        raise ContractError(
+            f"config class {cls.__qualname__} is defined inside a function; a worker cannot "
+            "import it."
+        )
+    module = cls.__module__
+    if module.startswith(_LOCAL_PREFIX):
+        module = str(sys.modules[module].__file__)
+    return f"{module}:{cls.__qualname__}"

@@ -1,0 +1,131 @@
+"""What the core calls on a backend that samples. Arrays are numpy.
+
+An optional ability is a protocol of its own, implemented if and only if the description claims the
+capability of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.records import Prompt, TensorSpec, WeightPlan
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRequest:
+    """One sample to draw. Requests of one ``ordinal`` share prompt and images, so an engine may
+    encode these once.
+    images: uint8[H, W, C], for the places of the prompt behind those of ``prompt.images``;
+        capability "images".
+    """
+
+    ordinal: int
+    sample: int
+    seed: int
+    prompt: Prompt
+    greedy: bool = False
+    attempt: int = 0
+    images: Sequence[np.ndarray] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """One record that ended. ``columns`` as listed in ``gcore_core.contract.records``; ``status``
+    and ``reason`` likewise.
+
+    A request that cannot be served ends alone: status "failed", a reason ("prompt_too_long", ...)
+        and no columns.
+    ``versions``: first and last weights version that sampled its actions. ``media``: arrays that
+    scorers and trainers need besides, such as an image; what records share is stored once.
+    """
+
+    request: SampleRequest
+    status: str
+    versions: tuple[int, int]
+    columns: Columns = field(default_factory=dict)
+    reason: str = ""
+    media: Columns = field(default_factory=dict)
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """An engine in three verbs. Calls come one at a time from one thread."""
+
+    version: int
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Queues requests; returns at once. They may join a batch that is already running."""
+
+    def step(self) -> list[Finished]:
+        """Advances every unfinished sample by one unit of work; returns those that ended, perhaps
+        none.
+        """
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        """Ends the named (ordinal, sample) now, with what they have, status "aborted". Capability
+        "abort".
+        """
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class ReceivesWeights(Protocol):
+    """Capability "weights.push". Between ``begin`` and ``commit`` no ``step`` is called."""
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        """Raises WeightMismatch naming the tensor when the plan is of another model or older than
+        ``version``.
+        """
+
+    def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        """Copies in some of the tensors; each array is flat uint8, valid only during the call."""
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        """All tensors have come: drops every cache that depended on the old ones and sets
+        ``version``.
+        """
+
+
+@runtime_checkable
+class Fingerprints(Protocol):
+    """Capability "weights.fingerprint"."""
+
+    def fingerprint(self) -> dict[str, int]:
+        """Hugging Face name -> xxh3-64 of the bytes it holds, for every tensor of a push."""
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """Capability "sleep".
+
+    Samples that run keep what they have and go on after the wake, read again. Asleep, ``step`` and
+    a weight push raise an error that says so; a second ``sleep``, or ``wake`` of one that is awake,
+    does nothing.
+    """
+
+    def sleep(self) -> None:
+        """Gives the memory of weights and caches back. Not between ``begin_weights`` and
+        ``commit_weights``.
+        """
+
+    def wake(self) -> None:
+        """Takes the memory again; holds the same bytes of the same ``version``, or raises
+        WeightMismatch.
+        """
+
+
+@runtime_checkable
+class ScoresLogprobs(Protocol):
+    """Capability "logprobs"."""
+
+    def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        """float32[A] for each record, at that record's temperature."""

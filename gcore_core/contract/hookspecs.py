@@ -1,0 +1,165 @@
+"""Every hook, on one page.
+
+A plugin is a distribution with one entry point in the group ``gcore``; the entry point's name is
+the plugin's name and its value a light module that holds functions marked ``@hookimpl``:
+
+    from gcore_core import hookimpl
+    from gcore_core.contract.providers import BalancerProvider
+
+    @hookimpl
+    def gcore_balancers():
+        yield BalancerProvider(summary="...", factory="my_module:MyBalancer")
+
+**Provider hooks** take nothing, are pure and return in milliseconds an iterable of frozen
+descriptions. They are called once, in the process that reads the configuration, right after the
+plugin was imported, and only if the configuration names the plugin. An exception in one means that
+the plugin is broken; the run does not start.
+
+**The check hook** sees the resolved plan before anything starts and returns problems; it changes
+nothing.
+
+**Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results
+are ignored. One that raises is reported once with its plugin's name and disabled for the rest of
+the run; the others and the run go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pluggy
+
+from gcore_core.contract import providers as p
+from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
+
+hookspec = pluggy.HookspecMarker("gcore")
+
+
+@hookspec
+def gcore_controllers() -> Iterable[p.ControllerProvider]:  # type: ignore[empty-body]
+    """Step programs. Factory: ``(config, context: ControllerContext) -> Controller``, called in
+    each controller.
+    """
+
+
+@hookspec
+def gcore_roles() -> Iterable[p.RoleProvider]:  # type: ignore[empty-body]
+    """Participants beyond policy, rollout and judge: the kind of backend they run and whose weights
+    they follow.
+    """
+
+
+@hookspec
+def gcore_placement_policies() -> Iterable[p.PlacementProvider]:  # type: ignore[empty-body]
+    """Placement policies. Factory: ``(config) -> PlacementPolicy``; pure, called by the lead."""
+
+
+@hookspec
+def gcore_generators() -> Iterable[p.GeneratorProvider]:  # type: ignore[empty-body]
+    """Backends that sample. Factory: ``(config, context: WorkerContext) -> Generator``, called in
+    each worker.
+    """
+
+
+@hookspec
+def gcore_trainers() -> Iterable[p.TrainerProvider]:  # type: ignore[empty-body]
+    """Backends that train. Factory: ``(config, context: WorkerContext) -> Trainer``, called in each
+    rank.
+    """
+
+
+@hookspec
+def gcore_rewards() -> Iterable[p.RewardProvider]:  # type: ignore[empty-body]
+    """Scorers. Factory: ``(config, context: WorkerContext) -> Scorer``, called in the scorer
+    worker.
+    """
+
+
+@hookspec
+def gcore_advantages() -> Iterable[p.AdvantageProvider]:  # type: ignore[empty-body]
+    """Advantage estimators. Factory: ``(config) -> Advantage`` in controllers, or
+    ``ActionAdvantage`` on ranks.
+    """
+
+
+@hookspec
+def gcore_objectives() -> Iterable[p.ObjectiveProvider]:  # type: ignore[empty-body]
+    """Losses. Factory: ``(config) -> Objective``, called in each trainer rank."""
+
+
+@hookspec
+def gcore_balancers() -> Iterable[p.BalancerProvider]:  # type: ignore[empty-body]
+    """Splitters of records over ranks. Factory: ``(config) -> Balancer``, called in the lead."""
+
+
+@hookspec
+def gcore_filters() -> Iterable[p.FilterProvider]:  # type: ignore[empty-body]
+    """Judges of whole groups for dynamic sampling. Factory: ``(config) -> Filter``, called in
+    controllers.
+    """
+
+
+@hookspec
+def gcore_datasets() -> Iterable[p.DatasetProvider]:  # type: ignore[empty-body]
+    """Prompt sources. Factory: ``(config) -> Dataset``, called in the supervisor and in workers
+    that read prompts.
+    """
+
+
+@hookspec
+def gcore_launchers() -> Iterable[p.LauncherProvider]:  # type: ignore[empty-body]
+    """Starters of node agents. Factory: ``(config) -> Launcher``, called in the supervisor."""
+
+
+@hookspec
+def gcore_commands() -> Iterable[p.CommandProvider]:  # type: ignore[empty-body]
+    """Commands reached as ``g-core <plugin> <name> ...``. Factory: ``(words: list[str]) -> int``
+    (exit code).
+    """
+
+
+@hookspec
+def gcore_environments() -> Iterable[p.EnvironmentProvider]:  # type: ignore[empty-body]
+    """What pip is to install for the plugin's engine, one description a flavour. For ``g-core
+    env``; no factory.
+    """
+
+
+@hookspec
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:  # type: ignore[empty-body]
+    """Problems with the resolved configuration ``plan``, one sentence each, starting with the
+    config path.
+
+    Called once before anything starts, in the process that reads the configuration; all plugins'
+    problems are printed together and end the run. Must not raise and must not change the plan.
+    """
+
+
+@hookspec
+def gcore_run_start(run: RunFacts) -> None:
+    """The run's processes are up, no step has begun. Once per start of a run, also when it is
+    resumed.
+    """
+
+
+@hookspec
+def gcore_step_end(run: RunFacts, report: StepReport) -> None:
+    """A step is committed. Once per step, in order; ``report.evaluation`` is filled where an
+    evaluation was due.
+    """
+
+
+@hookspec
+def gcore_weights_published(run: RunFacts, version: int) -> None:
+    """Every generator has verified weights ``version``. Once per push."""
+
+
+@hookspec
+def gcore_worker_failed(run: RunFacts, failure: WorkerFailure) -> None:
+    """A worker ended or was lost. Called when it is noticed, before any restart."""
+
+
+@hookspec
+def gcore_run_end(run: RunFacts, error: str) -> None:
+    """The run is over; ``error`` is empty when it ended well. Once, the last call."""

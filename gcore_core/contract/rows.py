@@ -1,0 +1,154 @@
+"""Rows in files as prompts: what every dataset of files has in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
+from gcore_core.contract.records import Prompt
+
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig:
+    """What every dataset of rows in files takes. Fields of a row that are not the prompt go along
+    with it.
+    """
+
+    path: str
+    """The file, or the directory where the format has one; relative to the YAML's directory."""
+    prompt: str = "prompt"
+    """Field that holds the prompt as text."""
+    messages: str | None = None
+    """Field that holds the prompt as chat messages, [{role, content}, ...]; takes the place of
+    ``prompt``.
+    """
+    images: str | None = None
+    """Field that holds the paths of the prompt's images, [path, ...], relative to the directory of
+    the data.
+    """
+    limit: int | None = None
+    """Use this many rows, from the first on."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"must be at least 1, is {self.limit}", where="limit")
+
+    def shows_images(self) -> bool:
+        return self.images is not None
+
+
+def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -> Prompt:
+    """The row as a prompt; DataError, at ``where``, when it is no object or its prompt is not there
+    or no prompt.
+    """
+    where = where or config.path
+    if not isinstance(values, dict):
+        raise DataError(
+            f"expected an object, found {shortened(msgspec.json.encode(values))}", where=where
+        )
+    fields = dict(values)
+    images = _images(fields.pop(config.images, None), config, where) if config.images else []
+    name = config.messages or config.prompt
+    if name not in fields:
+        key = "messages" if config.messages else "prompt"
+        raise DataError(
+            f"no field {name!r}{did_you_mean(name, list(fields))}",
+            where=where,
+            why=f"it has: {', '.join(fields) or 'none'}",
+            todo=f"set data.config.{key} to the field that holds the prompt",
+        )
+    value = fields.pop(name)
+    if config.messages:
+        if not _is_chat(value):
+            raise DataError(
+                (
+                    f"field {name!r} is not a list of chat messages: "
+                    f"{shortened(repr(value).encode())}"
+                ),
+                where=where,
+                why='each message is an object with "role" and "content"',
+            )
+        shown = _image_parts(value)
+        if shown != len(images):
+            raise DataError(
+                (
+                    f"field {name!r} has {shown} parts of type image, and the row names "
+                    f"{len(images)} images"
+                ),
+                where=where,
+                todo=""
+                if config.images
+                else "set data.config.images to the field that holds their paths",
+            )
+        return Prompt(row=row, messages=value, images=images, fields=fields)
+    if not isinstance(value, str):
+        todo = f"for chat messages set data.config.messages: {name}" if _is_chat(value) else ""
+        raise DataError(
+            f"field {name!r} is {shortened(repr(value).encode())}, not a text",
+            where=where,
+            todo=todo,
+        )
+    return Prompt(row=row, text=value, images=images, fields=fields)
+
+
+def _is_chat(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(turn, dict) and isinstance(turn.get("role"), str) and "content" in turn
+            for turn in value
+        )
+    )
+
+
+def _image_parts(turns: list[dict[str, Any]]) -> int:
+    parts = [
+        part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]
+    ]
+    return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+
+
+def _images(value: Any, config: RowsConfig, where: str) -> list[str]:
+    """Absolute paths of the images that a row names."""
+    if not isinstance(value, list | None) or not all(isinstance(name, str) for name in value or ()):
+        told = shortened(repr(value).encode())
+        raise DataError(f"field {config.images!r} is {told}, not a list of paths", where=where)
+    data = Path(config.path).absolute()
+    folder = data if data.is_dir() else data.parent
+    return [str(folder / name) for name in value or ()]
+
+
+def require_there(path: Path) -> None:
+    """DataError when there is no such file or directory; it names a neighbour that may have been
+    meant.
+    """
+    if path.exists():
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise DataError(
+            "no such file", where=str(path), why=f"there is no directory {folder} either"
+        )
+    names = sorted(entry.name for entry in folder.iterdir())
+    why = "" if did_you_mean(path.name, names) else data_files_in(folder)
+    raise DataError(f"no such file{did_you_mean(path.name, names)}", where=str(path), why=why)
+
+
+def data_files_in(folder: Path) -> str:
+    """A sentence that lists some of them, for errors."""
+    names = sorted(
+        p.name for p in folder.iterdir() if p.suffix in (".jsonl", ".json", ".parquet", ".arrow")
+    )
+    return f"data files in {folder}: {', '.join(names[:8]) or 'none'}"
+
+
+def shortened(text: bytes) -> str:
+    shown = text.decode("utf-8", "replace").strip()
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."

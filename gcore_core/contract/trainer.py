@@ -1,0 +1,98 @@
+"""What the core calls on a backend that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.records import TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecord:
+    """A record at its data-parallel rank. minibatch: in which update of an epoch. fresh: of this
+    step's weights.
+    """
+
+    ordinal: int
+    sample: int
+    minibatch: int
+    columns: Columns
+    media: Columns = field(default_factory=dict)
+    fresh: bool = True
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """One data-parallel rank of a policy. All ranks get the same calls in the same order, so
+    collectives may be used.
+
+    Records come sorted by (ordinal, sample). A rank may get none.
+    """
+
+    version: int
+
+    def prepare(
+        self, records: Sequence[TrainRecord], scalars: frozenset[str]
+    ) -> list[dict[str, float]]:
+        """Keeps the records for ``train``, computes what the objective requires of them (old and
+        reference log-probs) and returns per record the named scalars ("kl_k1": sum over actions of
+        logp - ref_logp, ...).
+        """
+
+    def train(
+        self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+    ) -> dict[str, float]:
+        """Runs minibatches x epochs updates over the prepared records.
+
+        advantages: float64[records], in their order. Every loss is divided by a normaliser summed
+            over all ranks.
+        Returns metrics already reduced over ranks, at least: loss, grad_norm (before clipping),
+        learning_rate, entropy, kl, clip_share, logprob_gap_max (rollout against trainer, of fresh
+        records, before the first update), logprob_gap_mean. Raises NonFiniteLoss. Sets ``version``
+        to step + 1.
+
+        ``busy_s`` among them is this rank's own: seconds it worked, without waiting for other
+        ranks; 0 when it cannot tell. Without it the processor time of the process is taken, which
+        says nothing about an accelerator.
+        """
+
+    def weight_specs(self) -> list[TensorSpec]:
+        """Every tensor ``export_weights`` will give, in its order."""
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        """Full tensors in Hugging Face layout, one at a time, flat uint8; empty arrays on ranks
+        other than 0.
+        """
+
+    def save(self, directory: Path) -> None:
+        """Everything needed to continue, in a format that other numbers of ranks can load."""
+
+    def load(self, directory: Path) -> None: ...
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Weights and tokenizer in Hugging Face layout (safetensors)."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class SavesInBackground(Protocol):
+    """Capability "save.background" of a trainer. One save at a time; the other calls go on between
+    these two.
+    """
+
+    def begin_save(self, directory: Path) -> None:
+        """Takes the state as it is now for ``save(directory)`` and returns as soon as training may
+        go on.
+        """
+
+    def finish_save(self) -> None:
+        """Waits until this rank's part is on the disk; raises what failed. Without a save under way
+        it does nothing.
+        """

@@ -1,0 +1,106 @@
+"""How buckets of a weight push travel: through shared memory, or as both backends can do it better.
+
+A bucket is some whole tensors in one memory. The sender writes them there and digests each; the
+receiver reads the same bytes, digests them again and loads what is right. ``runtime.push`` says
+when, whatever the transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from gcore_core.contract.records import TensorSpec
+
+SHM = "shm"  # the transport that is always there: shared memory
+
+#: What a generator speaks: transport -> words by which the trainer's backend sees whether both can
+#: use it together.
+Offers = dict[str, list[str]]
+
+
+class Bucket(msgspec.Struct, array_like=True):
+    """Some whole tensors, one after the other, from ``offset`` of a memory: that of ``path``,
+    unless another transport says by ``handle`` where it is. ``last`` ends the push.
+    """
+
+    version: int
+    index: int
+    path: str
+    offset: int
+    tensors: list[TensorSpec]
+    digests: list[int]  # of each tensor: xxh3-64, or what its transport takes in place of it
+    last: bool
+    transport: str = SHM
+    handle: bytes = b""
+
+
+class WeightWriter(Protocol):
+    """The sending half of one push. ``handle``: what receivers need to find the memory; plain
+    fields, encoded.
+    """
+
+    transport: str
+    handle: bytes
+
+    def fill(self, offset: int, content: Any) -> int:
+        """Copies flat bytes of one tensor into the memory, where nobody reads, and returns their
+        digest.
+        """
+
+    def send(self, bucket: Bucket) -> None:
+        """Every receiver has been told of the bucket. Comes back when it needs nothing more of this
+        side.
+        """
+
+    def close(self) -> None:
+        """Gives the memory back, in the middle of a push too; a second time it does nothing."""
+
+
+class WeightReader(Protocol):
+    """The receiving half of one push."""
+
+    def load(self, bucket: Bucket) -> None:
+        """Loads the tensors, each verified right before that. Raises WeightMismatch naming the
+        tensor.
+        """
+
+    def held(self) -> Mapping[str, int] | None:
+        """The digests of what is loaded, by name; None where it cannot be told."""
+
+    def close(self) -> None:
+        """Lets go of the sender's memory, in the middle of a push too."""
+
+
+@runtime_checkable
+class SendsDevice(Protocol):
+    """Capability "weights.device" of a trainer. Called on rank 0."""
+
+    def push_writer(
+        self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
+    ) -> WeightWriter | None:
+        """Chooses how a push goes by what each generator offers; None: through shared memory.
+
+        wanted: "auto", or the transport that a person asks for: raises ConfigError where not all
+            sides speak it.
+        path: names that begin so may be made, in a private directory of the run. nbytes: of the
+            memory.
+        """
+
+    def export_tensors(self) -> Iterator[tuple[TensorSpec, Any]]:
+        """As ``export_weights``, with its collectives: flat bytes with ``nbytes``, as the writer
+        takes them.
+        """
+
+
+@runtime_checkable
+class ReceivesDevice(Protocol):
+    """Capability "weights.device" of a generator."""
+
+    def push_offers(self) -> Offers: ...
+
+    def push_reader(self, transport: str, receiver: int) -> WeightReader:
+        """receiver: this generator's number in the push, from 0."""

@@ -1,0 +1,220 @@
+"""Who owns which prompts, what is in flight, what has a verdict: pure, without clock or I/O.
+
+Every shard holds a ledger and leases the same global slices in the same order; a slice's ordinals
+belong to the shards in turn. So the union that a step consumes is the same for any number of
+shards, and no message is needed to agree on who owns what. Work may be done twice, but a record is
+taken once and an ordinal gets one verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.order import row_of
+from gcore_core.contract.records import FAILED, Header, Lease, RecordScore
+
+TRAINED, FILTERED, QUARANTINED = "trained", "filtered", "quarantined"
+
+
+@dataclass
+class _Group:
+    row: int
+    turn: int
+    attempt: int = 0
+    records: dict[int, Header] = field(default_factory=dict)
+    scored: set[int] = field(default_factory=set)
+    carried: bool = False  # drawn by the step before
+
+
+class Ledger:
+    """One shard's book. ``rows``: size of the dataset; ``samples``: records a group has.
+
+    A step may lease more ordinals than it needs and end before the last of them (``close``): what
+    lies behind the end is leased again by the next step, drawn already or to be drawn anew.
+    """
+
+    def __init__(
+        self, *, shard: int, shards: int, rows: int, seed: int, samples: int, next_ordinal: int = 0
+    ) -> None:
+        self.shard, self.shards = shard, shards
+        self.next_ordinal = next_ordinal  # of the whole run: every shard moves it alike
+        self._rows, self._seed, self._samples = rows, seed, samples
+        self._open: dict[int, _Group] = {}
+        self._settled: dict[int, _Group] = {}  # by the step that is not committed yet
+        self._verdicts: dict[int, tuple[str, str]] = {}  # of these
+        self._carried: dict[int, _Group] = {}  # drawn by the step before, which ended before them
+        self._ended: list[
+            int
+        ] = []  # ordinals of the step in the order in which their groups became complete
+
+    def lease(self, count: int) -> list[Lease]:
+        """Takes the next ``count`` ordinals of the run; returns this shard's part, to be drawn."""
+        slice_ = range(self.next_ordinal, self.next_ordinal + count)
+        self.next_ordinal += count
+        for ordinal in slice_:
+            if ordinal % self.shards == self.shard:
+                turn, row = row_of(ordinal, self._rows, self._seed)
+                self._open[ordinal] = self._carried.pop(ordinal, _Group(row, turn))
+        return self.unfinished(slice_)
+
+    def adopt(self, leases: list[Lease]) -> None:
+        """Opens ordinals that are not of the run's order: an evaluation's, below zero."""
+        self._open |= {lease.ordinal: _Group(lease.row, lease.turn) for lease in leases}
+
+    def unfinished(self, among: range | set[int]) -> list[Lease]:
+        """What is still to be drawn of these ordinals."""
+        leases = []
+        for ordinal, group in sorted(self._open.items()):
+            missing = tuple(s for s in range(self._samples) if s not in group.records)
+            if ordinal in among and missing:
+                leases.append(Lease(ordinal, group.row, group.turn, missing, group.attempt))
+        return leases
+
+    @property
+    def drawn(self) -> bool:
+        """Nothing that is open is still to be drawn."""
+        return all(len(group.records) == self._samples for group in self._open.values())
+
+    def lost(self, leases: list[Lease]) -> list[Lease]:
+        """The replica that drew these is gone: what it had not finished is to be drawn again, with
+        the same seeds.
+        """
+        drawn = {lease.ordinal: lease.samples for lease in leases}
+        for ordinal in drawn.keys() & self._open.keys():
+            self._open[ordinal].attempt += 1
+        missing = (
+            (x, tuple(s for s in x.samples if s in drawn[x.ordinal]))
+            for x in self.unfinished(set(drawn))
+        )
+        return [replace(lease, samples=samples) for lease, samples in missing if samples]
+
+    def finished(self, header: Header) -> bool:
+        """Takes a finished record; False when it is not awaited (a duplicate, or a late one of a
+        settled group).
+        """
+        group = self._open.get(header.ordinal)
+        if (
+            group is None
+            or not 0 <= header.sample < self._samples
+            or header.sample in group.records
+        ):
+            return False
+        group.records[header.sample] = header
+        if header.status == FAILED:
+            self._has_score(header.ordinal, group, header.sample)  # nothing to score
+        return True
+
+    def scored(self, score: RecordScore, names: set[str]) -> None:
+        """Takes the named rewards of a record; it counts as scored when all ``names`` have a
+        status.
+        """
+        group = self._open.get(score.ordinal)
+        if group is None or score.sample not in group.records:
+            return
+        header = group.records[score.sample]
+        header.rewards = {**header.rewards, **score.values}
+        header.reward_status = {**header.reward_status, **score.statuses}
+        header.reason = header.reason or score.reason
+        if names <= header.reward_status.keys():
+            self._has_score(score.ordinal, group, score.sample)
+
+    def _has_score(self, ordinal: int, group: _Group, sample: int) -> None:
+        if sample not in group.scored:
+            group.scored.add(sample)
+            if len(group.scored) == self._samples:
+                self._ended.append(ordinal)
+
+    def whole(self, ordinal: int) -> list[Header]:
+        """The records of an open group whose last one has finished, by sample; none while one is
+        missing.
+        """
+        group = self._open.get(ordinal)
+        if group is None or len(group.records) < self._samples:
+            return []
+        return [group.records[sample] for sample in range(self._samples)]
+
+    def complete(self) -> list[list[Header]]:
+        """Groups without a verdict whose records are all finished and scored, by ordinal; records
+        by sample.
+        """
+        ended = [
+            ordinal for ordinal, group in self._open.items() if len(group.scored) == self._samples
+        ]
+        return [self.whole(ordinal) for ordinal in sorted(ended)]
+
+    def settle(self, ordinal: int, verdict: str, reason: str = "") -> None:
+        """Gives an open ordinal its verdict. Raises ContractError for one that is not open here."""
+        if ordinal not in self._open:
+            raise ContractError(
+                "settled an ordinal that is not open here", where=f"ordinal {ordinal}"
+            )
+        self._settled[ordinal] = self._open.pop(ordinal)
+        self._verdicts[ordinal] = verdict, reason
+
+    def close(self, end: int, carry: bool) -> list[int]:
+        """The step takes no ordinal from ``end`` on; the next one leases them again. Returns those
+        of this shard.
+
+        ``carry``: what was drawn of them is kept for one step, but for groups that could not be
+        used. Else it is forgotten, and drawn again under newer weights with the same seeds.
+        """
+        surplus = [ordinal for ordinal in self._settled if ordinal >= end]
+        for ordinal in surplus:
+            group, (verdict, _) = self._settled.pop(ordinal), self._verdicts.pop(ordinal)
+            if carry and verdict != QUARANTINED and not group.carried:
+                group.carried = True
+                self._carried[ordinal] = group
+        self.next_ordinal = end
+        return surplus
+
+    def verdicts(self) -> list[str]:
+        """Of the groups that this step drew, in the order in which they ended."""
+        return [self._verdicts[ordinal][0] for ordinal in self._ended if ordinal in self._verdicts]
+
+    def carried(self) -> list[int]:
+        """Ordinals that wait for the next step with their records."""
+        return sorted(self._carried)
+
+    def carried_records(self) -> list[Header]:
+        """Those records, by ordinal and sample."""
+        return [
+            self._carried[ordinal].records[sample]
+            for ordinal in self.carried()
+            for sample in range(self._samples)
+        ]
+
+    def carry(self, headers: Iterable[Header]) -> None:
+        """Goes on with what a run before had carried; takes the records of its own ordinals
+        only.
+        """
+        for header in headers:
+            if header.ordinal % self.shards == self.shard:
+                turn, row = row_of(header.ordinal, self._rows, self._seed)
+                group = self._carried.setdefault(header.ordinal, _Group(row, turn, carried=True))
+                group.records[header.sample] = header
+                group.scored.add(header.sample)
+
+    def commit(self) -> dict[int, tuple[str, str]]:
+        """Ends the step: its verdicts. Raises ContractError while a leased ordinal has none."""
+        if self._open:
+            raise ContractError(
+                "a step cannot end with open groups", where=f"ordinals {sorted(self._open)[:8]}"
+            )
+        verdicts, self._verdicts = self._verdicts, {}
+        self._settled.clear()
+        self._ended.clear()
+        return verdicts
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs; plain values."""
+        return {
+            "next_ordinal": self.next_ordinal,
+            "rows": self._rows,
+            "seed": self._seed,
+            "samples": self._samples,
+        }

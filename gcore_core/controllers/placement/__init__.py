@@ -1,0 +1,1 @@
+"""Who is awake in a rollout, and on which devices."""

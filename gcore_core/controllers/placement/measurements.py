@@ -1,0 +1,116 @@
+"""What a rollout's requests were, in columns: each shard tells its own, the lead sees them all and
+no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gcore_core.contract.measurements import Requests
+from gcore_core.controllers.ledger import TRAINED
+from gcore_core.controllers.tracing import Record
+
+#: 27 and 23 bytes: a record and a question to a judge together stay below the 64 that the lead may
+#: know of a record
+SAMPLED = np.dtype(
+    [
+        ("group", "<i8"),
+        ("start_s", "<f4"),
+        ("end_s", "<f4"),
+        ("prompt", "<i4"),
+        ("actions", "<i4"),
+        ("kept", "?"),
+        ("replica", "<i2"),
+    ]
+)
+ANSWERED = np.dtype(
+    [
+        ("parent", "<i4"),
+        ("role", "u1"),
+        ("replica", "<i2"),
+        ("prompt", "<i4"),
+        ("actions", "<i4"),
+        ("start_s", "<f4"),
+        ("end_s", "<f4"),
+    ]
+)
+
+
+def tell(records: Sequence[Record], roles: Sequence[str], since_s: float) -> tuple[bytes, bytes]:
+    """One shard's records and the questions about them. Times count from ``since_s``, the start of
+    its rollout.
+    """
+    sampled = np.zeros(len(records), SAMPLED)
+    answered = []
+    for i, r in enumerate(records):
+        replica = int(r.replica.rpartition(".")[2])
+        times = r.sent_s - since_s, r.finished_s - since_s
+        sampled[i] = (r.ordinal, *times, r.n_prompt, r.n_actions, r.verdict == TRAINED, replica)
+        for a in r.asked:
+            asked = a.sent_s - since_s, a.finished_s - since_s
+            answered.append((i, roles.index(a.role), a.replica, a.n_prompt, a.n_actions, *asked))
+    return sampled.tobytes(), np.array(answered, ANSWERED).tobytes()
+
+
+def heard(
+    told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Sequence[str]
+) -> dict[str, Requests]:
+    """All shards' requests, by role."""
+    parts = [np.frombuffer(sampled, SAMPLED) for sampled, _ in told]
+    answers = [np.frombuffer(answered, ANSWERED) for _, answered in told]
+    offsets = np.cumsum([0, *(len(part) for part in parts)])
+    sampled = np.concatenate(parts)
+    nobody, start_s = np.full(len(sampled), -1, np.int64), sampled["start_s"]
+    found = {policy: _requests(step, sampled, sampled["group"], start_s, nobody)}
+    found[policy] = replace(found[policy], kept=sampled["kept"].copy())
+    parent = np.concatenate(
+        [part["parent"] + offset for part, offset in zip(answers, offsets, strict=False)]
+    )
+    answered = np.concatenate(answers)
+    for index, role in enumerate(roles):
+        mine = answered["role"] == index
+        about = parent[mine].astype(np.int64)
+        found[role] = _requests(
+            step, answered[mine], sampled["group"][about], sampled["end_s"][about], about
+        )
+    return found
+
+
+def _requests(
+    step: int, rows: np.ndarray, group: np.ndarray, arrival_s: np.ndarray, parent: np.ndarray
+) -> Requests:
+    times = {name: rows[name].astype(float) for name in ("start_s", "end_s")}
+    counts = {name: rows[name].astype(np.int64) for name in ("prompt", "actions", "replica")}
+    return Requests(
+        step=np.full(len(rows), step, np.int64),
+        group=group.copy(),
+        arrival_s=arrival_s.astype(float),
+        parent=parent,
+        kept=np.zeros(len(rows), bool),
+        **times,
+        **counts,
+    )
+
+
+def running_s(served: Sequence[tuple[Requests, int]]) -> float:
+    """Seconds in which any of these replicas, each with its role's requests, ran something."""
+    mine = [requests.replica == replica for requests, replica in served]
+    starts = np.concatenate(
+        [requests.start_s[own] for (requests, _), own in zip(served, mine, strict=True)]
+    )
+    ends = np.concatenate(
+        [requests.end_s[own] for (requests, _), own in zip(served, mine, strict=True)]
+    )
+    order = np.argsort(starts)
+    starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(np.concatenate([[0.0], ends]))[:-1]
+    return float(np.clip(ends - np.maximum(starts, reached), 0, None).sum())
+
+
+def idle_share(requests: Requests, replicas: Sequence[int], seconds: float) -> float:
+    """Share of the replicas' time in which they ran nothing."""
+    busy = sum(running_s([(requests, replica)]) for replica in replicas)
+    return 1 - busy / max(seconds * len(replicas), 1e-9)

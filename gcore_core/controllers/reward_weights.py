@@ -1,0 +1,86 @@
+"""From the named rewards of records to one number each: normalised as each reward's settings say,
+then weighted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from gcore_core.contract.records import Header
+
+RECORD, GROUP, BATCH = "record", "group", "batch"
+
+
+class Weighing(msgspec.Struct, frozen=True):
+    """How one reward counts. ``normalise``: "none", "group" (less the group's mean, over its
+    standard deviation) or "batch" (the same over every group of the step); where all values are
+    equal that makes 0. ``level``: "record", or "group" when it sees the records of a prompt
+    together.
+    """
+
+    weight: float = 1.0
+    normalise: str = "none"
+    level: str = "record"
+
+
+def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Weighing]) -> np.ndarray:
+    """float64[K, 3]: count, sum and sum of squares of each reward that is normalised over the
+    batch, by name.
+
+    Summed over the shards they are what ``rewards_of`` needs; empty where no reward is.
+    """
+    rows = []
+    for name in _batched(weighings):
+        values = np.array(
+            [h.rewards[name] for group in groups for h in group if name in h.rewards], np.float64
+        )
+        rows.append([len(values), values.sum(), np.square(values).sum()])
+    return np.array(rows, np.float64).reshape(-1, 3)
+
+
+def rewards_of(
+    group: Sequence[Header], weighings: Mapping[str, Weighing], totals: np.ndarray | None = None
+) -> np.ndarray:
+    """float64[records]: the weighted sum of each record's rewards; one that a record has not
+    (skipped) adds nothing.
+
+    totals: of ``statistics``; without them nothing is normalised, as for a filter, which must not
+        depend on others.
+    """
+    found = np.zeros(len(group))
+    moments = dict(zip(_batched(weighings), totals, strict=True)) if totals is not None else {}
+    for name, how in weighings.items():
+        has = np.array([name in header.rewards for header in group], bool)
+        values = np.array(
+            [header.rewards[name] for header in group if name in header.rewards], np.float64
+        )
+        if totals is not None and how.normalise == GROUP:
+            values = (
+                _standardised(values, float(values.mean()), float(values.std()))
+                if len(values)
+                else values
+            )
+        elif totals is not None and how.normalise == BATCH:
+            values = _standardised(values, *_mean_and_deviation(*moments[name]))
+        found[has] += how.weight * values
+    return found
+
+
+def _batched(weighings: Mapping[str, Weighing]) -> list[str]:
+    return sorted(name for name, how in weighings.items() if how.normalise == BATCH)
+
+
+def _standardised(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    """0 where all values are equal, but for what rounding made of their difference."""
+    if deviation <= 1e-6 * abs(mean):
+        return np.zeros_like(values)
+    return np.asarray((values - mean) / deviation)
+
+
+def _mean_and_deviation(count: float, total: float, squares: float) -> tuple[float, float]:
+    mean = total / max(count, 1)
+    return mean, math.sqrt(max(squares / max(count, 1) - mean**2, 0.0))

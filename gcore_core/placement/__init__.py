@@ -1,1 +1,0 @@
-"""Devices, cells, partitions: pure data, and the policies that decide over them."""

@@ -1,1 +1,0 @@
-"""Processes and how they talk: supervisor, node agent, workers, rpc, store, weight pushes."""

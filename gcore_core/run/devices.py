@@ -1,0 +1,26 @@
+"""The devices of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gcore_core.contract.placement import Device
+
+
+def find_devices(wanted: str | int) -> tuple[Device, ...]:
+    """The machine's devices: GPUs where the driver shows some, else cores; or as many as ``wanted``
+    says.
+    """
+    gpus = _gpu_count()
+    kind = "cuda" if gpus else "cpu"
+    count = int(wanted) if str(wanted) != "auto" else gpus or len(os.sched_getaffinity(0))
+    return tuple(Device(index=index, kind=kind) for index in range(count))
+
+
+def _gpu_count() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([word for word in visible.split(",") if word.strip() not in ("", "-1")])
+    driver = Path("/proc/driver/nvidia/gpus")
+    return len(list(driver.iterdir())) if driver.is_dir() else 0

@@ -1,0 +1,209 @@
+"""Makes a role's model before the run: a function of the user, in a process of its own, once for
+the same content.
+
+The function is ``f(directory: Path, config: dict, progress: Callable[[float, str], None]) -> None``
+and saves a model into ``directory``. Wire format with the child (``python -m
+gcore_core.run.make_model``): the specification as one JSON object on stdin, progress as JSON lines
+on stdout; everything the function prints goes to the log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from gcore_core.config.user_functions import load_function
+from gcore_core.contract.errors import ConfigError, DataError, GcoreError
+
+Progress = Callable[[float, str], None]
+
+_COMPLETE = ".complete"
+_LIBRARIES = ("torch", "transformers")
+_SHOWN_LINES = 3
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    path: str
+    name: str
+    config: dict[str, Any]
+    directory: str
+
+
+class _Progress(msgspec.Struct, frozen=True):
+    share: float
+    message: str
+
+
+def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> Path:
+    """Directory of the model that ``make`` ({path, name, config}) describes; made now unless the
+    cache has it.
+
+    progress: called with the share of the work that is done, 0 to 1, and a line for the reader. The
+    model is cached by the file's bytes, the name, the config and the versions of torch and
+    transformers. Processes that want the same model wait for the first. Raises ConfigError for a
+    wrong ``make`` and DataError when the function fails.
+    """
+    file, name, config = _checked(make)
+    key = _key(file, name, config)
+    made = cache_dir / key
+    if (made / _COMPLETE).is_file():
+        return made
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(cache_dir / f"{key}.lock", progress) as lock:
+        if not (made / _COMPLETE).is_file():
+            partial = cache_dir / f"{key}.partial"
+            shutil.rmtree(partial, ignore_errors=True)  # of a maker that was killed
+            partial.mkdir()
+            try:
+                spec = _Spec(path=str(file), name=name, config=config, directory=str(partial))
+                _run(spec, cache_dir / f"{key}.log", lock, progress)
+                (partial / _COMPLETE).write_bytes(msgspec.json.encode(spec))
+                partial.rename(made)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return made
+
+
+def _checked(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
+    unknown = sorted(set(make) - {"path", "name", "config"})
+    if unknown or not (isinstance(make.get("path"), str) and isinstance(make.get("name"), str)):
+        raise ConfigError(
+            f"unknown: {', '.join(unknown)}" if unknown else "needs a path and a name",
+            where="model.make",
+            todo="example: model: {make: {path: my_model.py, name: teach, config: {seed: 0}}}",
+        )
+    file, config = Path(make["path"]).absolute(), make.get("config") or {}
+    if not file.is_file():
+        raise ConfigError("no such file", where=f"model.make.path: {file}")
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"must be a mapping, is a {type(config).__name__}", where="model.make.config"
+        )
+    return file, make["name"], dict(config)
+
+
+def _key(file: Path, name: str, config: dict[str, Any]) -> str:
+    """<stem of the file>-<hash of all that the model depends on>."""
+    parts = (
+        file.read_bytes().hex(),
+        name,
+        config,
+        {library: _version(library) for library in _LIBRARIES},
+    )
+    content = msgspec.json.encode(parts, order="deterministic")
+    return f"{file.stem}-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+@contextmanager
+def _locked(file: Path, progress: Progress) -> Iterator[int]:
+    """Holds the lock; the system frees it when its last holder ends, however it ends."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(0.0, "waiting for another process that makes the same model")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
+    """Runs the function in a process group of its own, which ends with this call, whatever ends it.
+
+    The child inherits the lock: should this process be killed, no other maker starts before the
+        child has ended, too.
+    """
+    with log.open("wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "gcore_core.run.make_model"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=(lock,),
+            process_group=0,
+        )
+    with child:
+        try:
+            _talk(child, spec, progress)
+            code = child.wait()
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+    if code != 0:
+        raise _failure(
+            spec,
+            log,
+            f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}",
+        )
+    if not any(Path(spec.directory).iterdir()):
+        raise _failure(spec, log, "saved nothing into the directory that it was given")
+
+
+def _talk(child: subprocess.Popen[bytes], spec: _Spec, progress: Progress) -> None:
+    if child.stdin is None or child.stdout is None:
+        raise RuntimeError("the child has no pipes")
+    try:
+        with child.stdin as pipe:
+            pipe.write(msgspec.json.encode(spec))
+    except BrokenPipeError:  # it ended at once; its exit code and log say why
+        return
+    for line in child.stdout:
+        report = msgspec.json.decode(line, type=_Progress)
+        progress(report.share, report.message)
+
+
+def _failure(spec: _Spec, log: Path, what: str) -> DataError:
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
+    return DataError(
+        f"making the model: {spec.name} {what}",
+        where=spec.path,
+        why="\n".join(lines[-_SHOWN_LINES:]),
+        todo=f"log: {log}",
+        log=str(log),
+    )
+
+
+def main() -> NoReturn:
+    """The child."""
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=_Spec)
+    reports = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what the function prints must not look like progress
+
+    def progress(share: float, message: str) -> None:
+        reports.write(msgspec.json.encode(_Progress(share=share, message=message)) + b"\n")
+
+    try:
+        function = load_function(Path(spec.path), spec.name)
+    except GcoreError as error:  # the message alone; a traceback of ours would not help
+        sys.exit(str(error))
+    function(Path(spec.directory), spec.config, progress)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Which workers there are on which devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+from gcore_core.contract.placement import Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """workers: role -> device indexes of each of its workers. window: what the policy was shown.
+    moves: devices may change between generators, so the policy is asked before every step. sleeps:
+    roles whose backend can. resting: those of them that sleep while the trainer works.
+    """
+
+    workers: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    window: Window = field(default_factory=lambda: Window(devices=(), slots={}))
+    moves: bool = False
+    sleeps: Sequence[str] = ()
+    resting: Sequence[str] = ()
+
+    def facts(self, needed: int, directory: str) -> dict[str, Any] | None:
+        """What the controllers need to ask the policy again, as plain values; None where nothing
+        moves.
+        """
+        if not self.moves:
+            return None
+        generators = [role for role, need in self.window.needs.items() if need.kind == "generator"]
+        return {
+            "devices": [(device.index, device.kind, device.node) for device in self.window.devices],
+            "slots": dict(self.window.slots),
+            "needs": {role: astuple(need) for role, need in self.window.needs.items()},
+            "engines": {role: self.workers[role] for role in generators},
+            "sleeps": list(self.sleeps),
+            "needed": needed,
+            "directory": directory,
+        }

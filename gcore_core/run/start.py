@@ -1,0 +1,180 @@
+"""What ``g-core run`` and ``g-core resume`` do: prepare a job, supervise it, begin again when a
+process was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from gcore_core.config import checks
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.factories import build
+from gcore_core.run import directory as run_directory
+from gcore_core.run import summary
+from gcore_core.run.checkpoint_service import newest
+from gcore_core.run.checkpoints import Checkpoints
+from gcore_core.run.display import Display, open_display
+from gcore_core.run.host_memory import host_memory
+from gcore_core.run.initial_placement import place
+from gcore_core.run.jobs import Job
+from gcore_core.run.make_model import make_model
+from gcore_core.run.resume_checks import check_same
+from gcore_core.run.signals import Signals
+from gcore_core.run.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+
+def prepare(
+    file: Path, overrides: Sequence[str], display_of: Any, resume: Path | None = None
+) -> tuple[Job, Display]:
+    """Everything before the first process: configuration, run directory, data, models, placement.
+    ``resume``: the directory of the run that goes on.
+    """
+    plan = load_plan(file, overrides)
+    checks.interpreters(plan.config, plan.provided, plan.source)
+    rows = {"train": len(build(plan.factory("data")))}
+    if "evaluation.data" in plan.provided:
+        rows["evaluation"] = len(build(plan.factory("evaluation.data")))
+    placed = place(plan)
+    settings = plan.config["run"]
+    resumed = None if resume is None else newest(resume)
+    if resumed is not None:
+        check_same(resumed, plan, rows["train"])
+    directory = resume or run_directory.create(Path("runs"), settings["name"], settings["dir"])
+    display: Display = display_of(settings["steps"])
+    for note in resumed.notes if resumed else ():
+        display.note(note)
+    run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
+    run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
+    models = {
+        role: _model(role, node["model"], display) for role, node in plan.config["roles"].items()
+    }
+    for role, node in plan.config["roles"].items():
+        if node["follows"] and not models[role]:
+            models[role] = models[node["follows"]]
+    if kept := host_memory(plan, placed, models):
+        display.note(kept)
+    return Job(
+        plan=plan, directory=directory, models=models, rows=rows, placed=placed, resumed=resumed
+    ), display
+
+
+def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:
+    if "make" not in model:
+        return model
+    cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
+    path = make_model(
+        model["make"], cache, lambda share, text: display.phase(f"roles.{role}: {text}", share)
+    )
+    return {**model, "path": str(path)}
+
+
+def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+    """``g-core run`` and ``resume``: 0 when the run ended well. Errors are raised; Ctrl-C gives
+    130, SIGTERM 143.
+    """
+    job, display, signals = None, None, Signals()
+    with signals.handled():
+        try:
+            job, display = prepare(
+                file, overrides, lambda steps: open_display(steps, sys.stdout), resume
+            )
+            _supervise(job, display, signals)
+        except KeyboardInterrupt:
+            if display is not None and job is not None:
+                saved = Checkpoints(job.directory).steps()[-1:]
+                go_on = [
+                    f"go on from step {step} with: g-core resume {job.directory}" for step in saved
+                ]
+                display.finish(
+                    ["stopped; every process has ended", f"the run is in {job.directory}", *go_on]
+                )
+            return signals.code
+        except BaseException:
+            if display is not None and job is not None:
+                display.finish([f"the run is in {job.directory}"])
+            raise
+    table = summary.table(run_directory.read_metrics(job.directory))
+    display.finish([*table.splitlines(), "", *where_things_are(job.directory)])
+    return 0
+
+
+def _supervise(job: Job, display: Display, signals: Signals) -> None:
+    """Runs the job; when a process is lost that nobody replaces, once more from the newest
+    checkpoint.
+
+    Raises KeyboardInterrupt when a signal has ended it.
+    """
+
+    async def run(job: Job) -> None:
+        supervisor = Supervisor(job, display)
+        with signals.ask(supervisor.stop):
+            await supervisor.run()
+
+    with _logged(run_directory.log_path(job.directory, "supervisor")):
+        for left in reversed(range(job.plan.config["checkpoint"]["restarts"] + 1)):
+            try:
+                asyncio.run(run(job))
+                if signals.code:
+                    raise KeyboardInterrupt
+                return
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
+            except WorkerError as error:
+                if signals.code:
+                    display.note(str(error))
+                    raise KeyboardInterrupt from error
+                if not left or not Checkpoints(job.directory).steps():
+                    raise
+                log.exception("the run goes on from its newest checkpoint")
+                job = replace(job, resumed=newest(job.directory))
+                assert job.resumed is not None
+                for note in (
+                    str(error),
+                    *job.resumed.notes,
+                    f"the run goes on from step {job.resumed.step}",
+                ):
+                    display.note(note)
+
+
+@contextlib.contextmanager
+def _logged(file: Path) -> Iterator[None]:
+    """What this process logs, and inline what its workers log, goes to a file like theirs."""
+    handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s supervisor %(levelname)s %(message)s"))
+    root, own = logging.getLogger(), logging.getLogger("gcore_core")
+    before = own.level
+    root.addHandler(handler)
+    own.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        own.setLevel(before)
+        root.removeHandler(handler)
+        handler.close()
+
+
+def where_things_are(directory: Path) -> list[str]:
+    named = {
+        "summary": "summary.md",
+        "curves": "curves.png",
+        "weights": "weights",
+        "metrics": "metrics.jsonl",
+    }
+    return [
+        f"{what:8} {directory / name}"
+        for what, name in named.items()
+        if (directory / name).exists()
+    ]

@@ -1,0 +1,318 @@
+"""The supervisor: checks the job, opens the site, starts the workers, watches them, and ends them
+all.
+
+It is the process of ``g-core run``. It sees reports and exits, the middle of the agreements, and a
+few records to show; it holds no batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+from gcore_core.config.plugins import observer_failure
+from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied
+from gcore_core.contract.factories import build
+from gcore_core.contract.records import RunFacts, WorkerFailure
+from gcore_core.run import directory as run_directory
+from gcore_core.run import summary
+from gcore_core.run.checkpoint_service import Keeper
+from gcore_core.run.display import Display
+from gcore_core.run.jobs import Job, worker_specs
+from gcore_core.run.samples import shown_rows
+from gcore_core.runtime.agreements import AgreementService
+from gcore_core.runtime.messages import (
+    Hello,
+    Hung,
+    KillRequest,
+    Nothing,
+    Published,
+    SpawnRequest,
+    StepEnd,
+    UsageReply,
+    WorkerExit,
+)
+from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.launchers import AGENT, Launcher, Site
+from gcore_core.runtime.rpc.gathering import Gathering
+from gcore_core.runtime.rpc.retry import brief_s
+from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
+from gcore_core.runtime.store.client import StoreReader
+
+log = logging.getLogger(__name__)
+LEAD = "controller.0"
+SETTLE_S = 1.0  # after a first failure: time for the worker that caused it to tell
+
+
+class Supervisor:
+    def __init__(self, job: Job, display: Display) -> None:
+        self._job, self._display = job, display
+        self._run = RunFacts(
+            name=job.plan.config["run"]["name"],
+            directory=str(job.directory),
+            steps=job.plan.config["run"]["steps"],
+            config=job.plan.config,
+            resumed_from=job.resumed.step if job.resumed else 0,
+        )
+        self._observers = job.plan.plugins.observers(self._observer_failed)
+        self._metrics = run_directory.MetricsFile(job.directory, alarm=display.note)
+        self._waiting = set(job.names())
+        self._ready = asyncio.Event()
+        self._controllers = {f"controller.{shard}" for shard in range(job.shards)}
+        self._errors: list[GcoreError] = []
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._site: Site | None = None
+        self._evaluated = (
+            build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
+        )
+        self._keeper = Keeper(job.plan, job.directory, display.note)
+        self._started_s = time.monotonic()
+        self._once = Gathering(1)  # a controller asks again when the answer was lost
+        self._cpu_s = 0.0  # of all processes, when the last step ended
+        self._stopping: asyncio.Task[None] | None = None
+
+    def _service(self) -> Service:
+        service = Service("supervisor")
+        service.add("hello", Hello, self.hello)
+        service.add("failed", RemoteFailure, self.failed)
+        service.add("step_end", StepEnd, self.step_end)
+        service.add("published", Published, self.published)
+        service.add("hung", Hung, self.hung)
+        AgreementService(self._job.shards).register(service)
+        self._keeper.register(service)
+        return service
+
+    async def run(self) -> None:
+        """Runs the job to its end. Raises the first cause when a worker fails; ends every process
+        in any case.
+        """
+        launcher: Launcher = build(self._job.plan.factory("launcher"))
+        error = ""
+        try:
+            async with launcher.site(
+                self._job.names(), self._service(), self._job.directory / "logs"
+            ) as site:
+                self._site = site
+                looks = [
+                    self._look_after(site, name)
+                    for name in (AGENT, *self._job.names())
+                    if site.end_agent
+                ]
+                watch: asyncio.Future[Any] = asyncio.gather(
+                    self._start(site), self._watch(site), *looks
+                )
+                try:  # it ends when one of them fails
+                    await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
+                    await (self._over if self._over.done() else watch)
+                finally:
+                    watch.cancel()
+                    await asyncio.gather(watch, return_exceptions=True)
+        except BaseException as caught:
+            error = str(caught) or type(caught).__name__
+            raise
+        finally:
+            self._observers.run_end(
+                self._run, error or ("stopped by a signal" if self._stopping else "")
+            )
+            self._metrics.close()
+            try:
+                wall_s = time.monotonic() - self._started_s
+                summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
+            except GcoreError as unwritten:  # must not hide how the run ended
+                self._display.note(str(unwritten))
+
+    async def _start(self, site: Site) -> None:
+        resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
+        specs = worker_specs(replace(self._job, resumed=resumed), site)
+        self._display.phase(f"starting {len(specs)} processes")
+        await site.agent.call("spawn", SpawnRequest(specs), Nothing)
+
+    def stop(self, within_s: float) -> bool:
+        """Has the lead save the run's state and end; then, or when the seconds are over, all
+        processes end. False when there is nothing to save yet.
+        """
+        if self._site is None or not self._ready.is_set():
+            return False
+        self._display.note(
+            f"its state is being saved, for at most {within_s:g} s; another signal ends the run now"
+        )
+        self._stopping = asyncio.ensure_future(self._stop(self._site, within_s))
+        return True
+
+    async def _stop(self, site: Site, within_s: float) -> None:
+        with contextlib.suppress(GcoreError, TimeoutError):
+            async with asyncio.timeout(within_s):
+                await site.network.peer(LEAD).call("stop", Nothing(), Nothing)
+                await asyncio.shield(self._over)  # by the lead's end
+        self._end()
+
+    # -- what workers tell -------------------------------------------------------------------------
+
+    async def hello(self, request: Hello, call: Call) -> Nothing:
+        handshake.agree(
+            request.name,
+            worker=request.versions,
+            supervisor=handshake.versions(request.versions.plugins),
+        )
+        self._waiting.discard(request.name)
+        log.info("%s is up, pid %s", request.name, request.pid)
+        if not self._waiting and not self._ready.is_set():
+            self._ready.set()
+            self._observers.run_start(self._run)
+        elif self._waiting:
+            self._display.phase(f"waiting for {_some(sorted(self._waiting))}")
+        if request.name in self._controllers:
+            await self._ready.wait()  # a controller begins when everybody is up
+        return Nothing()
+
+    async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
+        self._errors.append(from_wire(request))
+        return Nothing()
+
+    async def hung(self, request: Hung, call: Call) -> Nothing:
+        """Nobody can wait for it any more: it writes its stacks to its log and is killed, as if it
+        had been lost.
+        """
+        log_file = run_directory.log_path(self._job.directory, request.name)
+        self._display.note(
+            f"{request.waiter} waits for {request.name}: {request.what} (run.patience_s); it is "
+            "killed, "
+            f"and its stacks are in {log_file}"
+        )
+        if self._site is not None and self._site.end_agent is not None and request.name == AGENT:
+            await self._site.end_agent()
+        elif self._site is not None:
+            await self._site.agent.call("kill", KillRequest(request.name), Nothing)
+        return Nothing()
+
+    async def published(self, request: Published, call: Call) -> Nothing:
+        async def act(_: list[None]) -> None:
+            self._observers.weights_published(self._run, request.version)
+
+        await self._once.join(("published", request.version), 0, None, act)
+        return Nothing()
+
+    async def step_end(self, request: StepEnd, call: Call) -> Nothing:
+        async def act(_: list[None]) -> None:
+            await self._step_ended(request)
+
+        await self._once.join(("step", request.report.step), 0, None, act)
+        return Nothing()
+
+    async def _step_ended(self, request: StepEnd) -> None:
+        """Everything a step leaves behind: metrics with what each process used, samples, the
+        position in the data.
+        """
+        assert self._site is not None
+        report, usage = request.report, await self._site.agent.call("usage", Nothing(), UsageReply)
+        for note in usage.notes:
+            self._display.note(note)
+        if self._site.end_agent:
+            usage.cpu_s["supervisor"] = time.process_time()
+        self._cpu_s = sum(usage.cpu_s.values())
+        report.metrics["cpu_seconds"] = self._cpu_s
+        report.metrics |= {f"cpu_seconds/{name}": value for name, value in usage.cpu_s.items()}
+        report.metrics |= {f"memory_mib/{name}": value for name, value in usage.memory_mib.items()}
+        self._metrics.append(report)
+        if report.samples and self._evaluated is not None:
+            reader = StoreReader(self._site.store, AGENT, self._site.secret)
+            rows = shown_rows(report.samples, reader, self._evaluated)
+            run_directory.write_samples(self._job.directory, report.step, rows)
+        if request.ledger:
+            run_directory.write_position(
+                self._job.directory, {"step": report.step, **request.ledger}
+            )
+        self._display.step(report)
+        for name, count in report.metrics.items():
+            if name.startswith("groups/dropped/"):
+                self._display.note(
+                    f"step {report.step}: {count:.0f} groups dropped: {name.rpartition('/')[2]}"
+                )
+        self._observers.step_end(self._run, report)
+
+    # -- what the agent tells ----------------------------------------------------------------------
+
+    async def _watch(self, site: Site) -> None:
+        """Raises the first cause when a process is lost that nobody replaces."""
+        try:
+            async for gone in site.agent.stream(
+                "exits", Nothing(), WorkerExit, deadline_s=float("inf")
+            ):
+                await self._exited(gone)
+        except WorkerDied as error:
+            if error.where == AGENT:
+                error.why = "the workers of its node end with it, and so does the store"
+                error.todo = f"its log: {run_directory.log_path(self._job.directory, AGENT)}"
+            raise
+
+    async def _look_after(self, site: Site, name: str) -> None:
+        """Nobody else calls a controller, and a push, a save or a move is waited for longer than
+        for a process that has stopped altogether. The agent is there from the beginning, and
+        nothing else in its process can hold it up.
+        """
+        patience_s = self._job.plan.config["run"]["patience_s"]
+        if name == AGENT:
+            patience_s = brief_s(patience_s)
+        else:
+            await self._ready.wait()
+        while True:
+            try:
+                await site.network.peer(name).call(
+                    "alive", Nothing(), Nothing, deadline_s=patience_s
+                )
+            except DeadlineExceeded as error:
+                await self.hung(Hung(name, "the supervisor", error.what), Call(lambda: None))
+            except WorkerDied:
+                pass  # its exit tells, or has told
+            await asyncio.sleep(patience_s / 2)
+
+    async def _exited(self, gone: WorkerExit) -> None:
+        if gone.code == 0 and gone.name in self._controllers:
+            self._controllers.discard(gone.name)
+            if not self._controllers or (self._stopping and gone.name == LEAD):
+                self._end()
+            return
+        reason = f"ended with {_code(gone.code)}"
+        role, _, rank = gone.name.rpartition(".")
+        failure = WorkerFailure(role=role, rank=int(rank), reason=reason, fatal=not gone.restarted)
+        self._observers.worker_failed(self._run, failure)
+        if gone.restarted:
+            self._display.note(f"{gone.name} {reason}; it is started again")
+            return
+        await asyncio.sleep(0 if self._errors else SETTLE_S)
+        raise self._cause(gone, reason)
+
+    def _cause(self, gone: WorkerExit, reason: str) -> GcoreError:
+        """The first failure that is not itself a report of somebody's death."""
+        if causes := [error for error in self._errors if not isinstance(error, WorkerDied)]:
+            return causes[0]
+        log_file = run_directory.log_path(self._job.directory, gone.name)
+        last = [line for line in gone.tail.splitlines() if line.strip()][-1:]
+        what = f"{reason} while the run was starting" if self._waiting else reason
+        facts = {"process": gone.name, "pid": gone.pid, "code": gone.code}
+        return WorkerDied(
+            what, where=gone.name, why="\n".join(last), todo=f"its log: {log_file}", **facts
+        )
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _observer_failed(self, plugin: str, hook: str, error: BaseException) -> None:
+        log.error("plugin %s failed in %s", plugin, hook, exc_info=error)
+        log_file = run_directory.log_path(self._job.directory, "supervisor")
+        self._display.note(str(observer_failure(plugin, hook, error, f"its traceback: {log_file}")))
+
+
+def _some(names: list[str], shown: int = 6) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def _code(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

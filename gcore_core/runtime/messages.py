@@ -1,0 +1,375 @@
+"""Every message between processes, as msgspec arrays; ``shard`` and ``epoch`` say which controller
+asks.
+
+A request that changes something carries a key (step, round, ...) under which its receiver runs it
+once: a repeated request gets the reply of the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.records import Header, Lease, Prompt, Ref, StepReport
+from gcore_core.contract.weight_transfer import SHM, Offers
+
+RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
+TRAIN, GREEDY, SAMPLED = (
+    "train",
+    "greedy",
+    "sampled",
+)  # why records are drawn; the last two are evaluation
+_REASON_LIMIT_BYTES = 128
+
+
+class Message(msgspec.Struct, array_like=True):
+    pass
+
+
+class Nothing(Message):
+    pass
+
+
+def short_reason(text: str) -> str:
+    """The beginning of a reason, short enough for a header."""
+    return text.encode("utf-8", "replace")[:_REASON_LIMIT_BYTES].decode("utf-8", "ignore")
+
+
+# -- generation and rewarding ----------------------------------------------------------------------
+
+
+class GenerateRequest(Message):
+    step: int
+    round: int
+    shard: int
+    purpose: str
+    leases: list[Lease]
+
+
+class ScoreRequest(Message):
+    purpose: str
+    headers: list[Header]
+    rewards: list[str] = []  # of those the worker hosts; none named: all
+    awake: dict[
+        str, list[int]
+    ] = {}  # generator role -> its replicas that may be asked; one that is not named: all
+
+
+class SleepRequest(Message):
+    """``release_before`` as of a push, which one that sleeps does not hear."""
+
+    release_before: int = 0
+
+
+class WakeReply(Message):
+    version: int  # of the weights it holds
+
+
+class QuestionItem(Message):
+    """A question of a reward; its answers name it by ``index``; ``samples``: which of them are
+    wanted.
+    """
+
+    index: int
+    prompt: Prompt
+    seed: int
+    samples: list[int]
+    greedy: bool
+    images: list[Ref] = []
+
+
+class AskRequest(Message):
+    questions: list[QuestionItem]
+
+
+class AnswerItem(Message):
+    index: int
+    sample: int
+    text: str
+    status: str
+    reason: str
+    n_prompt: int
+    n_actions: int
+
+
+# -- preparation and training ----------------------------------------------------------------------
+
+
+class TrainItem(Message):
+    ordinal: int
+    sample: int
+    minibatch: int
+    columns: Ref
+    slot: int
+    media: dict[str, Ref] = {}
+    version: int = 0  # of the weights that sampled it
+
+
+class RelayRequest(Message):
+    """What one shard has for some ranks, to be passed on together with what the other shards
+    have.
+    """
+
+    method: str
+    step: int
+    shard: int
+    workers: list[list[str]]  # peer names of each rank's
+    parts: list[msgspec.Raw]  # one for each rank
+
+
+class PrepareRequest(Message):
+    """One shard's part for one rank, like the next; a rank gets a list with those of all shards."""
+
+    step: int
+    items: list[TrainItem]
+    scalars: list[str]
+
+
+class TrainRequest(Message):
+    step: int
+    advantages: list[tuple[int, int, float]]  # (ordinal, sample, advantage)
+    minibatches: int
+    epochs: int
+
+
+class TrainReply(Message):
+    metrics: dict[str, float]
+    version: int
+    busy_s: float = 0.0  # of this rank alone; 0 when it cannot tell
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+class OpenPush(Message):
+    """Another ``attempt`` at the same version begins the push anew. ``bucket_bytes``: memory for
+    all its buckets.
+    """
+
+    version: int
+    bucket_bytes: int
+    receivers: int
+    attempt: int = 0
+    transport: str = SHM  # or "auto": by what the sides speak
+
+
+class PullWeights(Message):
+    version: int
+    receiver: int
+    source: str  # peer name of trainer rank 0
+    attempt: int = 0
+    release_before: int = 0  # no shard needs records of earlier steps
+
+
+class PlanRequest(Message):
+    version: int
+    attempt: int = 0
+
+
+class BucketRequest(Message):
+    """Asking for bucket ``index`` confirms that those before ``index - 1`` have been read, asking
+    for one after the last that all have been.
+    """
+
+    version: int
+    receiver: int
+    index: int
+    attempt: int = 0
+    offers: Offers = {}  # transports that the receiver speaks besides shared memory
+
+
+class PushConfirmed(Message):
+    version: int
+    nbytes: int
+    verified: bool  # the receiver hashed the weights it now holds and they are the sender's
+
+
+class SaveWeights(Message):
+    directory: str
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+class OpenCheckpoint(Message):
+    step: int
+
+
+class Carried(Message):
+    """What a shard keeps for the next step, when ``step`` of them have ended."""
+
+    step: int
+    shard: int
+    headers: list[Header]
+
+
+class CheckpointPlace(Message):
+    path: str  # where trainers save; empty: there is none, and a person has been told why
+
+
+class SaveState(Message):
+    """To a rank: begin to save into ``directory``, or finish what was begun for ``step``."""
+
+    step: int
+    directory: str
+
+
+class CommitCheckpoint(Message):
+    """Every rank has saved. ``failed``: why one could not, so that what there is goes."""
+
+    step: int
+    state: dict[str, Any]
+    metrics: dict[str, float]
+    failed: str = ""
+
+
+# -- agreements ------------------------------------------------------------------------------------
+
+
+class Agreement(Message):
+    key: str
+    shard: int
+    epoch: int
+
+
+class SumRequest(Agreement):
+    values: list[float]
+
+
+class CollectRequest(Agreement):
+    payload: bytes
+
+
+class DealRequest(Agreement):
+    parts: list[bytes]  # one per shard from the lead, empty from the others
+
+
+# -- supervision -----------------------------------------------------------------------------------
+
+
+class Versions(Message):
+    """What one side of a handshake runs. plugins: distribution -> version, empty where it has
+    none.
+    """
+
+    python: str
+    core: str
+    plugins: dict[str, str]
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker process is told; it comes through a file descriptor, never through argv or
+    the environment.
+
+    kind: "trainer", "generator", "scorer" or "controller". factories: name -> what to build
+    ("backend", "objective", "reward/exact", "dataset/train", ...). peers: name -> address of
+    everybody, this worker included.
+    """
+
+    kind: str
+    role: str
+    rank: int
+    ranks: int
+    peers: dict[str, str]
+    factories: dict[str, FactorySpec]
+    secret: bytes
+    settings: dict[str, Any]
+    versions: Versions  # the supervisor's, of everything that this worker builds
+    python: str = ""
+    log: str = ""
+    restarts: int = 0  # how often the agent may start it again after it ended
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}.{self.rank}"
+
+
+class Hello(Message):
+    name: str
+    pid: int
+    versions: Versions
+
+
+class Hung(Message):
+    """A deadline expired: ``waiter`` saw ``what`` of ``name``."""
+
+    name: str
+    waiter: str
+    what: str
+
+
+class KillRequest(Message):
+    name: str
+
+
+class StepEnd(Message):
+    report: StepReport
+    ledger: dict[str, Any]
+
+
+class Published(Message):
+    version: int
+
+
+class SpawnRequest(Message):
+    workers: list[WorkerSpec]
+
+
+class WorkerExit(Message):
+    name: str
+    pid: int
+    code: int
+    restarted: bool
+    tail: str  # last lines of its log
+
+
+class StopRequest(Message):
+    grace_s: float
+
+
+class UsageReply(Message):
+    cpu_s: dict[str, float]  # process name -> user and system seconds so far
+    memory_mib: dict[str, float]  # peak resident
+    notes: list[str] = []  # what the person who runs it should read, each once
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+Released = dict[
+    int, tuple[int, int]
+]  # shard -> (its epoch, the first step of which it still needs records)
+
+
+class SlabRequest(Message):
+    """Asks for the name of a slab to write. ``held``: shard -> step of the records that come into
+    it.
+    """
+
+    owner: str
+    nbytes: int
+    held: dict[int, int]
+
+
+class ReleaseRequest(Message):
+    """From here on ``owner`` writes into no slab whose holders have released it; into none when it
+    names nobody.
+    """
+
+    owner: str
+    released: Released
+
+
+class BlobRequest(Message):
+    """Holds blobs like those of ``refs``, which were just made, for ``held``."""
+
+    held: dict[int, int]
+    refs: list[Ref]
+
+
+class ReadRequest(Message):
+    """Asks for the bytes of what ``ref`` names from ``offset`` on, in parts."""
+
+    ref: Ref
+    offset: int

@@ -1,0 +1,54 @@
+"""Both sides of a worker's start run the same versions, or it does not start.
+
+The worker compares before it imports a factory, the supervisor when it is greeted.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable
+
+from gcore_core import __version__
+from gcore_core.contract.errors import PluginIncompatible
+from gcore_core.runtime.messages import Versions
+
+
+def versions(plugins: Iterable[str]) -> Versions:
+    """This interpreter's: of the core, and of these distributions (empty where there is none)."""
+    names = list(plugins)
+    found = {}
+    if names:
+        from importlib.metadata import (
+            distributions,
+        )  # slow to import, and a worker of the core alone needs none of it
+
+        found = {
+            name: next((item.version for item in distributions(name=name)), "") for name in names
+        }
+    return Versions(sys.executable, __version__, found)
+
+
+def agree(name: str, *, worker: Versions, supervisor: Versions) -> None:
+    """Raises PluginIncompatible, with both interpreters, at the first distribution whose versions
+    differ.
+    """
+    theirs = {"gcore-core": worker.core, **worker.plugins}
+    for distribution, version in {"gcore-core": supervisor.core, **supervisor.plugins}.items():
+        other = theirs.get(distribution, "")
+        if other != version:
+            raise PluginIncompatible(
+                (
+                    f"its {distribution} is {other or 'missing'}, the supervisor's is "
+                    f"{version or 'missing'}."
+                ),
+                where=name,
+                why=(
+                    f"{other or 'missing'} for {worker.python}\n{version or 'missing'} for "
+                    f"{supervisor.python}"
+                ),
+                todo=f"install the same: {shlex.quote(worker.python)} -m pip install "
+                f"{shlex.quote(f'{distribution}=={version}')}",
+                distribution=distribution,
+                python=worker.python,
+            )

@@ -1,0 +1,106 @@
+"""Starts a process of the run: its spec comes through an unlinked file, its end with whoever
+started it by a pipe.
+
+``spawn_process`` is for who starts one, ``read_spec`` for the process itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import os
+import resource
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gcore_core.contract.errors import ConfigError
+from gcore_core.runtime.rpc.service import decoded
+
+SHARED_MEMORY = Path("/dev/shm")
+STREAMED_BYTES = 256 << 10
+#: Copies as large as that go past the caches (glibc, x86): whoever reads what is pushed or stored
+#: is another core
+_STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"}
+_OPEN_FILES = 1 << 16  # enough, and few enough for libraries that walk over all there may be
+T = TypeVar("T")
+
+
+def allow_open_files(peers: int) -> None:
+    """Raises this process's limit, which those it starts inherit, so that each may speak with
+    ``peers`` others.
+
+    Raises ConfigError when the system forbids it.
+    """
+    needed = 2 * peers + 128  # a connection to each and one from each
+    soft, hard = (
+        limit if limit >= 0 else 1 << 62 for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if hard < needed:
+        raise ConfigError(
+            (
+                f"a process may open {hard} files here, and one that speaks with {peers} others "
+                f"needs {needed}."
+            ),
+            where="launcher",
+            todo=(
+                f"sudo prlimit --pid $$ --nofile={needed}, or lower controller.shards or slots "
+                "of roles"
+            ),
+        )
+    if soft < (wanted := min(hard, max(needed, _OPEN_FILES))):
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted, hard if hard < 1 << 62 else resource.RLIM_INFINITY)
+        )
+
+
+async def spawn_process(
+    command: list[str], spec: Any, log: str | Path, environment: Mapping[str, str] | None = None
+) -> tuple[asyncio.subprocess.Process, int]:
+    """(the process, in a group of its own; the end of its lifeline: closing it, or dying, tells it
+    to end).
+
+    command: an interpreter and its words; ``--fd`` and ``--lifeline`` are added. spec: a msgspec
+    struct, with the run's secret, which is in neither argv nor the environment. Raises OSError when
+    the interpreter cannot be started.
+    """
+    with tempfile.TemporaryFile() as told, open(log, "ab") as output:
+        told.write(msgspec.msgpack.encode(spec))
+        told.seek(0)
+        reading, lifeline = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(*command, "--fd", str(told.fileno()), "--lifeline", str(reading)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(told.fileno(), reading),
+                start_new_session=True,
+                env=_STREAMING | dict(os.environ if environment is None else environment),
+            )
+        except BaseException:
+            os.close(lifeline)  # one that was started all the same ends by it
+            raise
+        finally:
+            os.close(reading)
+    return process, lifeline
+
+
+def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
+    """(what this process was told, its end of the lifeline: readable when it is to end)."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
+    parser.add_argument(
+        "--lifeline", type=int, required=True, help="pipe that ends with who started this process"
+    )
+    args = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
+    with os.fdopen(args.fd, "rb") as file:
+        return decoded(
+            msgspec.msgpack.Decoder(spec), file.read(), "spec", f"descriptor {args.fd}"
+        ), args.lifeline

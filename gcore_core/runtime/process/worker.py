@@ -1,0 +1,224 @@
+"""A worker: builds what its spec names, serves it, says hello. ``python -m
+gcore_core.runtime.process.worker --fd N ...``.
+
+Nothing is discovered here. The spec comes through a file descriptor; a pipe that ends when the node
+agent is gone ends the worker too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.factories import build
+from gcore_core.contract.questions import Sampler
+from gcore_core.runtime.messages import Hello, Hung, Nothing, WorkerSpec
+from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.compute import Compute, ThreadCompute
+from gcore_core.runtime.process.spawn import read_spec
+from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.service import Call, Network, Peer, Service, to_wire
+from gcore_core.runtime.store.client import StoreReader, StoreWriter
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One worker of a run, in a process of its own or inside the supervisor's."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        network: Network,
+        compute: Compute,
+        give_up: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._spec, self._network, self._compute, self._give_up = spec, network, compute, give_up
+        self._service = Service(spec.name)
+        self._closing: list[Callable[[], Any]] = []
+        self._versions = handshake.versions(spec.versions.plugins)
+
+    async def run(self) -> None:
+        """Serves until cancelled; a controller instead returns when its program ends. Tells why it
+        fails.
+        """
+        spec = self._spec
+        try:
+            # Before anything of a plugin is imported: a wrong version would fail in ways that do
+            # not say so.
+            handshake.agree(spec.name, worker=self._versions, supervisor=spec.versions)
+            if spec.kind == "controller":
+                await self._controller()
+                return
+            await self._compute(self._build, self._service)
+            await self._network.serve(spec.name, self._service)
+            await self._hello()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # isolation point: the supervisor reports it
+            log.exception("%s ends", spec.name)
+            await self._network.peer("supervisor").call(
+                "failed", to_wire(error, spec.name), Nothing, deadline_s=10
+            )
+            raise
+        finally:
+            for close in self._closing:
+                close()
+
+    async def _hello(self) -> None:
+        hello = Hello(self._spec.name, os.getpid(), self._versions)
+        # A controller's hello is answered when everybody is up, and loading a model may take long.
+        await insist(self._network.peer("supervisor"), "hello", hello, Nothing, float("inf"))
+
+    async def _controller(self) -> None:
+        from gcore_core.controllers.context import make_context
+
+        context = make_context(self._spec.settings, self._spec.factories, self._network)
+
+        async def stop(request: Nothing, call: Call) -> Nothing:
+            context.stopping.set()
+            return request
+
+        self._service.add("stop", Nothing, stop)
+        await self._network.serve(self._spec.name, self._service)
+        await self._hello()
+        gc.freeze()  # what was loaded stays, and no collection has to go through it
+        await build(self._spec.factories["controller"], context).run()
+
+    def _build(self, service: Service) -> None:
+        make = {"generator": self._generator, "scorer": self._scorer, "trainer": self._trainer}
+        make[self._spec.kind](service)
+
+    def _generator(self, service: Service) -> None:
+        from gcore_core.runtime.shells.generator import GeneratorShell
+
+        spec = self._spec
+        backend = build(spec.factories["backend"], self._context({}))
+        self._closing.append(backend.close)
+        store = StoreWriter(*self._place(), f"{spec.name}-{os.getpid()}")
+        shell = GeneratorShell(
+            backend, self._datasets(), store, self._compute, self._network, spec.settings
+        )
+        shell.register(service)
+
+    def _scorer(self, service: Service) -> None:
+        from gcore_core.runtime.shells.role_sampler import RoleSampler
+        from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
+
+        samplers: dict[str, RoleSampler] = {}
+        for role, replicas in self._spec.settings["asks"].items():
+            samplers[role] = RoleSampler(
+                role, [self._network.peer(name) for name in replicas], service.progress
+            )
+        scorers = [
+            NamedScorer(
+                name=name,
+                scorer=build(
+                    self._spec.factories[f"reward/{name}"],
+                    self._context({}, samplers.get(told["role"])),
+                ),
+                timeout_s=told["timeout_s"],
+                when=told["when"],
+                sampler=samplers.get(told["role"]),
+            )
+            for name, told in self._spec.settings["rewards"].items()
+        ]
+        reader = StoreReader(*self._place())
+        ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave).register(service)
+
+    def _trainer(self, service: Service) -> None:
+        from gcore_core.runtime.relay import Relay
+        from gcore_core.runtime.shells.trainer import TrainerShell
+
+        spec = self._spec
+        parts = {
+            name: build(spec.factories[name]) for name in ("objective",) if name in spec.factories
+        }
+        backend = build(spec.factories["backend"], self._context(parts))
+        self._closing.append(backend.close)
+        if saved := spec.settings.get("resume"):
+            backend.load(Path(saved))
+        path = Path(spec.settings["store"]) / f"{spec.name}-push"
+        reader = StoreReader(*self._place())
+        TrainerShell(backend, reader, self._compute, path, spec.settings).register(service)
+        Relay(self._network, spec.settings["shards"]).register(service)
+
+    def _context(self, parts: dict[str, Any], sampler: Sampler | None = None) -> WorkerContext:
+        spec, told = self._spec, self._spec.settings["context"]
+        context = WorkerContext(
+            role=spec.role, rank=spec.rank, ranks=spec.ranks, parts=parts, sampler=sampler
+        )
+        return replace(
+            context, progress=self._service.progress, **{**told, "devices": tuple(told["devices"])}
+        )
+
+    def _datasets(self) -> dict[str, Dataset]:
+        factories = self._spec.factories
+        return {
+            name[8:]: build(factories[name]) for name in factories if name.startswith("dataset/")
+        }
+
+    def _place(self) -> tuple[Path, str, bytes, Peer]:
+        """The store of this node: its directory, the node's name, the secret, the agent."""
+        settings = self._spec.settings
+        return (
+            Path(settings["store"]),
+            settings["node"],
+            self._spec.secret,
+            self._network.peer(settings["agent"]),
+        )
+
+    def _leave(self, code: int) -> None:
+        """Ends the process once what was answered has been sent."""
+        asyncio.get_running_loop().call_later(0.2, self._give_up, code)
+
+
+async def _main(spec: WorkerSpec, lifeline: int) -> None:
+    from gcore_core.runtime.rpc.sockets import RpcNetwork
+
+    network = RpcNetwork(spec.peers, spec.secret)
+    # Readable means ended: the node agent is gone. The group is this worker's own, with all that it
+    # started.
+    loop = asyncio.get_running_loop()
+    loop.add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
+    telling = set[asyncio.Task[Nothing]]()
+
+    def expired(peer: str, what: str) -> None:
+        if peer != "supervisor":
+            told = network.peer("supervisor").call("hung", Hung(peer, spec.name, what), Nothing)
+            telling.add(task := loop.create_task(told))
+            task.add_done_callback(telling.discard)
+
+    network.expired = expired
+    try:
+        await Worker(spec, network, ThreadCompute()).run()
+    finally:
+        await network.close()
+
+
+def main() -> None:
+    spec, lifeline = read_spec("a worker of a run; started by the node agent only", WorkerSpec)
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
+    )
+    code = 0
+    try:
+        asyncio.run(_main(spec, lifeline))
+    except Exception:  # isolation point: it was reported and logged
+        code = 1
+    logging.shutdown()
+    os._exit(code)  # a thread of a library, or one that hangs, must not hold a finished worker
+
+
+if __name__ == "__main__":
+    main()

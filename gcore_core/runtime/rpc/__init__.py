@@ -1,0 +1,1 @@
+"""How processes call each other: services, peers, frames on sockets."""

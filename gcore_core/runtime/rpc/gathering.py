@@ -1,0 +1,74 @@
+"""Meeting points: something runs once when every member has come, and all get its result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gcore_core.contract.errors import ContractError
+
+Act = Callable[[list[Any]], Awaitable[Any]]
+
+
+class Gathering:
+    """Members 0..n-1 join under a key with a value; when all have, ``act(values in member order)``
+    runs once.
+
+    A member that joins again (its reply was lost) gets the same result, for as long as the last
+    ``keep`` keys are
+    remembered. Whoever joins with another value under the same key is refused: it is not the same
+        request.
+    """
+
+    def __init__(self, members: int, keep: int = 32) -> None:
+        self.members, self.keep = members, keep
+        self._open: OrderedDict[Any, tuple[dict[int, Any], asyncio.Future[Any]]] = OrderedDict()
+
+    async def join(self, key: Any, member: int, value: Any, act: Act) -> Any:
+        if not 0 <= member < self.members:
+            raise ContractError(f"there is no member {member}, only {self.members}", where=str(key))
+        values, result = self._open.setdefault(
+            key, ({}, asyncio.get_running_loop().create_future())
+        )
+        if member in values:
+            if values[member] != value:
+                raise ContractError(
+                    f"member {member} came twice with different values", where=str(key)
+                )
+        else:
+            values[member] = value
+            if len(values) == self.members:
+                self._forget()
+                await self._run(values, result, act)
+        return await asyncio.shield(result)
+
+    async def _run(self, values: dict[int, Any], result: asyncio.Future[Any], act: Act) -> None:
+        task = asyncio.ensure_future(act([values[m] for m in range(self.members)]))
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            if result.done():
+                return
+            if done.cancelled():
+                result.cancel()
+            elif (error := done.exception()) is not None:
+                result.set_exception(error)
+                result.exception()  # a member that went away must not leave a warning
+            else:
+                result.set_result(done.result())
+
+        task.add_done_callback(finish)
+        await asyncio.shield(result)  # the action outlives the member that happened to come last
+
+    def abandon(self, error: BaseException) -> None:
+        """Raises ``error`` at every member that waits for others."""
+        for _, result in self._open.values():
+            if not result.done():
+                result.set_exception(error)
+                result.exception()  # a member that went away must not leave a warning
+
+    def _forget(self) -> None:
+        finished = [key for key, (_, result) in self._open.items() if result.done()]
+        for key in finished[: max(0, len(finished) - self.keep)]:
+            del self._open[key]

@@ -1,0 +1,60 @@
+"""Asking again when a message or a connection was lost, and how long that may take. Requests are
+keyed, so their receivers run them once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
+from gcore_core.runtime.rpc.service import PROGRESS_S, Peer
+
+T = TypeVar("T")
+TRIES = 100  # three minutes: one that was lost may have a model to load
+
+
+async def insist(peer: Peer, method: str, request: Any, reply: type[T], deadline_s: float) -> T:
+    """Calls until there is an answer, at most ``TRIES`` times; what the peer itself raised is
+    raised at once.
+    """
+    for attempt in range(TRIES):
+        try:
+            return await peer.call(method, request, reply, deadline_s=deadline_s)
+        except (WorkerDied, DeadlineExceeded):
+            if attempt == TRIES - 1:
+                raise
+            await asyncio.sleep(backoff_s(attempt))
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def shown(progress: Callable[[], None], waits: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Within, while it ``waits`` for others, who have deadlines of their own, progress is shown all
+    the time.
+    """
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            if waits():
+                progress()
+
+    ticking = asyncio.ensure_future(tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()
+
+
+def brief_s(patience_s: float) -> float:
+    """Of ``run.patience_s``, what is enough for work of seconds: a node agent's answer, a bucket
+    that is loaded.
+    """
+    return min(patience_s, max(60.0, patience_s / 10))
+
+
+def backoff_s(attempt: int) -> float:
+    return min(2.0, 0.05 * 2.0**attempt)

@@ -1,0 +1,213 @@
+"""What a process offers and how it is asked, whatever carries the bytes: handlers, calls, peers,
+errors on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from gcore_core.contract.errors import ContractError, GcoreError, WorkerError, error_types
+
+T = TypeVar("T")
+Body = bytes | bytearray | memoryview | msgspec.Raw
+MESSAGE_LIMIT_BYTES = 64 << 20
+PROGRESS_S = 1.0  # a request shows progress no more often; no deadline may be that short
+
+_TEXT_LIMIT = 4000  # characters of one text of an error on the wire
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[T], body: Body, what: str, where: str) -> T:
+    """Raises ContractError, with the path, for bytes that are not what the decoder reads."""
+    try:
+        return decoder.decode(body)
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: text that is no UTF-8
+        raise ContractError(f"malformed {what}: {error}", where=where) from None
+
+
+@dataclass
+class Traffic:
+    """What a process sent and received so far, in encoded bytes and in messages of its
+    transport.
+    """
+
+    nbytes: int = 0
+    messages: int = 0
+
+    def add(self, message: bytes | bytearray) -> None:
+        self.nbytes += len(message)
+        self.messages += 1
+
+
+class Call:
+    """A running request, as its handler sees it. ``progress`` extends the deadline; any thread may
+    call it.
+    """
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report, self._loop = report, asyncio.get_running_loop()
+        self._last_s = (
+            self._loop.time()
+        )  # that it began is known: what takes less than a second sends no sign
+
+    def progress(self) -> None:
+        now_s = self._loop.time()
+        if now_s - self._last_s >= PROGRESS_S:
+            self._last_s = now_s
+            self._loop.call_soon_threadsafe(self._report)
+
+
+Handler = Callable[[Any, Call], Any]
+
+
+class Service:
+    """The named handlers of one process.
+
+    A handler is ``async def handler(request, call) -> reply``, or an async generator of items.
+    Requests are decoded against their type before the handler sees them, so a malformed one is
+    refused with its path. Every service answers ``alive``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._handlers: dict[str, tuple[msgspec.msgpack.Decoder[Any], Handler]] = {}
+        self._running: set[Call] = set()
+        self._clock, self._walked_s = time.monotonic, float("-inf")
+
+    def add(self, method: str, request: type, handler: Handler) -> None:
+        self._handlers[method] = msgspec.msgpack.Decoder(request), handler
+
+    def progress(self) -> None:
+        """Extends the deadline of every running request; any thread may call it, as often as it
+        likes.
+        """
+        now_s = self._clock()
+        if now_s - self._walked_s >= PROGRESS_S / 2:
+            self._walked_s = now_s
+            for call in tuple(self._running):
+                call.progress()
+
+    async def handle(
+        self, method: str, body: Body, call: Call, emit: Callable[[bytes], Awaitable[None]]
+    ) -> bytes:
+        """Runs one request. Items go to ``emit`` encoded; the encoded reply is returned (an empty
+        one for a stream).
+        """
+        if method == "alive":
+            return encode([])  # Nothing
+        try:
+            decoder, handler = self._handlers[method]
+        except KeyError:
+            raise ContractError(f"no method {method!r}", where=self.name) from None
+        request = decoded(decoder, body, f"request {method!r}", self.name)
+        self._clock = asyncio.get_running_loop().time
+        self._running.add(call)
+        try:
+            outcome = handler(request, call)
+            if not inspect.isasyncgen(outcome):
+                return encode(await outcome)
+            async with contextlib.aclosing(outcome):
+                async for item in outcome:
+                    await emit(encode(item))
+            return encode(None)
+        finally:
+            self._running.discard(call)
+
+
+class Peer(Protocol):
+    """The other end of a connection. ``deadline_s`` counts from the last sign of progress, not from
+    the start.
+    """
+
+    name: str
+
+    async def call(
+        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
+    ) -> T:
+        """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is
+        gone.
+        """
+
+    def stream(
+        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[T, None]:
+        """Items in the order they were sent; closing it early cancels the request."""
+
+    async def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """How a process reaches the others and is reached."""
+
+    traffic: Traffic
+
+    def peer(self, name: str) -> Peer: ...
+
+    async def serve(self, name: str, service: Service) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):
+    """An error on the wire: names and text only."""
+
+    kind: str
+    what: str
+    where: str = ""
+    why: str = ""
+    todo: str = ""
+    facts: dict[str, Any] = {}
+
+
+def to_wire(error: BaseException, process: str) -> RemoteFailure:
+    """It can always be encoded, whatever text or facts the error has; what is too long is cut or
+    left out.
+    """
+    trace = _text("".join(traceback.format_exception(error))[-_TEXT_LIMIT:])
+    if isinstance(error, GcoreError):
+        facts = {k: v for k, v in error.facts.items() if _travels(v)}
+        facts.setdefault("process", process)
+        facts.setdefault("traceback", trace)
+        what, where, why, todo = map(_text, (error.what, error.where, error.why, error.todo))
+        return RemoteFailure(type(error).__name__, what, where, why, todo, facts)
+    last = traceback.extract_tb(error.__traceback__)[-1:] or None
+    place = f"{last[0].filename}:{last[0].lineno}" if last else ""
+    what = _text(f"{type(error).__name__}: {error}")
+    return RemoteFailure(
+        "WorkerError", what, process, f"at {place}", "", {"process": process, "traceback": trace}
+    )
+
+
+def from_wire(failure: RemoteFailure) -> GcoreError:
+    kind = error_types().get(failure.kind, WorkerError)
+    error = kind(failure.what, where=failure.where, why=failure.why, todo=failure.todo)
+    error.facts = failure.facts
+    return error
+
+
+def _text(text: str) -> str:
+    return str(text)[:_TEXT_LIMIT].encode("utf-8", "replace").decode()
+
+
+def _travels(fact: Any) -> bool:
+    try:
+        return (
+            isinstance(fact, (str, int, float, bool, list, dict))
+            and len(encode(fact)) <= 4 * _TEXT_LIMIT
+        )
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False

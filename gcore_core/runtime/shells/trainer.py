@@ -1,0 +1,206 @@
+"""The shell of a trainer rank: gets what all shards have for it at once (see ``relay``), runs the
+backend once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcore_core.contract.errors import CheckpointError, ContractError
+from gcore_core.contract.records import WeightPlan
+from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
+from gcore_core.contract.weight_transfer import Bucket
+from gcore_core.runtime.messages import (
+    BucketRequest,
+    Nothing,
+    OpenPush,
+    PlanRequest,
+    PrepareRequest,
+    SaveState,
+    SaveWeights,
+    TrainReply,
+    TrainRequest,
+)
+from gcore_core.runtime.process.compute import Compute
+from gcore_core.runtime.push import PushMemory, PushSource, exhaust
+from gcore_core.runtime.rpc.gathering import Gathering
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.store.client import StoreReader
+
+
+class TrainerShell:
+    """Settings: rank."""
+
+    def __init__(
+        self,
+        backend: Trainer,
+        store: StoreReader,
+        compute: Compute,
+        push_path: Path,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._backend, self._store, self._compute = backend, store, compute
+        self._memory, self._rank = PushMemory(push_path), settings["rank"]
+        self._once = Gathering(1)
+        self._keys: list[tuple[int, int]] = []
+        self._push: PushSource | None = None
+
+    def register(self, service: Service) -> None:
+        service.add("prepare", list[PrepareRequest], self.prepare)
+        service.add("train", list[TrainRequest], self.train)
+        service.add("open_push", OpenPush, self.open_push)
+        service.add("plan", PlanRequest, self.plan)
+        service.add("bucket", BucketRequest, self.bucket)
+        service.add("save_pretrained", SaveWeights, self.save_pretrained)
+        service.add("save_state", SaveState, self.save_state)
+        service.add("finish_save", SaveState, self.finish_save)
+
+    async def prepare(self, parts: list[PrepareRequest], call: Call) -> list[list[list[float]]]:
+        """For each shard a row per item, in the order of the names asked for."""
+
+        async def act(_: list[list[PrepareRequest]]) -> list[list[list[float]]]:
+            items = [item for part in parts for item in part.items]
+            held = zip(items, await self._store.records(items), strict=True)
+            records = [
+                TrainRecord(
+                    ordinal=x.ordinal,
+                    sample=x.sample,
+                    minibatch=x.minibatch,
+                    columns=columns,
+                    media=media,
+                    fresh=x.version == parts[0].step,
+                )
+                for x, (columns, media) in sorted(
+                    held, key=lambda pair: (pair[0].ordinal, pair[0].sample)
+                )
+            ]
+            found = await self._compute(self._prepare, parts[0], records)
+            return [[found[item.ordinal, item.sample] for item in part.items] for part in parts]
+
+        rows: list[list[list[float]]] = await self._once.join(
+            ("prepare", parts[0].step), 0, parts, act
+        )
+        return rows
+
+    def _prepare(
+        self, request: PrepareRequest, records: list[TrainRecord]
+    ) -> dict[tuple[int, int], list[float]]:
+        self._keys = [(record.ordinal, record.sample) for record in records]
+        if len(set(self._keys)) != len(self._keys):
+            raise ContractError("two shards sent the same record", where=f"step {request.step}")
+        rows = self._backend.prepare(records, frozenset(request.scalars))
+        return {
+            key: [row[name] for name in request.scalars]
+            for key, row in zip(self._keys, rows, strict=True)
+        }
+
+    async def train(self, parts: list[TrainRequest], call: Call) -> list[TrainReply | None]:
+        """Tells the lead, the others that it is done."""
+
+        async def act(_: list[list[TrainRequest]]) -> TrainReply:
+            return await self._compute(self._train, parts)
+
+        reply: TrainReply = await self._once.join(("train", parts[0].step), 0, parts, act)
+        return [reply, *[None] * (len(parts) - 1)]
+
+    def _train(self, parts: list[TrainRequest]) -> TrainReply:
+        """Its processor time stands for the rank's own work: one that waits for another rank uses
+        none.
+        """
+        told = {
+            (ordinal, sample): value for part in parts for ordinal, sample, value in part.advantages
+        }
+        if told.keys() != set(self._keys):
+            raise ContractError(
+                "advantages and prepared records differ", where=f"step {parts[0].step}"
+            )
+        advantages = np.array([told[key] for key in self._keys], np.float64)
+        began_s = time.process_time()
+        metrics = self._backend.train(
+            parts[0].step, advantages, parts[0].minibatches, parts[0].epochs
+        )
+        busy_s = metrics.pop("busy_s", time.process_time() - began_s)
+        return TrainReply(metrics, self._backend.version, busy_s)
+
+    async def open_push(self, request: OpenPush, call: Call) -> Nothing:
+        """Begins the push of ``version``. Ranks other than 0 run through the export, since it may
+        use collectives.
+        """
+        if self._backend.version != request.version:
+            raise ContractError(
+                (
+                    f"asked to push version {request.version}, the trainer holds "
+                    f"{self._backend.version}"
+                ),
+                where="push",
+            )
+        act = self._follow if self._rank else self._offer
+        await self._once.join((request.version, request.attempt), 0, request, act)
+        return Nothing()
+
+    async def _follow(self, _: list[OpenPush]) -> None:
+        await self._compute(exhaust, self._backend.export_weights())
+
+    async def _offer(self, requests: list[OpenPush]) -> None:
+        before, self._push = self._push, None
+        if before is not None:
+            await before.close()
+        self._push = await self._compute(
+            PushSource, self._backend, self._memory, self._compute, requests[0]
+        )
+
+    def _source(self, request: PlanRequest | BucketRequest) -> PushSource:
+        if self._push is None or self._push.key != (request.version, request.attempt):
+            raise ContractError(
+                f"no push of version {request.version}, attempt {request.attempt}, is open",
+                where="push",
+            )
+        return self._push
+
+    async def plan(self, request: PlanRequest, call: Call) -> WeightPlan:
+        return self._source(request).plan
+
+    async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
+        return await self._source(request).bucket(request, call)
+
+    async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
+        await self._compute(self._backend.save_pretrained, Path(request.directory))
+        return Nothing()
+
+    async def save_state(self, request: SaveState, call: Call) -> Nothing:
+        """Begins to save where the backend can do so while it trains; else saves."""
+
+        async def act(_: list[SaveState]) -> Nothing:
+            backend = self._backend
+            save = backend.begin_save if isinstance(backend, SavesInBackground) else backend.save
+            return await self._saving(save, Path(request.directory))
+
+        done: Nothing = await self._once.join(("save", request.step), 0, request, act)
+        return done
+
+    async def finish_save(self, request: SaveState, call: Call) -> Nothing:
+        async def act(_: list[SaveState]) -> Nothing:
+            backend = self._backend
+            return (
+                await self._saving(backend.finish_save)
+                if isinstance(backend, SavesInBackground)
+                else Nothing()
+            )
+
+        done: Nothing = await self._once.join(("saved", request.step), 0, request, act)
+        return done
+
+    async def _saving(self, work: Callable[..., None], *args: Any) -> Nothing:
+        """A disk that refuses is the checkpoint's failure, not the trainer's."""
+        try:
+            await self._compute(work, *args)
+        except OSError as error:
+            raise CheckpointError(
+                f"{error.strerror}.", where=str(error.filename or args)
+            ) from error
+        return Nothing()

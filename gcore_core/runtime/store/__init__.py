@@ -1,0 +1,1 @@
+"""Columns and blobs in shared memory: written once, opened by reference."""

@@ -1,0 +1,143 @@
+"""A chunk: the columns of some records as bytes, column by column.
+
+    uint32 length of the table | table (msgpack: name -> [dtype, offset, shape per record]) |
+    arrays, 8-aligned
+
+A record that lacks a column has null for its shape. Arrays are numbers or bools; nothing is
+pickled.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+import msgspec
+import numpy as np
+
+from gcore_core.contract.errors import ContractError, DataError
+
+Columns = Mapping[str, np.ndarray]
+NUMBERS = re.compile(r"[<>|][biufc][0-9]{1,2}")  # numbers and bools, as numpy writes them
+MOST_AXES = 64  # numpy's; the product of more sizes would take long
+_JOIN_BYTES = 1 << 20  # below this, one copy more is cheaper than a part for each record
+
+
+class _Column(msgspec.Struct, array_like=True, frozen=True):
+    dtype: str
+    offset: int
+    shapes: list[tuple[int, ...] | None]
+
+
+_encode_table = msgspec.msgpack.Encoder().encode
+_decode_table = msgspec.msgpack.Decoder(dict[str, _Column]).decode
+
+
+def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
+    """The parts of one chunk, in order. Raises ContractError for an array that cannot be stored."""
+    table: dict[str, _Column] = {}
+    parts: list[bytes | memoryview] = []
+    offset = 0
+    for name in dict.fromkeys(name for record in records for name in record):
+        held = [np.asarray(record[name]) if name in record else None for record in records]
+        arrays = [array for array in held if array is not None]
+        dtypes = {array.dtype.str for array in arrays}
+        if len(dtypes) > 1 or not NUMBERS.fullmatch(min(dtypes)):
+            raise ContractError(
+                f"column {name!r} has dtypes {sorted(dtypes)}; it must be one, of numbers or bools"
+            )
+        flat = [np.ascontiguousarray(array.reshape(-1)) for array in arrays]
+        nbytes = sum(array.nbytes for array in flat)
+        if len(flat) > 1 and nbytes < _JOIN_BYTES:
+            flat = [
+                np.concatenate(flat, dtype=flat[0].dtype)
+            ]  # else it would turn bytes into the machine's order
+        parts += [*(array.view(np.uint8).data for array in flat), bytes(-nbytes % 8)]
+        table[name] = _Column(
+            min(dtypes), offset, [None if array is None else array.shape for array in held]
+        )
+        offset += nbytes + -nbytes % 8
+    head = _encode_table(table)
+    return [len(head).to_bytes(4, "little"), head, bytes(-(len(head) + 4) % 8), *parts]
+
+
+class Chunk:
+    """The records of a chunk, as read-only views of it. Opening one reads the table only.
+
+    Raises DataError for a table that cannot be read or points outside the chunk.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        length = int.from_bytes(memory[:4], "little")
+        try:
+            self._table = _decode_table(memory[4 : 4 + length])
+        except (
+            msgspec.MsgspecError,
+            ValueError,
+            RecursionError,
+        ) as error:  # ValueError: text that is no UTF-8
+            raise DataError(f"a chunk of columns is malformed: {error}", where="store") from None
+        self._body = memory[4 + length + -(length + 4) % 8 :].toreadonly()
+        self._size = max((len(column.shapes) for column in self._table.values()), default=0)
+        self._flat: dict[str, tuple[np.ndarray, list[int]]] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, slot: int) -> RecordColumns:
+        if not 0 <= slot < self._size:
+            raise IndexError(slot)  # also ends an iteration
+        return RecordColumns(self, slot)
+
+    def names(self, slot: int) -> list[str]:
+        return [
+            name for name, column in self._table.items() if self._shape(column, slot) is not None
+        ]
+
+    @staticmethod
+    def _shape(column: _Column, slot: int) -> tuple[int, ...] | None:
+        return column.shapes[slot] if slot < len(column.shapes) else None
+
+    def array(self, name: str, slot: int) -> np.ndarray:
+        """KeyError when the record lacks the column."""
+        shape = self._shape(self._table[name], slot)
+        if shape is None:
+            raise KeyError(name)
+        try:
+            if name not in self._flat:
+                self._flat[name] = self._open(name)
+            flat, bounds = self._flat[name]
+            part = flat[bounds[slot] : bounds[slot + 1]]
+            return part if len(shape) == 1 else part.reshape(shape)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DataError(f"column {name!r} is malformed: {error}", where="store") from None
+
+    def _open(self, name: str) -> tuple[np.ndarray, list[int]]:
+        column = self._table[name]
+        if not NUMBERS.fullmatch(column.dtype):
+            raise ValueError(f"dtype {column.dtype!r}")
+        if any(
+            len(shape) > MOST_AXES or min(shape, default=0) < 0 for shape in column.shapes if shape
+        ):
+            raise ValueError("a shape that no array has")
+        sizes = [0 if shape is None else math.prod(shape) for shape in column.shapes]
+        bounds = list(accumulate(sizes, initial=0))
+        return np.frombuffer(self._body, column.dtype, bounds[-1], column.offset), bounds
+
+
+class RecordColumns(Mapping[str, np.ndarray]):
+    """The columns of one record in a chunk."""
+
+    def __init__(self, chunk: Chunk, slot: int) -> None:
+        self._chunk, self._slot = chunk, slot
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._chunk.array(name, self._slot)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chunk.names(self._slot))
+
+    def __len__(self) -> int:
+        return len(self._chunk.names(self._slot))
