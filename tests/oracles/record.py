@@ -55,6 +55,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPES = REPOSITORY / "recipes"
+#: The code that runs is the one beside this file, whatever is installed.
+SOURCES = [REPOSITORY, *sorted(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml"))]
 GOLDENS = Path(__file__).parent / "goldens"
 TIMEOUT_S = 900.0
 
@@ -215,6 +217,7 @@ def run(case: Case, directory: Path, models: Path) -> tuple[dict[str, Any], dict
     environment = {
         **os.environ,
         **dict.fromkeys(one_thread, "1"),
+        "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "G_CORE_CACHE": str(models),
