@@ -4,14 +4,12 @@ undisturbed run.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
 import re
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
-# well.
-_spec = importlib.util.spec_from_file_location(
-    "local_runs", Path(__file__).with_name("local_runs.py")
-)
-assert _spec is not None and _spec.loader is not None
-runs = importlib.util.module_from_spec(_spec)
-sys.modules["local_runs"] = runs
-_spec.loader.exec_module(runs)
+from tests.support import runs
 
 PROMPTS = 6
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -4,9 +4,7 @@ contrib/gcore-example is the end.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 import tomllib
 import venv
 from importlib.metadata import distribution
@@ -16,11 +14,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-_spec = importlib.util.spec_from_file_location("pages", Path(__file__).with_name("pages.py"))
-assert _spec is not None and _spec.loader is not None
-pages = importlib.util.module_from_spec(_spec)
-sys.modules["pages"] = pages
-_spec.loader.exec_module(pages)
+from tests.support import pages
 
 PAGE = pages.REPOSITORY / "docs/first-plugin.md"
 FINISHED = pages.REPOSITORY / "contrib/gcore-example"
@@ -40,7 +34,7 @@ def assert_as_shown(found: list[Any]) -> None:
         assert pages.same(command.printed) == pages.same(command.shown), (
             f"$ {command.line}\n{command.printed}\ndiffers from the page. To mend that, look at "
             "it, then:\n"
-            "python tests/integration/pages.py docs/first-plugin.md docs/environments.md"
+            "python -m tests.support.pages docs/first-plugin.md docs/environments.md"
         )
 
 

@@ -4,27 +4,17 @@ clear ends.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
-# well.
-_spec = importlib.util.spec_from_file_location(
-    "local_runs", Path(__file__).with_name("local_runs.py")
-)
-assert _spec is not None and _spec.loader is not None
-runs = importlib.util.module_from_spec(_spec)
-sys.modules["local_runs"] = runs
-_spec.loader.exec_module(runs)
+from tests.support import runs
 
 ENDLESS = {"run": {"steps": 1_000_000}}
 

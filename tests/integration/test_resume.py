@@ -4,7 +4,6 @@ too.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -21,13 +20,7 @@ from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location(
-    "local_runs", Path(__file__).with_name("local_runs.py")
-)
-assert _spec is not None and _spec.loader is not None
-runs = importlib.util.module_from_spec(_spec)
-sys.modules["local_runs"] = runs
-_spec.loader.exec_module(runs)
+from tests.support import runs
 
 STEPS = 6
 

@@ -5,26 +5,16 @@ knock.
 from __future__ import annotations
 
 import base64
-import importlib.util
 import os
 import signal
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
-# well.
-_spec = importlib.util.spec_from_file_location(
-    "local_runs", Path(__file__).with_name("local_runs.py")
-)
-assert _spec is not None and _spec.loader is not None
-runs = importlib.util.module_from_spec(_spec)
-sys.modules["local_runs"] = runs
-_spec.loader.exec_module(runs)
+from tests.support import runs
 
 SECRET = b"the-secret-of-this-run-32-bytes!"
 FORMS = [SECRET, SECRET.hex().encode(), base64.b64encode(SECRET)[:-4]]

@@ -4,9 +4,7 @@ when.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,16 +13,7 @@ import pytest
 
 from gcore_core import cli
 from gcore_core.controllers.placement import journal
-
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
-# well.
-_spec = importlib.util.spec_from_file_location(
-    "local_runs", Path(__file__).with_name("local_runs.py")
-)
-assert _spec is not None and _spec.loader is not None
-runs = importlib.util.module_from_spec(_spec)
-sys.modules["local_runs"] = runs
-_spec.loader.exec_module(runs)
+from tests.support import runs
 
 WITNESS = '''
 """Fakes that write down what they do, with a clock that all processes share."""

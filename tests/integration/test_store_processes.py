@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import re
 import secrets
@@ -42,16 +41,7 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import StoreSpec
-
-# The tests are imported by file (--import-mode=importlib), so the module beside this one is as
-# well.
-_spec = importlib.util.spec_from_file_location(
-    "local_runs", Path(__file__).with_name("local_runs.py")
-)
-assert _spec is not None and _spec.loader is not None
-runs = importlib.util.module_from_spec(_spec)
-sys.modules["local_runs"] = runs
-_spec.loader.exec_module(runs)
+from tests.support import runs
 
 MEMORY = Path("/dev/shm")
 PAGE_GIB = 4096 / 2**30

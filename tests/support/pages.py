@@ -6,8 +6,8 @@ A page is followed from top to bottom:
     `path`:  and a block below it    the file is written; a ``diff`` block changes it, its old lines standing there once
     ```console                       every line ``$ command`` is run in one shell; the lines after it are its output
 
-``python pages.py PAGE...`` follows pages, one after the other, in a fresh directory and writes the
-outputs that came into them.
+``python -m tests.support.pages PAGE...`` follows pages, one after the other, in a fresh directory
+and writes the outputs that came into them.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Runs of fakes in real processes, for the tests beside this file: start one, read it, look at its
-processes.
-"""
+"""Runs of fakes in real processes: start one, read what it wrote, look at its processes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Tests of the core and of all distributions together; ``tests.support`` is what they share."""
