@@ -1,7 +1,8 @@
-"""Draws the pictures of docs/placement.md: a long drift, growing clusters, the price of changing
-roles.
+"""Draws the pictures of docs/explanation/placement.md.
 
-python benchmarks/placement_plots.py [DIRECTORY, docs]
+A long drift, growing clusters, the price of changing roles.
+
+python benchmarks/placement_plots.py [DIRECTORY, docs/figures]
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "directory", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs"
+        "directory", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs/figures"
     )
     directory = parser.parse_args().directory
 

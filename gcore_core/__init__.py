@@ -1,5 +1,5 @@
 """G-Core trains language, image-text and diffusion policies by reinforcement learning. See
-docs/design.md.
+docs/explanation/design.md.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def recipe(wish: Wish, *, where: str) -> Recipe:
         raise ConfigError(
             f"plugin {wish.plugin!r} does not say what an environment for it needs.",
             where=where,
-            todo="make one with venv and pip: docs/environments.md",
+            todo="make one with venv and pip: docs/how-to/venvs.md",
         )
     if not isinstance(spec, EnvironmentProvider):
         raise ConfigError(

@@ -256,7 +256,7 @@ def _require(core: Mapping[str, Any], user: Mapping[str, Any], file: Path) -> No
             where=str(file),
             todo=(
                 "each names a provider, as in: advantage: {use: algorithms/grpo}      all keys: "
-                "docs/config.md"
+                "docs/reference/config.md"
             ),
             missing=absent,
         )

@@ -298,7 +298,7 @@ def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy
         known = [name for name in dir(hookspecs) if name.startswith("gcore_")]
         raise ContractError(
             f"{_who(plugin)}: there is no hook {caller.name!r}{did_you_mean(caller.name, known)}.",
-            todo="all hooks: docs/hooks.md",
+            todo="all hooks: docs/reference/hooks.md",
             plugin=plugin.name,
             choices=known,
         )

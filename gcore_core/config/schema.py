@@ -1,4 +1,6 @@
-"""The core's part of the YAML: every key that is not a plugin's own. docs/config.md explains each.
+"""The core's part of the YAML: every key that is not a plugin's own.
+
+docs/reference/config.md explains each.
 
 ``config`` nodes are open here; the chosen provider's dataclass takes their place (see
 ``gcore_core.config.plan``).

@@ -3,7 +3,7 @@
 
 Times are seconds of the event loop's clock, which the processes of one machine share; the first
 line of a file says how far that is from the time of day. Lines have a ``what``: "clock", "record"
-or "stage"; docs/trace.md lists their fields.
+or "stage"; docs/how-to/trace.md lists their fields.
 """
 
 from __future__ import annotations

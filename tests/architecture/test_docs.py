@@ -46,4 +46,4 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_there_is_a_first_page_and_a_design() -> None:
-    assert {ROOT / "README.md", ROOT / "docs/design.md"} <= set(PAGES)
+    assert {ROOT / "README.md", ROOT / "docs/explanation/design.md"} <= set(PAGES)

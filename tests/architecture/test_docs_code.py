@@ -3,7 +3,8 @@
 The convention: a ``python`` block runs by itself in a fresh process; a piece of something else has
 the word ``piece`` after ``python`` in the line that begins it, and is only compiled. A ``yaml``
 block is a job, or sections of one: those that it lacks are taken from the README's job.
-docs/first-plugin.md is followed command by command in tests/integration/test_first_plugin.py.
+docs/tutorials/first-plugin.md is followed command by command in
+tests/integration/test_first_plugin.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gcore_core.testing.installed import InstalledPlugins
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "plugins").glob("*/README.md")),
 ]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)

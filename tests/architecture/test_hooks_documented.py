@@ -52,9 +52,8 @@ def test_the_hooks_have_exactly_these_arguments() -> None:
 
 
 def test_the_page_shows_every_hook_with_its_exact_arguments_and_no_other() -> None:
-    shown = re.findall(
-        r"^(?:\| |### )`(gcore_\w+)\(([^)]*)\)`", (ROOT / "docs/hooks.md").read_text(), flags=re.M
-    )
+    page = (ROOT / "docs/reference/hooks.md").read_text()
+    shown = re.findall(r"^(?:\| |### )`(gcore_\w+)\(([^)]*)\)`", page, flags=re.M)
     assert sorted(shown) == sorted(
         (name, ", ".join(arguments)) for name, arguments in HOOKS.items()
     )
@@ -70,6 +69,6 @@ def test_every_kind_of_provider_has_its_own_hook() -> None:
 
 
 def test_the_page_names_the_description_that_each_hook_yields() -> None:
-    page = (ROOT / "docs/hooks.md").read_text()
+    page = (ROOT / "docs/reference/hooks.md").read_text()
     for hook, cls in KINDS.values():
         assert f"| `{hook}()` | `{cls.__name__}` |" in page

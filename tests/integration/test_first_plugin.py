@@ -1,4 +1,4 @@
-"""docs/first-plugin.md does what it says, docs/environments.md goes on from there,
+"""docs/tutorials/first-plugin.md does what it says, docs/how-to/venvs.md goes on from there,
 contrib/gcore-example is the end.
 """
 
@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from tests.support import pages
 
-PAGE = pages.REPOSITORY / "docs/first-plugin.md"
+PAGE = pages.REPOSITORY / "docs/tutorials/first-plugin.md"
 FINISHED = pages.REPOSITORY / "contrib/gcore-example"
 
 
@@ -25,7 +25,7 @@ def page(file: Path = PAGE) -> str:
 
 
 def both_pages() -> str:
-    return page() + page(PAGE.with_name("environments.md"))
+    return page() + page(PAGE.parents[1] / "how-to/venvs.md")
 
 
 def assert_as_shown(found: list[Any]) -> None:
@@ -34,7 +34,8 @@ def assert_as_shown(found: list[Any]) -> None:
         assert pages.same(command.printed) == pages.same(command.shown), (
             f"$ {command.line}\n{command.printed}\ndiffers from the page. To mend that, look at "
             "it, then:\n"
-            "python -m tests.support.pages docs/first-plugin.md docs/environments.md"
+            "python -m tests.support.pages "
+            "docs/tutorials/first-plugin.md docs/how-to/venvs.md"
         )
 
 

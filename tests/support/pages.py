@@ -32,6 +32,7 @@ RULES = {
     "pip's own remarks": (r"^(WARNING|\[notice\]|DEPRECATION).*\n", ""),
     "minor version of Python": (r"\bpython3\.\d+", "python3"),
     "seconds": (r"\d+\.\d+ ?s\b", "0.0s"),
+    "time left": (r"\bleft \d+:\d\d\b", "left 0:00"),
     "speed": (r"(actions/s) [\d,]+", r"\1 0"),
     "rounding of log-probs": (r"\b(gap) \d\.\de-(0[7-9]|[1-9]\d)", r"\1 0.0e+00"),
     "workers that are still starting": (r"^waiting for .*\n", ""),

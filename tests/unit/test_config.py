@@ -537,9 +537,8 @@ def test_every_config_class_of_the_core_can_be_a_schema_and_be_found_again() -> 
 
 
 def test_the_page_lists_exactly_the_keys_of_the_core_with_their_defaults() -> None:
-    rows = re.findall(
-        r"^\| `([\w.*<>]+)` \| ([^|]+) \|", (ROOT / "docs/config.md").read_text(), flags=re.M
-    )
+    page = (ROOT / "docs/reference/config.md").read_text()
+    rows = re.findall(r"^\| `([\w.*<>]+)` \| ([^|]+) \|", page, flags=re.M)
     documented = {key.replace("<name>", "*"): default.strip().strip("`") for key, default in rows}
     shown = {"None": "null", "True": "true", "False": "false", schema.MISSING: "must be given"}
     assert documented == {

@@ -248,7 +248,7 @@ def test_a_conformance_module_that_does_not_import_is_named(
 
 # -- the page --------------------------------------------------------------------------------------
 
-PAGE = (ROOT / "docs/conformance.md").read_text()
+PAGE = (ROOT / "docs/how-to/conformance.md").read_text()
 
 
 def test_code_on_the_page_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

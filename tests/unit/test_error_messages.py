@@ -1,7 +1,8 @@
 """What the user reads when something is wrong: every message whole, as it stands in
 error_messages.json.
 
-docs/errors.md is made of the same file. After a message has changed on purpose, write both anew:
+docs/reference/errors.md is made of the same file. After a message has changed on purpose, write
+both anew:
 
     G_CORE_WRITE=1 python -m pytest tests/unit/test_error_messages.py
 """
@@ -40,7 +41,7 @@ from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = Path(__file__).with_name("error_messages.json")
-PAGE = ROOT / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "reference" / "errors.md"
 MOST_LINES = 6
 
 JOB = """\

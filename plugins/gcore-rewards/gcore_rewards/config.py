@@ -38,7 +38,7 @@ class VerifierConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HttpConfig:
-    """A service that scores records; what is sent and answered is in docs/rewards.md."""
+    """A service that scores records; what is sent and answered is in docs/how-to/rewards.md."""
 
     url: str
     """Where requests are posted to: http:// or https://, whose certificate is always verified."""
@@ -106,7 +106,10 @@ class HttpConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeConfig:
-    """A run of the completion's code against the row's tests, confined: docs/security.md."""
+    """A run of the completion's code against the row's tests, confined.
+
+    docs/explanation/security.md says how.
+    """
 
     tests: str = "tests"
     """Field of the row with tests: Python that raises where the code is wrong, or a list of

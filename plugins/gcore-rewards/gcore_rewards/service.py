@@ -1,4 +1,6 @@
-"""A reward that a service computes. The protocol is one POST of JSON; docs/rewards.md describes it.
+"""A reward that a service computes. The protocol is one POST of JSON.
+
+docs/how-to/rewards.md describes it.
 
 A service that is slow, busy or gone costs records their score, with a reason, and never gives a
 wrong one.
