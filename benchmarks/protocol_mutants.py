@@ -101,11 +101,11 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "len(values) == self.members",
         "len(values) >= max(1, self.members - 1)",
     ),
-    "an older epoch is admitted": (
+    "an older agreement answers a newer one": (
         AgreementService,
         "_join",
-        "request.epoch != self.epoch",
-        "False",
+        "(type(request).__name__, request.key)",
+        '(type(request).__name__, request.key.rpartition("/")[2])',
     ),
     "sums forget a shard": (
         AgreementService,
@@ -153,8 +153,8 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "a pull runs twice": (
         GeneratorShell,
         "pull",
-        "await self._pulls.join((request.version, request.attempt), 0, request, act)",
-        "await act([request])",
+        "self._pulls.join(",
+        "(lambda *_: act([request]))(",
     ),
     "late parts are not drawn": (
         GeneratorShell,

@@ -6,8 +6,8 @@ bugs planted.
 
 A run has 4 shards, 2 generators, 1 judge, 3 scorers, 2 trainer ranks, 3 steps. Every message takes
 a random time; some are lost (noticed or silent), come twice, late or overtaken; at some a
-generator, judge or scorer is killed, and born again with an empty memory. A shard of an older epoch
-asks all the while. Every other seed keeps surplus groups. A death of a trainer or controller is a
+generator, judge or scorer is killed, and born again with an empty memory. Every
+other seed keeps surplus groups. A death of a trainer or controller is a
 restart of the run from its checkpoint, which is not simulated here.
 
 ``pairs_share``: pairs of message kind (sender's role, method) and fault that were hit, of all there
@@ -148,8 +148,8 @@ def main() -> int:
             caught += bool(hunted.broken)
             told = next(iter(hunted.broken.items()), "NOT FOUND")
             print(f"{mutant}: {str(told)[:110]}", file=sys.stderr, flush=True)
-    # what an older epoch asks is refused whatever becomes of it, and only requests come twice
-    kinds = sorted(kind for kind in found.kinds if kind[0] != "ghost")
+    # only requests come twice
+    kinds = sorted(found.kinds)
     asked = {(role, method) for role, method, fault in found.hits if fault == "twice"}
     wanted = {
         (*kind, fault) for kind in kinds for fault in FAULTS if fault != "twice" or kind in asked

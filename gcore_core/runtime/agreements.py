@@ -1,13 +1,17 @@
-"""What shards agree on: sums, small gathers to the lead, its answers. A star through the
+"""What shards agree on: sums, small payloads to the lead, the lead's answers. A star through the
 supervisor.
 
-Every agreement has a key made of the step and a name, so asking twice is harmless, and an epoch: a
-shard of an older epoch (one that was replaced) is refused. Nothing here returns records.
+A shard numbers its agreements as it makes them, in each scope from 0. An agreement's key is its
+scope, its number and a name: ``window:3/settled``. So all shards must make the agreements of one
+scope in the same order; those of different scopes have no order between them, and two tasks of a
+shard may agree side by side. A request that is sent again has the same key and gets the first
+one's answer. Nothing here returns records.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,6 +23,7 @@ from gcore_core.runtime.rpc.gathering import Act, Gathering
 from gcore_core.runtime.rpc.service import Call, Peer, Service
 
 DEADLINE_S = 3600.0
+KEPT = 64  # answers of a scope that are remembered for requests that are sent again
 _PAYLOAD_LIMIT_BYTES = 16 << 20
 
 
@@ -27,12 +32,17 @@ async def _told(parts: list[Any]) -> list[Any]:
 
 
 class AgreementService:
-    """The middle of the star, in the supervisor."""
+    """The middle of the star, in the supervisor.
 
-    def __init__(self, shards: int, epoch: int = 0) -> None:
-        self.epoch = epoch
+    A scope has a gathering of its own: one whose agreements follow each other fast must not push
+    out the answers that a slow one may still be asked for.
+    """
+
+    def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._gathering = Gathering(shards, keep=64)
+        self._gatherings: defaultdict[str, Gathering] = defaultdict(
+            lambda: Gathering(shards, keep=KEPT)
+        )
 
     def register(self, service: Service) -> None:
         service.add("agree.sum", SumRequest, self.sum)
@@ -41,14 +51,10 @@ class AgreementService:
         service.add("agree.ask", CollectRequest, self.ask)
 
     async def _join(self, request: Agreement, value: Any, act: Act = _told) -> Any:
-        if request.epoch != self.epoch:
-            raise ContractError(
-                f"epoch {request.epoch} is over, this is {self.epoch}",
-                where=f"shard {request.shard}",
-            )
-        return await self._gathering.join(
-            (type(request).__name__, request.key), request.shard, value, act
-        )
+        gathering = self._gatherings[_scope_of(request.key)]
+        # A lead collects and deals under one key: they are told apart by the kind of request.
+        key = (type(request).__name__, request.key)
+        return await gathering.join(key, request.shard, value, act)
 
     async def sum(self, request: SumRequest, call: Call) -> list[float]:
         async def act(parts: list[list[float]]) -> list[float]:
@@ -83,31 +89,48 @@ class AgreementService:
     async def ask(self, request: CollectRequest, call: Call) -> bytes:
         """For all but the lead: its part of what the lead deals when it has collected."""
         await self.collect(request, call)
-        return await self.deal(DealRequest(request.key, request.shard, request.epoch, []), call)
+        return await self.deal(DealRequest(request.key, request.shard, []), call)
 
 
 class Agreements:
-    """One shard's end. All shards call the same agreements in the same order; shard 0 is the
-    lead.
+    """One shard's end; shard 0 is the lead. All shards make the agreements of a scope in the same
+    order.
+
+    shard: this shard's number.
+    shards: how many there are.
+    lead: whether this shard is the lead.
     """
 
-    def __init__(self, peer: Peer, shard: int, shards: int, insist: Any, epoch: int = 0) -> None:
+    def __init__(self, peer: Peer, shard: int, shards: int, insist: Any, prefix: str = "") -> None:
         self.shard, self.shards, self.lead = shard, shards, shard == 0
-        self._peer, self._epoch, self._insist = peer, epoch, insist
+        self._peer, self._insist, self._prefix = peer, insist, prefix
         self._count = itertools.count()
+        self._scopes: dict[str, Agreements] = {}
+
+    def scope(self, name: str) -> Agreements:
+        """Agreements with numbers of their own, for a task that agrees beside others.
+
+        Asked for the same name again, it is the same scope.
+        """
+        if name not in self._scopes:
+            prefix = f"{self._prefix}{name}:"
+            self._scopes[name] = Agreements(
+                self._peer, self.shard, self.shards, self._insist, prefix
+            )
+        return self._scopes[name]
 
     def _key(self, name: str) -> str:
-        return f"{next(self._count)}/{name}"
+        return f"{self._prefix}{next(self._count)}/{name}"
 
     async def sum(self, name: str, values: np.ndarray) -> np.ndarray:
         """float64[K] summed over shards, in shard order, so that all get the same bits."""
         flat = [float(value) for value in np.asarray(values, np.float64).ravel()]
-        request = SumRequest(self._key(name), self.shard, self._epoch, flat)
+        request = SumRequest(self._key(name), self.shard, flat)
         return np.array(await self._call("sum", request, list[float]), np.float64)
 
     async def collect(self, name: str, payload: bytes) -> list[bytes]:
         """Every shard's payload for the lead, an empty list for the others."""
-        request = CollectRequest(self._key(name), self.shard, self._epoch, payload)
+        request = CollectRequest(self._key(name), self.shard, payload)
         return list(await self._call("collect", request, list[bytes]))
 
     async def ask(
@@ -116,15 +139,11 @@ class Agreements:
         """This shard's part of what the lead makes of all payloads. ``lead``: payloads, in shard
         order, -> parts.
         """
-        request = CollectRequest(self._key(name), self.shard, self._epoch, payload)
+        request = CollectRequest(self._key(name), self.shard, payload)
         if not self.lead:
             return bytes(await self._call("ask", request, bytes))
         parts = await lead(await self._call("collect", request, list[bytes]))
-        return bytes(
-            await self._call(
-                "deal", DealRequest(request.key, self.shard, self._epoch, parts), bytes
-            )
-        )
+        return bytes(await self._call("deal", DealRequest(request.key, self.shard, parts), bytes))
 
     async def _call(self, method: str, request: Agreement, reply: Any) -> Any:
         return await self._insist(self._peer, f"agree.{method}", request, reply, DEADLINE_S)
@@ -132,3 +151,9 @@ class Agreements:
     async def barrier(self, name: str, flag: bool = False) -> bool:
         """Whether any shard came with its flag up."""
         return bool((await self.sum(name, np.array([flag]))).any())
+
+
+def _scope_of(key: str) -> str:
+    """``window:`` of ``window:3/settled``; empty for an agreement of no scope."""
+    number_at = key.rfind(":") + 1
+    return key[:number_at]

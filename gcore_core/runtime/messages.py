@@ -1,5 +1,4 @@
-"""Every message between processes, as msgspec arrays; ``shard`` and ``epoch`` say which controller
-asks.
+"""Every message between processes, as msgspec arrays; ``shard`` says which controller asks.
 
 A request that changes something carries a key (step, round, ...) under which its receiver runs it
 once: a repeated request gets the reply of the first.
@@ -231,7 +230,6 @@ class CommitCheckpoint(Message):
 class Agreement(Message):
     key: str
     shard: int
-    epoch: int
 
 
 class SumRequest(Agreement):

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
-from gcore_core.runtime.messages import SumRequest
+from gcore_core.contract.errors import WorkerDied
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Body, Call, Service
 
@@ -91,7 +90,6 @@ class Faults:
         self._random, self._rate, self._kills = random.Random(seed), rate, kills
         self.hits: Counter[tuple[str, str, str]] = Counter()
         self.seen: set[tuple[str, str]] = set()  # (sender's role, method)
-        self.admitted: list[str] = []  # what a shard of an older epoch got an answer to
         self._passed: dict[tuple[str, str], asyncio.Event] = {}
         self._births: dict[str, Callable[[Life], MortalService]] = {}
         self._buried: Callable[[Life], None] = lambda life: None
@@ -156,14 +154,3 @@ class Faults:
     async def _again(self, name: str, number: int) -> None:
         await asyncio.sleep(self._random.uniform(0, DEAD_S))
         await self._network.view(name).serve(name, self._births[name](Life(name, number)))
-
-    async def haunt(self, shards: int) -> None:
-        """A shard of an older epoch goes on asking, under keys that the living use."""
-        peer = self._network.view("ghost").peer("supervisor")
-        for count in range(0, 60, 4):
-            request = SumRequest(f"{count}/settled", count % shards, -1, [1e6, 0.0, 1e6])
-            try:
-                await peer.call("agree.sum", request, list[float], deadline_s=1.0)
-                self.admitted.append(request.key)
-            except (ContractError, WorkerDied, DeadlineExceeded):
-                continue

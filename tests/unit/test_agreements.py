@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.runtime.agreements import Agreements, AgreementService
-from gcore_core.runtime.messages import CollectRequest, DealRequest, SumRequest
+from gcore_core.runtime.agreements import KEPT, Agreements, AgreementService
+from gcore_core.runtime.messages import CollectRequest, SumRequest
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Peer, Service
 
 
-async def middle(shards: int, epoch: int = 0) -> Peer:
+async def middle(shards: int) -> Peer:
     network, service = InlineNetwork(), Service("supervisor")
-    AgreementService(shards, epoch).register(service)
+    AgreementService(shards).register(service)
     await network.view("supervisor").serve("supervisor", service)
     return network.view("controller").peer("supervisor")
 
@@ -120,21 +120,68 @@ async def test_agreements_one_after_the_other_do_not_mix() -> None:
     assert found == [[2.0 * turn for turn in range(100)]] * 2
 
 
-@pytest.mark.parametrize("method", ["sum", "collect", "deal", "ask"])
-async def test_a_shard_of_an_older_epoch_is_refused(method: str) -> None:
-    peer = await middle(2, epoch=3)
-    values: dict[str, Any] = {"sum": [0.0], "deal": [b"x", b"x"]}
-    kinds = {"sum": SumRequest, "deal": DealRequest}
-    request = kinds.get(method, CollectRequest)("7/x", 0, 2, values.get(method, b"x"))
-    with pytest.raises(ContractError, match="shard 0: epoch 2 is over, this is 3"):
-        await peer.call(f"agree.{method}", request, Any)
+async def test_agreements_of_two_scopes_need_no_order_between_them() -> None:
+    """Two tasks of a shard agree side by side; which of them comes first differs between shards."""
+
+    async def agree(shard: Agreements, names: tuple[str, str]) -> dict[str, float]:
+        sums = {}
+        for name in names:
+            for turn in range(3):
+                value = await shard.scope(name).sum("same name", np.array([float(turn)]))
+                sums[f"{name}{turn}"] = float(value[0])
+        return sums
+
+    async def beside(shard: Agreements, first: str, second: str) -> dict[str, float]:
+        parts = await asyncio.gather(agree(shard, (first,)), agree(shard, (second,)))
+        return parts[0] | parts[1]
+
+    one, other = await all_shards(2)
+    async with asyncio.timeout(5):
+        sums = await asyncio.gather(
+            beside(one, "window", "training"), beside(other, "training", "window")
+        )
+    wanted = {f"{name}{turn}": 2.0 * turn for name in ("window", "training") for turn in range(3)}
+    assert sums == [wanted, wanted]
+
+
+async def test_a_shard_may_be_ahead_of_another_in_one_scope_and_behind_it_in_another() -> None:
+    one, other = await all_shards(2)
+    ahead = asyncio.ensure_future(one.scope("window").sum("settled", np.array([1.0])))
+    late = asyncio.ensure_future(other.sum("facts", np.array([5.0])))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        assert (await one.sum("facts", np.array([7.0])))[0] == 12.0
+        assert (await other.scope("window").sum("settled", np.array([2.0])))[0] == 3.0
+    assert [(await ahead)[0], (await late)[0]] == [3.0, 12.0]
+
+
+async def test_a_scope_that_is_asked_for_again_goes_on_counting() -> None:
+    """Else its second agreement would have the key of its first, and get that one's answer."""
+    (alone,) = await all_shards(1)
+    sums = [await alone.scope("window").sum("x", np.array([value])) for value in (1.0, 2.0)]
+    assert [float(value[0]) for value in sums] == [1.0, 2.0]
+
+
+async def test_many_agreements_of_one_scope_leave_the_answers_of_another() -> None:
+    """A shard whose answer was lost asks again, perhaps long after another scope has gone on."""
+    peer = await middle(1)
+    (alone,) = [Agreements(peer, 0, 1, insist)]
+    await alone.scope("slow").sum("x", np.array([3.0]))
+    for turn in range(2 * KEPT):
+        await alone.scope("fast").sum("x", np.array([float(turn)]))
+    again = SumRequest("slow:0/x", 0, [3.0])
+    assert await peer.call("agree.sum", again, list[float]) == [3.0]
+    # One that is forgotten would be a new agreement, in which another value is no contradiction.
+    other = SumRequest("slow:0/x", 0, [4.0])
+    with pytest.raises(ContractError, match="member 0 came twice with different values"):
+        await peer.call("agree.sum", other, list[float])
 
 
 async def test_asking_twice_gives_the_same_and_counts_once() -> None:
     peer = await middle(2)
 
     async def ask(shard: int) -> list[float]:
-        return await peer.call("agree.sum", SumRequest("7/x", shard, 0, [1.0]), list[float])
+        return await peer.call("agree.sum", SumRequest("7/x", shard, [1.0]), list[float])
 
     found = await asyncio.gather(ask(0), ask(0), ask(1))
     assert [*found, await ask(0)] == [[2.0]] * 4
@@ -144,7 +191,7 @@ async def test_the_lead_may_ask_twice_for_what_was_collected() -> None:
     peer = await middle(2)
 
     async def ask(shard: int) -> list[bytes]:
-        return await peer.call("agree.collect", CollectRequest("7/x", shard, 0, b"p"), list[bytes])
+        return await peer.call("agree.collect", CollectRequest("7/x", shard, b"p"), list[bytes])
 
     await asyncio.gather(ask(0), ask(1))
     assert await ask(0) == [b"p", b"p"]

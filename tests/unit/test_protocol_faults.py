@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,3 +38,16 @@ def test_kills_and_lost_messages_change_nothing(block: int, calm: Outcome, tmp_p
         assert not violations(found, calm, weather, job), f"seed {seed}"
         hit |= {fault for _, _, fault in weather.hits}
     assert hit == set(FAULTS)
+
+
+PLANTING = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "protocol_mutants.py"))
+
+
+@pytest.mark.parametrize("bug", PLANTING["MUTANTS"])
+def test_a_bug_to_plant_finds_its_lines_in_the_code(bug: str) -> None:
+    """Else the benchmark that hunts them fails after minutes."""
+    owner, function, _, _ = PLANTING["MUTANTS"][bug]
+    original = owner.__dict__[function]
+    with PLANTING["planted"](bug):
+        assert owner.__dict__[function] is not original
+    assert owner.__dict__[function] is original

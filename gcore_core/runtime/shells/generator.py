@@ -162,9 +162,8 @@ class GeneratorShell:
                 async with asyncio.timeout(self._gather_s):
                     await group.complete.wait()
         if group.submitted:
-            leases = (
-                request.leases
-            )  # late, or asked again: what is running or finished is not submitted twice
+            # Late, or asked again: what is running or finished is not submitted twice.
+            leases = request.leases
         else:
             group.submitted = True
             leases = [lease for part in group.parts.values() for lease in part]
