@@ -33,7 +33,7 @@ from pathlib import Path
 from report import Claim, add_options, publish
 
 from gcore_core.config.plan import load_plan
-from gcore_core.run.directory import read_metrics
+from gcore_core.contract.run_files import read_metrics
 from gcore_core.run.make_model import make_model
 
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.yaml"

@@ -44,9 +44,9 @@ from gcore_core.config.plan import load_plan
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import Prompt
+from gcore_core.contract.run_files import read_metrics
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.run.directory import read_metrics
 from gcore_core.run.make_model import make_model
 
 ROOT = Path(__file__).parents[1]

@@ -53,9 +53,9 @@ from gcore_sim.config import Drift, PromptsConfig
 from gcore_sim.prompts import AnswerLengths, SimPrompts
 from report import Claim, add_options, publish
 
+from gcore_core.contract import run_files
 from gcore_core.contract.measurements import Profile
 from gcore_core.contract.order import row_of, sample_seed
-from gcore_core.controllers.placement import journal
 
 DEVICES, GROUPS, SAMPLES, SHARDS, SEED = 16, 32, 8, 2, 7
 SWAP_S = 1.8
@@ -269,7 +269,7 @@ def read(directory: Path, steps: int, scale: float) -> Ran:
         for line in (directory / "metrics.jsonl").read_text().splitlines()
     ]
     own = [metrics for metrics in reports if "seconds/step" in metrics]
-    _, outcomes = journal.read(directory)
+    _, outcomes = run_files.read_placement(directory)
     if len(own) != steps or len(outcomes) != steps:
         raise RuntimeError(
             f"{directory}: {len(own)} steps and {len(outcomes)} outcomes instead of {steps}"

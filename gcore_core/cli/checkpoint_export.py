@@ -23,9 +23,9 @@ from gcore_core.config.plan import load_plan
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError, GcoreError
 from gcore_core.contract.factories import FactorySpec, build, config_object, replica_slots
+from gcore_core.contract.run_files import CONFIG
 from gcore_core.contract.trainer import Trainer
 from gcore_core.run.checkpoints import Checkpoints
-from gcore_core.run.directory import CONFIG
 from gcore_core.run.make_model import make_model
 
 ROLE = "policy"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError, DataError
-from gcore_core.run.directory import CONFIG, METRICS, WEIGHTS
+from gcore_core.contract.run_files import CONFIG, METRICS, WEIGHTS
 
 INDEX = "model.safetensors.index.json"
 

@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gcore_core.contract.errors import ConfigError
-    from gcore_core.run.directory import CONFIG
+    from gcore_core.contract.run_files import CONFIG
     from gcore_core.run.start import run_file
 
     directory = args.run.expanduser().resolve()

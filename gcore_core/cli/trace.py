@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gcore_core.cli.tracing import numbers, timeline
-    from gcore_core.controllers.tracing import read_trace
+    from gcore_core.contract.run_files import read_trace
 
     lines = list(read_trace(args.run_dir))
     if args.perfetto is not None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gcore_core.controllers.tracing import Line, Record, Stage
+from gcore_core.contract.run_files import Line, Record, Stage
 
 
 def numbers(lines: Iterable[Line]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gcore_core.contract.errors import DataError, DeadlineExceeded, TrainingError, WorkerDied
 from gcore_core.contract.records import FAILED, OK, REWARD_SKIPPED, Header, Lease
+from gcore_core.contract.run_files import Record
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.dynamic_sampling import Quota
@@ -19,7 +20,6 @@ from gcore_core.controllers.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
 from gcore_core.controllers.placement.shard import Placing
 from gcore_core.controllers.reward_weights import rewards_of
 from gcore_core.controllers.scoring import Scoring
-from gcore_core.controllers.tracing import Record
 from gcore_core.controllers.training import group_scalars
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
 from gcore_core.runtime.rpc.retry import TRIES, backoff_s

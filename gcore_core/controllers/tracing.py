@@ -1,130 +1,25 @@
-"""What a shard saw of every record and stage, with times: a JSON line each, in
+"""Writes what a shard saw of every record and stage, with times: a JSON line each, in
 ``trace/controller.<shard>.jsonl``.
 
 Times are seconds of the event loop's clock, which the processes of one machine share; the first
-line of a file says how far that is from the time of day. Lines have a ``what``: "clock", "record"
-or "stage"; docs/how-to/trace.md lists their fields.
+line of a file says how far that is from the time of day. ``gcore_core.contract.run_files`` has the
+types of the lines and reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Header, RecordScore
+from gcore_core.contract.run_files import Asked, Clock, Line, Record, Stage
 
 _FLUSH_LINES = 1024
-
-
-class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
-    """First line of every start of a shard. wall_s: what to add to a time to get seconds since
-    1970.
-    """
-
-    shard: int
-    wall_s: float
-
-
-class Asked(msgspec.Struct, array_like=True, frozen=True):
-    """One answer that a reward got about a record from a replica of a generator role, and when."""
-
-    role: str
-    replica: int
-    n_prompt: int
-    n_actions: int
-    sent_s: float
-    finished_s: float
-
-
-class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_defaults=True):
-    """One sampled record. sent_s: its lease left for the replica; finished_s: its header came;
-    scored_s: its last reward came, or never (0). chunk_bytes: of the chunk its columns lie in, with
-    others; media_bytes: of its media.
-    verdict: "trained", "filtered", "quarantined", or "surplus" of one that its step did not need.
-    asked: what judges answered about it. Fields that have their default are left out.
-    """
-
-    step: int
-    ordinal: int
-    sample: int
-    attempt: int
-    replica: str
-    sent_s: float
-    finished_s: float
-    scored_s: float = 0.0
-    version: int = 0
-    n_prompt: int = 0
-    n_actions: int = 0
-    status: str = ""
-    verdict: str = ""
-    reason: str = ""
-    chunk_bytes: int = 0
-    media_bytes: int = 0
-    asked: list[Asked] = []
-
-
-class Stage(msgspec.Struct, tag="stage", tag_field="what", frozen=True):
-    """One stage of a step on one shard: "rollout", "prepare", "train", "push" or "evaluation"."""
-
-    step: int
-    shard: int
-    name: str
-    start_s: float
-    end_s: float
-
-
-Line = Clock | Record | Stage
-
-
-def read_trace(directory: Path) -> Iterator[Line]:
-    """The lines of all shards' files in a run's directory, each file from its start; times are
-    those of day.
-
-    Raises DataError for a run without a trace, or a line that is none (the last one of a killed run
-    is left out).
-    """
-    files = sorted((directory / "trace").glob("*.jsonl"))
-    if not files:
-        raise DataError(
-            "the run has no trace.", where=str(directory), todo="give the directory of a run"
-        )
-    decode = msgspec.json.Decoder(Line).decode
-    for path in files:
-        ahead_s, lines = 0.0, path.read_bytes().split(b"\n")
-        for number, text in enumerate(
-            lines[:-1], 1
-        ):  # behind the last newline is nothing, or half a line
-            try:
-                line = decode(text)
-            except msgspec.MsgspecError as error:
-                raise DataError(
-                    "a line of the trace cannot be read.", where=f"{path}:{number}", why=str(error)
-                ) from None
-            if isinstance(line, Clock):
-                ahead_s = line.wall_s
-            yield _of_day(line, ahead_s)
-
-
-def _of_day(line: Line, ahead_s: float) -> Line:
-    times = {
-        name: getattr(line, name)
-        for name in line.__struct_fields__
-        if name.endswith("_s") and name != "wall_s"
-    }
-    if isinstance(line, Record):
-        line.asked = [
-            msgspec.structs.replace(a, sent_s=a.sent_s + ahead_s, finished_s=a.finished_s + ahead_s)
-            for a in line.asked
-        ]
-    return msgspec.structs.replace(
-        line, **{name: value + ahead_s for name, value in times.items() if value}
-    )
 
 
 class Trace:

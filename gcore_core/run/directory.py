@@ -1,19 +1,7 @@
-"""A run's directory: where its files are, how it is made, and who writes and reads the plain ones.
+"""Makes a run's directory and writes the plain files in it.
 
-The layout; ``latest`` is the run with the highest number:
-
-    runs/<name>/<NNN>/
-        config.yaml                the resolved configuration
-        plugins.lock.json          plugin -> distribution and version
-        metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation
-        position.json              the last committed step and the ledger's state after it
-        samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
-                                   their pictures, in samples/step_000020/
-        logs/<process>.log
-        weights/                   the final policy in Hugging Face layout; absent until the run has ended
-        summary.md, curves.png, tensorboard/; summary.md shows every other .md and .png there, too
-    runs/<name>/latest -> <NNN>
-"""  # noqa: E501
+``gcore_core.contract.run_files`` has the layout, the names of the files and their readers.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +18,16 @@ import msgspec
 
 from gcore_core.contract.errors import ConfigError, RunExists
 from gcore_core.contract.records import StepReport
-
-CONFIG = "config.yaml"
-LOCK = "plugins.lock.json"
-METRICS = "metrics.jsonl"
-POSITION = "position.json"
-SAMPLES = "samples"
-LOGS = "logs"
-WEIGHTS = "weights"
-SUMMARY = "summary.md"
-CURVES = "curves.png"
-TENSORBOARD = "tensorboard"
-LATEST = "latest"
+from gcore_core.contract.run_files import (
+    CONFIG,
+    LATEST,
+    LOCK,
+    LOGS,
+    METRICS,
+    POSITION,
+    SAMPLES,
+    samples_path,
+)
 
 log = logging.getLogger(__name__)
 
@@ -129,19 +115,6 @@ def _refusal(error: OSError, path: Path) -> ConfigError:
     return ConfigError(
         what, where=where, why=f"the system says: {error.strerror} ({error.filename})", todo=todo
     )
-
-
-# -- where things are ------------------------------------------------------------------------------
-
-
-def samples_path(run_dir: Path, step: int) -> Path:
-    """``samples/step_000020.jsonl``."""
-    return run_dir / SAMPLES / f"step_{step:06d}.jsonl"
-
-
-def log_path(run_dir: Path, process: str) -> Path:
-    """``logs/<process>.log``; ``process`` is a plain word such as ``controller-0``."""
-    return run_dir / LOGS / f"{process}.log"
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -281,76 +254,3 @@ def _ends_with_newline(path: Path) -> bool:
             return True
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
-
-
-# -- reading ---------------------------------------------------------------------------------------
-
-
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` in order of steps, each step once; empty when there are none
-    yet.
-
-    A run that was resumed from step s evaluates s and makes the steps after it again: a later row
-    of the same step completes the earlier one, and rows of the abandoned attempt are left out, as
-    is a line that a killed process left half-written. A null (NaN when it was written) is read as
-    NaN.
-    """
-    try:
-        lines = (run_dir / METRICS).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    rows: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            row = msgspec.json.decode(line, type=_Row)
-        except msgspec.DecodeError:
-            continue
-        while rows and rows[-1]["step"] > row.step:
-            rows.pop()
-        same = (
-            rows.pop()
-            if rows and rows[-1]["step"] == row.step
-            else {"metrics": {}, "evaluation": {}}
-        )
-        rows.append(
-            {
-                "step": row.step,
-                "version": row.version,
-                "time_unix_s": row.time_unix_s,
-                "metrics": same["metrics"] | _numbers(row.metrics),
-                "evaluation": same["evaluation"] | _numbers(row.evaluation),
-            }
-        )
-    return rows
-
-
-class _Row(msgspec.Struct, frozen=True):
-    step: int
-    version: int
-    time_unix_s: float
-    metrics: dict[str, float | None]
-    evaluation: dict[str, float | None] = {}
-
-
-def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: float("nan") if value is None else value for name, value in values.items()}
-
-
-def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The evaluated answers of one step, as ``write_samples`` got them; empty when there are
-    none.
-    """
-    try:
-        lines = samples_path(run_dir, step).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    return [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
-
-
-def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Plugin name -> facts, as ``write_lock`` got them; empty when there are none."""
-    try:
-        content = (run_dir / LOCK).read_bytes()
-    except FileNotFoundError:
-        return {}
-    return msgspec.json.decode(content, type=dict[str, dict[str, str]])

@@ -15,17 +15,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from gcore_core.contract.records import StepReport
+from gcore_core.contract.run_files import stage_seconds
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 Clock = Callable[[], float]
 Part = tuple[str, str]  # label, value
-
-#: metric below ``seconds/`` -> the stage's name, in the order of a step; other names are shown as
-#: they are, after these
-STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
-_NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
 
 _NUMBERS = (  # metric, label, format
     ("kl", "kl", "{:.1e}"),
@@ -90,21 +86,6 @@ def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) 
     if report.evaluation and "seconds/evaluation" in metrics:
         parts.append(("evaluation", f"{metrics['seconds/evaluation']:.2f}s"))
     return parts
-
-
-def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Stage -> seconds, in the order of a step; neither the whole step nor an evaluation after it
-    is among them.
-    """
-    found = {
-        key.removeprefix("seconds/"): value
-        for key, value in metrics.items()
-        if key.startswith("seconds/")
-    }
-    order = [name for name in STAGES if name in found] + [
-        name for name in found if name not in STAGES
-    ]
-    return {STAGES.get(name, name): found[name] for name in order if name not in _NO_STAGES}
 
 
 def _held_out(evaluation: Mapping[str, float]) -> list[Part]:

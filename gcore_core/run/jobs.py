@@ -19,6 +19,7 @@ from gcore_core.contract.factories import (
     replica_slots,
     takes_stale,
 )
+from gcore_core.contract.run_files import TRACE
 from gcore_core.run.checkpoint_service import TRAINER, Resumed
 from gcore_core.run.placed import Placed
 from gcore_core.runtime.messages import WorkerSpec
@@ -220,7 +221,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "evaluate_prompts": config["evaluation"]["prompts"],
         "show": config["evaluation"]["show"],
         "output": str(job.directory / "weights"),
-        "trace": str(job.directory / "trace"),
+        "trace": str(job.directory / TRACE),
         "takes_stale": takes_stale(config_object(job.plan.factory("objective"))),
         "judges": {role: job.workers(role) for role in asked if role and role != "rollout"},
         "placement": job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),

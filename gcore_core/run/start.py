@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from gcore_core.config import checks
 from gcore_core.config.plan import load_plan
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.run import directory as run_directory
@@ -106,7 +107,7 @@ def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = No
             if display is not None and job is not None:
                 display.finish([f"the run is in {job.directory}"])
             raise
-    table = summary.table(run_directory.read_metrics(job.directory))
+    table = summary.table(run_files.read_metrics(job.directory))
     display.finish([*table.splitlines(), "", *where_things_are(job.directory)])
     return 0
 
@@ -123,7 +124,7 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
         with signals.ask(supervisor.stop):
             await supervisor.run()
 
-    with _logged(run_directory.log_path(job.directory, "supervisor")):
+    with _logged(run_files.log_path(job.directory, "supervisor")):
         for left in reversed(range(job.plan.config["checkpoint"]["restarts"] + 1)):
             try:
                 asyncio.run(run(job))

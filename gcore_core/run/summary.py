@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gcore_core.contract import run_files
 from gcore_core.contract.records import RunFacts
+from gcore_core.contract.run_files import stage_seconds
 from gcore_core.run import directory as d
-from gcore_core.run.display import duration, stage_seconds
+from gcore_core.run.display import duration
 
 Rows = Sequence[Mapping[str, Any]]  # as read_metrics returns them
 
@@ -20,14 +22,14 @@ ANSWERS = 3
 ANSWER_LIMIT = 800  # characters of one answer that are shown
 
 _FILES = (
-    (d.CONFIG, "the resolved configuration"),
-    (d.LOCK, "plugins and their versions"),
-    (d.METRICS, "one JSON object a step"),
-    (d.SAMPLES, "evaluated answers"),
-    (d.LOGS, "one log a process"),
-    (d.WEIGHTS, "the final policy, Hugging Face layout"),
-    (d.TENSORBOARD, "scalars for TensorBoard"),
-    (d.CURVES, "the curves below"),
+    (run_files.CONFIG, "the resolved configuration"),
+    (run_files.LOCK, "plugins and their versions"),
+    (run_files.METRICS, "one JSON object a step"),
+    (run_files.SAMPLES, "evaluated answers"),
+    (run_files.LOGS, "one log a process"),
+    (run_files.WEIGHTS, "the final policy, Hugging Face layout"),
+    (run_files.TENSORBOARD, "scalars for TensorBoard"),
+    (run_files.CURVES, "the curves below"),
 )
 
 
@@ -38,7 +40,7 @@ def write(run: RunFacts, wall_s: float, cpu_s: float) -> Path:
     Raises ConfigError when it cannot be written.
     """
     run_dir = Path(run.directory)
-    metrics = d.read_metrics(run_dir)
+    metrics = run_files.read_metrics(run_dir)
     sections = [
         f"# {run.name}\n",
         _what_ran(run, metrics, wall_s, cpu_s),
@@ -48,12 +50,12 @@ def write(run: RunFacts, wall_s: float, cpu_s: float) -> Path:
         *(
             file.read_text("utf-8")
             for file in sorted(run_dir.glob("*.md"))
-            if file.name != d.SUMMARY
+            if file.name != run_files.SUMMARY
         ),
         _section("Files", _files(run_dir)),
         *(f"![{file.stem.replace('_', ' ')}]({file.name})\n" for file in _pictures(run_dir)),
     ]
-    path = run_dir / d.SUMMARY
+    path = run_dir / run_files.SUMMARY
     d.write_text(path, "\n".join(section for section in sections if section))
     return path
 
@@ -82,7 +84,7 @@ def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
         steps += f", resumed from step {run.resumed_from}"
     plugins = [
         f"{name} {facts.get('version', '?')}"
-        for name, facts in d.read_lock(Path(run.directory)).items()
+        for name, facts in run_files.read_lock(Path(run.directory)).items()
     ]
     lines = [f"- {steps}", f"- {duration(wall_s)} wall time, {cpu_s:.0f} CPU seconds"]
     if plugins:
@@ -149,10 +151,14 @@ def _answers(run_dir: Path, metrics: Rows) -> str:
     """The first prompts of the evaluation, never chosen by how well they went, with their first and
     last answers.
     """
-    steps = [row["step"] for row in metrics if d.samples_path(run_dir, row["step"]).exists()]
+    steps = [
+        row["step"] for row in metrics if run_files.samples_path(run_dir, row["step"]).exists()
+    ]
     if not steps:
         return ""
-    before, after = (_by_prompt(d.read_samples(run_dir, step)) for step in (steps[0], steps[-1]))
+    before, after = (
+        _by_prompt(run_files.read_samples(run_dir, step)) for step in (steps[0], steps[-1])
+    )
     shown = [key for key in before if key in after and before[key]["text"]][
         :ANSWERS
     ]  # a picture has none
@@ -184,7 +190,9 @@ def _by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
 
 def _pictures(run_dir: Path) -> list[Path]:
     """What observers have drawn, the curves last."""
-    return sorted(run_dir.glob("*.png"), key=lambda file: (file.name == d.CURVES, file.name))
+    return sorted(
+        run_dir.glob("*.png"), key=lambda file: (file.name == run_files.CURVES, file.name)
+    )
 
 
 def _files(run_dir: Path) -> str:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from gcore_core.config.plugins import observer_failure
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied
 from gcore_core.contract.factories import build
 from gcore_core.contract.records import RunFacts, WorkerFailure
@@ -178,7 +179,7 @@ class Supervisor:
         """Nobody can wait for it any more: it writes its stacks to its log and is killed, as if it
         had been lost.
         """
-        log_file = run_directory.log_path(self._job.directory, request.name)
+        log_file = run_files.log_path(self._job.directory, request.name)
         self._display.note(
             f"{request.waiter} waits for {request.name}: {request.what} (run.patience_s); it is "
             "killed, "
@@ -247,7 +248,7 @@ class Supervisor:
         except WorkerDied as error:
             if error.where == AGENT:
                 error.why = "the workers of its node end with it, and so does the store"
-                error.todo = f"its log: {run_directory.log_path(self._job.directory, AGENT)}"
+                error.todo = f"its log: {run_files.log_path(self._job.directory, AGENT)}"
             raise
 
     async def _look_after(self, site: Site, name: str) -> None:
@@ -291,7 +292,7 @@ class Supervisor:
         """The first failure that is not itself a report of somebody's death."""
         if causes := [error for error in self._errors if not isinstance(error, WorkerDied)]:
             return causes[0]
-        log_file = run_directory.log_path(self._job.directory, gone.name)
+        log_file = run_files.log_path(self._job.directory, gone.name)
         last = [line for line in gone.tail.splitlines() if line.strip()][-1:]
         what = f"{reason} while the run was starting" if self._waiting else reason
         facts = {"process": gone.name, "pid": gone.pid, "code": gone.code}
@@ -305,7 +306,7 @@ class Supervisor:
 
     def _observer_failed(self, plugin: str, hook: str, error: BaseException) -> None:
         log.error("plugin %s failed in %s", plugin, hook, exc_info=error)
-        log_file = run_directory.log_path(self._job.directory, "supervisor")
+        log_file = run_files.log_path(self._job.directory, "supervisor")
         self._display.note(str(observer_failure(plugin, hook, error, f"its traceback: {log_file}")))
 
 

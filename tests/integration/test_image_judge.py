@@ -20,7 +20,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt
-from gcore_core.run.directory import read_metrics
+from gcore_core.contract.run_files import read_metrics
 from gcore_core.testing import fake
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gcore_core import cli
-from gcore_core.controllers.placement import journal
+from gcore_core.contract import run_files
 from tests.support import runs
 
 WITNESS = '''
@@ -188,7 +188,7 @@ def test_generators_are_asleep_while_the_trainer_works_and_sample_with_its_lates
     told = [row["placement/switch_s"] for row in run.metrics() if "placement/switch_s" in row]
     assert len(told) == 3 and min(told[1:]) > 0
     if use != "core/even":
-        _, outcomes = journal.read(run.path)
+        _, outcomes = run_files.read_placement(run.path)
         assert all(outcomes[step].switch_s > 0 for step in (1, 2))
 
 
@@ -225,7 +225,7 @@ def test_a_judge_that_is_gone_for_good_gets_cells_of_the_policy_and_nothing_is_l
     assert "judge.2 ended with signal SIGKILL" in run.output
     assert run.batches() == restless.batches() and run.weights() == restless.weights()
     assert {what for _, _, what, _ in rows(run, "judge.1")} >= {"asleep", "awake", "step"}
-    decisions, outcomes = journal.read(run.path)
+    decisions, outcomes = run_files.read_placement(run.path)
     assert [len(decisions[step].rescues) for step in (0, 1, 2)] == [1, 1, 1]
     assert decisions[0].rescues[0].seen == {
         "starving": "judge",

@@ -9,14 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from gcore_core.contract.records import StepReport
-from gcore_core.run.display import (
-    LiveDisplay,
-    PlainDisplay,
-    duration,
-    open_display,
-    stage_seconds,
-    step_parts,
-)
+from gcore_core.contract.run_files import stage_seconds
+from gcore_core.run.display import LiveDisplay, PlainDisplay, duration, open_display, step_parts
 
 METRICS = {
     "reward/exact": 0.5,

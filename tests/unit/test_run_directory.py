@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, RunExists
 from gcore_core.contract.records import StepReport
 from gcore_core.run import directory as d
@@ -130,7 +131,7 @@ def test_rows_come_back_as_they_were_reported(tmp_path: Path) -> None:
     metrics = d.MetricsFile(tmp_path)
     metrics.append(StepReport(step=0, version=0, metrics={}, evaluation={"greedy/exact": 0.25}))
     metrics.append(_report(1, **{"reward/exact": np.float64(0.5), "kl": 0.0}))
-    first, second = d.read_metrics(
+    first, second = run_files.read_metrics(
         tmp_path
     )  # not closed yet: rows are on their way as soon as append returns
     metrics.close()
@@ -147,8 +148,10 @@ def test_every_line_is_strict_json_and_nan_comes_back_as_nan(tmp_path: Path) -> 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    json.loads((tmp_path / d.METRICS).read_text(), parse_constant=refuse)
-    assert all(math.isnan(value) for value in d.read_metrics(tmp_path)[0]["metrics"].values())
+    json.loads((tmp_path / run_files.METRICS).read_text(), parse_constant=refuse)
+    assert all(
+        math.isnan(value) for value in run_files.read_metrics(tmp_path)[0]["metrics"].values()
+    )
 
 
 def test_a_resumed_run_replaces_the_steps_it_makes_again(tmp_path: Path) -> None:
@@ -157,7 +160,9 @@ def test_a_resumed_run_replaces_the_steps_it_makes_again(tmp_path: Path) -> None
         for step in steps:
             metrics.append(_report(step, reward=reward))
         metrics.close()
-    assert [(row["step"], row["metrics"]["reward"]) for row in d.read_metrics(tmp_path)] == [
+    assert [
+        (row["step"], row["metrics"]["reward"]) for row in run_files.read_metrics(tmp_path)
+    ] == [
         (1, 0.1),
         (2, 0.1),
         (3, 0.9),
@@ -173,22 +178,22 @@ def test_an_evaluation_after_a_resume_completes_the_row_of_its_step(tmp_path: Pa
     ):
         metrics.append(report)
     metrics.close()
-    (row,) = d.read_metrics(tmp_path)
+    (row,) = run_files.read_metrics(tmp_path)
     assert row["metrics"] == {"reward": 0.5} and row["evaluation"] == {"a": 1.0}
 
 
 def test_half_a_line_left_by_a_killed_run_costs_only_itself(tmp_path: Path) -> None:
-    (tmp_path / d.METRICS).write_text(
+    (tmp_path / run_files.METRICS).write_text(
         '{"step":1,"version":1,"time_unix_s":1.0,"metrics":{}}\n{"step":2,"ver'
     )
     metrics = d.MetricsFile(tmp_path)
     metrics.append(_report(2))
     metrics.close()
-    assert [row["step"] for row in d.read_metrics(tmp_path)] == [1, 2]
+    assert [row["step"] for row in run_files.read_metrics(tmp_path)] == [1, 2]
 
 
 def test_a_full_disk_gives_one_alarm_and_ends_nothing(tmp_path: Path) -> None:
-    (tmp_path / d.METRICS).symlink_to("/dev/full")
+    (tmp_path / run_files.METRICS).symlink_to("/dev/full")
     alarms: list[str] = []
     metrics = d.MetricsFile(tmp_path, alarms.append)
     for step in range(1, 6):
@@ -207,7 +212,9 @@ def test_rows_that_found_no_space_are_written_whole_once_there_is_some(tmp_path:
     metrics = d.MetricsFile(tmp_path, alarms.append)
     metrics.append(_report(1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / d.METRICS).stat().st_size + 20, hard))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, ((tmp_path / run_files.METRICS).stat().st_size + 20, hard)
+    )
     try:
         metrics.append(_report(2, reward=0.5))
         metrics.append(_report(3))
@@ -216,13 +223,13 @@ def test_rows_that_found_no_space_are_written_whole_once_there_is_some(tmp_path:
     assert len(alarms) == 1
     metrics.append(_report(4))
     metrics.close()
-    rows = d.read_metrics(tmp_path)
+    rows = run_files.read_metrics(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and rows[1]["metrics"] == {"reward": 0.5}
-    assert len((tmp_path / d.METRICS).read_bytes().splitlines()) == 4 and len(alarms) == 1
+    assert len((tmp_path / run_files.METRICS).read_bytes().splitlines()) == 4 and len(alarms) == 1
 
 
 def test_metrics_that_cannot_be_opened_are_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / d.METRICS).mkdir()
+    (tmp_path / run_files.METRICS).mkdir()
     with pytest.raises(ConfigError, match=r"metrics\.jsonl cannot be made or written"):
         d.MetricsFile(tmp_path)
 
@@ -232,9 +239,9 @@ def test_metrics_that_cannot_be_opened_are_a_clear_error(tmp_path: Path) -> None
 
 def test_a_run_without_files_reads_as_empty(tmp_path: Path) -> None:
     assert (
-        d.read_metrics(tmp_path) == []
-        and d.read_samples(tmp_path, 0) == []
-        and d.read_lock(tmp_path) == {}
+        run_files.read_metrics(tmp_path) == []
+        and run_files.read_samples(tmp_path, 0) == []
+        and run_files.read_lock(tmp_path) == {}
     )
 
 
@@ -246,11 +253,17 @@ def test_config_lock_and_samples_come_back(tmp_path: Path) -> None:
     d.write_samples(run_dir, 20, rows)
     d.write_position(run_dir, {"step": 19})
     d.write_position(run_dir, {"step": 20, "consumed": [1, 2]})
-    assert json.loads((run_dir / d.POSITION).read_text()) == {"step": 20, "consumed": [1, 2]}
+    assert json.loads((run_dir / run_files.POSITION).read_text()) == {
+        "step": 20,
+        "consumed": [1, 2],
+    }
     assert (run_dir / "config.yaml").read_text(encoding="utf-8") == "run: {name: 'Größe'}\n"
-    assert list(d.read_lock(run_dir)) == ["core", "torch"]
-    assert d.read_samples(run_dir, 20) == rows and (run_dir / "samples/step_000020.jsonl").exists()
-    assert d.log_path(run_dir, "controller-0") == run_dir / "logs/controller-0.log"
+    assert list(run_files.read_lock(run_dir)) == ["core", "torch"]
+    assert (
+        run_files.read_samples(run_dir, 20) == rows
+        and (run_dir / "samples/step_000020.jsonl").exists()
+    )
+    assert run_files.log_path(run_dir, "controller-0") == run_dir / "logs/controller-0.log"
     assert not list(run_dir.rglob("*.new"))
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run import directory as d
@@ -41,7 +42,7 @@ def run(tmp_path: Path) -> RunFacts:
 
 
 def test_the_table_compares_the_first_with_the_last_evaluation(run: RunFacts) -> None:
-    assert summary.table(d.read_metrics(Path(run.directory))).splitlines() == [
+    assert summary.table(run_files.read_metrics(Path(run.directory))).splitlines() == [
         "                  before (step 0)  after (step 2)  change",
         "exact, greedy               0.250           0.750  +0.500",
         "exact, sampled              0.125           0.500  +0.375",
@@ -52,7 +53,7 @@ def test_the_table_compares_the_first_with_the_last_evaluation(run: RunFacts) ->
 
 
 def test_an_evaluated_length_takes_the_place_of_the_training_length(run: RunFacts) -> None:
-    metrics = d.read_metrics(Path(run.directory))
+    metrics = run_files.read_metrics(Path(run.directory))
     for row in metrics:
         row["evaluation"] = row["evaluation"] and {"greedy/length": 3.0, **row["evaluation"]}
     last = summary.table(metrics).splitlines()[-1]
@@ -60,7 +61,7 @@ def test_an_evaluated_length_takes_the_place_of_the_training_length(run: RunFact
 
 
 def test_one_evaluation_has_a_before_and_no_after(run: RunFacts) -> None:
-    lines = summary.table(d.read_metrics(Path(run.directory))[:2]).splitlines()
+    lines = summary.table(run_files.read_metrics(Path(run.directory))[:2]).splitlines()
     assert lines[1].split() == ["exact,", "greedy", "0.250", "-"]
 
 
@@ -72,7 +73,7 @@ def test_without_evaluation_there_is_no_table() -> None:
 
 def test_the_summary_says_what_ran_what_changed_and_where_it_is(run: RunFacts) -> None:
     run_dir = Path(run.directory)
-    (run_dir / d.CURVES).touch()
+    (run_dir / run_files.CURVES).touch()
     path = summary.write(run, wall_s=75.2, cpu_s=130.4)
     text = path.read_text()
     assert path == run_dir / "summary.md"

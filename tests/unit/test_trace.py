@@ -12,7 +12,8 @@ import pytest
 from gcore_core.cli.tracing import numbers, timeline
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Header, Inquiry, RecordScore, Ref
-from gcore_core.controllers.tracing import Clock, Record, Stage, Trace, read_trace
+from gcore_core.contract.run_files import Clock, Record, Stage, read_trace
+from gcore_core.controllers.tracing import Trace
 
 
 def header(ordinal: int, sample: int = 0) -> Header:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.contract import run_files
 from gcore_core.contract.measurements import Outcome, Profile, Requests
 from gcore_core.contract.placement import Cell, Decision, Device, Need, Rescues, Window
 from gcore_core.controllers.context import ControllerContext
@@ -247,7 +248,7 @@ class Mover:
         }
         spent |= {"measured_s": last.rollout_s, "switch_s": switch_s, "turns_s": self._turns_s}
         self._write(
-            journal.Measured(
+            run_files.Measured(
                 step=self._step, work=told.work, moved=moved, ran=ran, waited=waited, **spent
             )
         )
@@ -263,7 +264,7 @@ class Mover:
                 last.rollout_s, 1e-9
             )
 
-    def _write(self, line: journal.Decided | journal.Measured) -> None:
+    def _write(self, line: run_files.Decided | run_files.Measured) -> None:
         if self._facts.directory:
             journal.append(Path(self._facts.directory), line)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gcore_core.contract.records import RunFacts, StepReport
-from gcore_core.run.directory import SAMPLES, read_samples
+from gcore_core.contract.run_files import SAMPLES, read_samples
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gcore_core.contract.records import RunFacts, StepReport
-from gcore_core.run.directory import METRICS
+from gcore_core.contract.run_files import METRICS
 
 ALARMS = "alarms.jsonl"
 #: A real image is covered when a generated one is nearer than its fifth nearest real one (Naeem et

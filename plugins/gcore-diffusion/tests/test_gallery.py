@@ -13,8 +13,9 @@ from gcore_diffusion.gallery import CONTACT_SHEET, after_step, contact_sheet, gr
 from PIL import Image
 
 from gcore_core.contract.records import Header, RunFacts, StepReport
+from gcore_core.contract.run_files import read_samples
 from gcore_core.run import summary
-from gcore_core.run.directory import create, read_samples, write_samples
+from gcore_core.run.directory import create, write_samples
 
 
 def row(level: int, mode: str = "greedy", **changes: Any) -> dict[str, Any]:

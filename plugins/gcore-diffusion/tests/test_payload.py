@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gcore_core.run.directory import read_metrics
+from gcore_core.contract.run_files import read_metrics
 from gcore_core.testing import fake
 
 PICTURES = '''

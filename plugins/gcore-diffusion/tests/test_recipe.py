@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gcore_core.run.directory import read_metrics, read_samples
+from gcore_core.contract.run_files import read_metrics, read_samples
 
 RECIPE = Path(__file__).parents[3] / "recipes/digits.yaml"
 

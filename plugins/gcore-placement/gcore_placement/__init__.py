@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gcore_core import hookimpl
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.providers import CommandProvider, PlacementProvider
 from gcore_core.contract.records import RunFacts
-from gcore_core.controllers.placement import journal
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 
 
@@ -67,7 +67,7 @@ def gcore_commands() -> Iterable[CommandProvider]:
 @hookimpl
 def gcore_run_end(run: RunFacts, error: str) -> None:
     """Adds the costs to the run's summary, where devices moved at all."""
-    if not Path(run.directory, journal.FILE).is_file():
+    if not Path(run.directory, run_files.PLACEMENT).is_file():
         return
     from gcore_placement.costs import SECTION, section
 

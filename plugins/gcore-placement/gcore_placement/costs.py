@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
-from gcore_core.controllers.placement import journal
 
 SECTION = "placement.md"
 _LISTED = 16  # devices that are told one by one
@@ -44,7 +44,7 @@ class Costs:
     fallbacks: int
 
 
-def spent(outcome: journal.Measured) -> dict[int, dict[str, float]]:
+def spent(outcome: run_files.Measured) -> dict[int, dict[str, float]]:
     """First device of each cell -> cause -> seconds of the step, from the push to the end of
     training.
     """
@@ -61,7 +61,7 @@ def spent(outcome: journal.Measured) -> dict[int, dict[str, float]]:
     }
 
 
-def idle(outcome: journal.Measured) -> dict[str, float]:
+def idle(outcome: run_files.Measured) -> dict[str, float]:
     """Cause -> share of the devices' time in the rollout."""
     found: dict[str, float] = defaultdict(float)
     for device, ran in outcome.ran.items():
@@ -78,13 +78,13 @@ def _waits(ran: Mapping[str, float]) -> str:
 
 
 def costs_of(
-    decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, journal.Measured]
+    decisions: Mapping[int, run_files.Decided], outcomes: Mapping[int, run_files.Measured]
 ) -> Costs:
     """Adds up a run's journal. Raises DataError when no step of it ended."""
     if not outcomes:
         raise DataError(
             "no step with a placement decision has ended yet.",
-            where=journal.FILE,
+            where=run_files.PLACEMENT,
             why="a step's costs are known when the next one is placed",
             todo="wait for the second step",
         )
@@ -127,7 +127,10 @@ def section(run_dir: Path) -> str:
     """The costs as Markdown."""
     return (
         "\n".join(
-            ["## Where the devices' time went\n", *_markdown(costs_of(*journal.read(run_dir)))]
+            [
+                "## Where the devices' time went\n",
+                *_markdown(costs_of(*run_files.read_placement(run_dir))),
+            ]
         )
         + "\n"
     )
@@ -143,7 +146,7 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(words)
-    costs = costs_of(*journal.read(args.run_dir))
+    costs = costs_of(*run_files.read_placement(args.run_dir))
     print(json.dumps(asdict(costs), indent=2) if args.json else "\n".join(_markdown(costs)))
     return 0
 

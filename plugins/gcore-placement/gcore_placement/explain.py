@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
-from gcore_core.controllers.placement import journal
 from gcore_placement.costs import idle
 
 
@@ -30,7 +30,7 @@ def run(words: list[str]) -> int:
         "--json", action="store_true", help="print the records of the step as one JSON object"
     )
     args = parser.parse_args(words)
-    decisions, outcomes = journal.read(args.run_dir)
+    decisions, outcomes = run_files.read_placement(args.run_dir)
     if args.step is None:
         print("\n".join(_lines(decisions, outcomes)))
         return 0
@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
 
 
 def _lines(
-    decisions: Mapping[int, journal.Decided], outcomes: Mapping[int, journal.Measured]
+    decisions: Mapping[int, run_files.Decided], outcomes: Mapping[int, run_files.Measured]
 ) -> Iterator[str]:
     yield f"{'step':>5}  {'chosen':<12} {'predicted s':>11} {'measured s':>11} {'error':>7}  reason"
     for step, decided in sorted(decisions.items()):
@@ -69,7 +69,7 @@ def _lines(
         )
 
 
-def _told(decided: journal.Decided, measured: journal.Measured | None) -> Iterator[str]:
+def _told(decided: run_files.Decided, measured: run_files.Measured | None) -> Iterator[str]:
     yield f"step {decided.step}: {decided.chosen or decided.mode} ({decided.mode})"
     yield f"  because  {decided.reason}"
     for role, cells in decided.cells.items():

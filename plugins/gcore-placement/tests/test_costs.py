@@ -10,6 +10,7 @@ import pytest
 from gcore_placement import costs
 
 from gcore_core import cli
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import RunFacts
 from gcore_core.controllers.placement import journal
@@ -19,7 +20,7 @@ from gcore_core.controllers.placement import journal
 def run(tmp_path: Path) -> Path:
     """Two steps on two devices; of the first, 30 of 40 device-seconds were work."""
     for step, predicted_s, fell_back in ((1, 8.0, False), (2, 10.0, True)):
-        made = journal.Decided(
+        made = run_files.Decided(
             step=step,
             mode="split",
             cells={"rollout": [[0]], "judge": [[1]]},
@@ -30,7 +31,7 @@ def run(tmp_path: Path) -> Path:
         journal.append(tmp_path, made)
         journal.append(
             tmp_path,
-            journal.Measured(
+            run_files.Measured(
                 step=step,
                 measured_s=10.0,
                 moved=step - 1,
@@ -45,7 +46,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_shares_of_a_device_and_of_all_add_up_to_one(run: Path) -> None:
-    told = costs.costs_of(*journal.read(run))
+    told = costs.costs_of(*run_files.read_placement(run))
     for shares in (told.shares, *told.devices.values()):
         assert sum(shares.values()) == pytest.approx(1)
     assert told.shares == pytest.approx(
@@ -63,7 +64,7 @@ def test_shares_of_a_device_and_of_all_add_up_to_one(run: Path) -> None:
 
 
 def test_idle_moves_monitoring_and_errors_of_predictions_are_told(run: Path) -> None:
-    told = costs.costs_of(*journal.read(run))
+    told = costs.costs_of(*run_files.read_placement(run))
     assert told.idle == pytest.approx({"judge waits": 0.25, "rollout waits": 0.0})
     assert (told.steps, told.moved, told.switch_s, told.fallbacks) == (2, 1, 0.5, 1)
     assert told.monitoring == pytest.approx(0.02 / 40)
@@ -71,11 +72,11 @@ def test_idle_moves_monitoring_and_errors_of_predictions_are_told(run: Path) -> 
 
 
 def test_the_prediction_of_a_step_with_a_rescue_is_not_held_against_its_policy(run: Path) -> None:
-    rescue = journal.Decided(
+    rescue = run_files.Decided(
         step=1, mode="split", cells={}, reason="no replica of judge answers", rescued="judge"
     )
     journal.append(run, rescue)
-    assert costs.costs_of(*journal.read(run)).off_median == pytest.approx(0.0)
+    assert costs.costs_of(*run_files.read_placement(run)).off_median == pytest.approx(0.0)
 
 
 def test_the_command_prints_a_table_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,9 +95,9 @@ def test_the_command_prints_a_table_and_json(run: Path, capsys: pytest.CaptureFi
 
 
 def test_a_run_of_which_no_step_ended_is_refused(tmp_path: Path) -> None:
-    journal.append(tmp_path, journal.Decided(step=0, mode="split", cells={}))
+    journal.append(tmp_path, run_files.Decided(step=0, mode="split", cells={}))
     with pytest.raises(DataError, match="no step with a placement decision has ended yet"):
-        costs.costs_of(*journal.read(tmp_path))
+        costs.costs_of(*run_files.read_placement(tmp_path))
 
 
 def test_the_end_of_a_run_leaves_the_section_only_where_devices_moved(

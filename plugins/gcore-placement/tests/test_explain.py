@@ -10,6 +10,7 @@ from gcore_placement.config import ReplayConfig
 from gcore_placement.replay import Replay
 
 from gcore_core import cli
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.placement import Cell, Decision, Device, Need, Partition, Window
 from gcore_core.controllers.placement import journal
@@ -36,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     journal.append(tmp_path, journal.decided(11, decision(), took_s=0.01))
     journal.append(
         tmp_path,
-        journal.Measured(
+        run_files.Measured(
             step=11,
             measured_s=9.0,
             moved=2,
@@ -88,7 +89,7 @@ def test_it_tells_a_rescue_with_its_reason_beside_the_decision_that_it_replaced(
         "devices 2",
     ):
         assert words in shown, words
-    decisions, _ = journal.read(run)
+    decisions, _ = run_files.read_placement(run)
     assert decisions[12].chosen == "split 1" and decisions[11].rescues == []
 
 
@@ -115,15 +116,15 @@ def test_a_run_without_a_journal_is_refused_and_half_a_line_at_the_end_is_not(
     run: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match="the run has no record of placement decisions"):
-        journal.read(tmp_path / "other")
-    with (run / journal.FILE).open("ab") as file:
+        run_files.read_placement(tmp_path / "other")
+    with (run / run_files.PLACEMENT).open("ab") as file:
         file.write(b'{"what":"deci')
-    decisions, outcomes = journal.read(run)
+    decisions, outcomes = run_files.read_placement(run)
     assert sorted(decisions) == [11, 12] and sorted(outcomes) == [11]
-    with (run / journal.FILE).open("ab") as file:
+    with (run / run_files.PLACEMENT).open("ab") as file:
         file.write(b"\n")
     with pytest.raises(DataError, match="placement.jsonl:4: a line cannot be read"):
-        journal.read(run)
+        run_files.read_placement(run)
 
 
 def test_what_replay_says_survives_the_journal(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_what_replay_says_survives_the_journal(tmp_path: Path) -> None:
     )
     made = Replay(ReplayConfig()).revise(None, window)
     journal.append(tmp_path, journal.decided(0, made))
-    decisions, _ = journal.read(tmp_path)
+    decisions, _ = run_files.read_placement(tmp_path)
     assert decisions[0].state == made.state and decisions[0].cells == {
         "rollout": [[0], [1], [2]],
         "judge": [[3]],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.contract.records import RunFacts, StepReport
-from gcore_core.run.directory import CURVES, SAMPLES
+from gcore_core.contract.run_files import CURVES, SAMPLES
 
 REDRAW_S = 30.0  # the run waits for its observers, and a picture takes most of a second
 

@@ -13,8 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from gcore_core.run.directory import CURVES, read_metrics
-from gcore_core.run.display import stage_seconds
+from gcore_core.contract.run_files import CURVES, read_metrics, stage_seconds
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -10,7 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gcore_core.contract.records import RunFacts, StepReport
-from gcore_core.run.directory import TENSORBOARD
+from gcore_core.contract.run_files import TENSORBOARD
 
 
 def start(run: RunFacts) -> None:

@@ -19,6 +19,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from gcore_core.config.catalog import Installed
 from gcore_core.config.plugins import Plugins
+from gcore_core.contract import run_files
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run import directory as d
 
@@ -55,7 +56,7 @@ def _go(run: RunFacts, first: int, last: int) -> None:
 
 
 def _run(path: Path, resumed_from: int = 0) -> RunFacts:
-    (path / d.SAMPLES).mkdir(parents=True, exist_ok=True)
+    (path / run_files.SAMPLES).mkdir(parents=True, exist_ok=True)
     return RunFacts(
         name="digits", directory=str(path), steps=4, config={}, resumed_from=resumed_from
     )
@@ -63,7 +64,7 @@ def _run(path: Path, resumed_from: int = 0) -> RunFacts:
 
 def _events(run_dir: Path) -> list[Event]:
     """As TensorBoard itself reads them; it checks the CRC of every record."""
-    files = sorted((run_dir / d.TENSORBOARD).iterdir())
+    files = sorted((run_dir / run_files.TENSORBOARD).iterdir())
     return [event for file in files for event in LegacyEventFileLoader(str(file)).Load()]
 
 
@@ -151,7 +152,7 @@ def test_curves_are_drawn_at_an_evaluation_when_the_last_picture_is_old_and_at_t
     tmp_path: Path,
 ) -> None:
     run, metrics = _run(tmp_path), d.MetricsFile(tmp_path)
-    samples, picture = tmp_path / d.SAMPLES, tmp_path / d.CURVES
+    samples, picture = tmp_path / run_files.SAMPLES, tmp_path / run_files.CURVES
     gcore_report.gcore_run_start(run=run)
     drawn = []
     for report, old in zip(_reports(0, 5), [False, True, True, True, False, True], strict=True):
@@ -176,7 +177,7 @@ def test_a_run_that_failed_before_it_started_ends_without_a_picture_or_an_error(
     tmp_path: Path,
 ) -> None:
     gcore_report.gcore_run_end(run=_run(tmp_path), error="no such model")
-    assert not (tmp_path / d.CURVES).exists()
+    assert not (tmp_path / run_files.CURVES).exists()
 
 
 @pytest.mark.filterwarnings("error")
@@ -197,5 +198,5 @@ def test_metrics_that_are_missing_nan_or_zero_still_make_a_picture(
     for step in (1, 2, 3):
         file.append(StepReport(step=step, version=step, metrics=metrics))
     file.close()
-    assert draw(tmp_path) == tmp_path / d.CURVES
-    assert np.ptp(imread(tmp_path / d.CURVES)) > 0.5  # something is on it
+    assert draw(tmp_path) == tmp_path / run_files.CURVES
+    assert np.ptp(imread(tmp_path / run_files.CURVES)) > 0.5  # something is on it

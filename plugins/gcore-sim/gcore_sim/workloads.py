@@ -15,7 +15,7 @@ import numpy as np
 from gcore_queueing.step import Groups
 
 from gcore_core.contract.errors import DataError
-from gcore_core.controllers.tracing import Record, read_trace
+from gcore_core.contract.run_files import Record, read_trace
 
 PROMPT, INSTRUCTIONS = (
     512.0,

@@ -15,9 +15,9 @@ from gcore_sim.command import run
 from gcore_sim.config import Drift, PromptsConfig
 from gcore_sim.prompts import SimPrompts
 
+from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, PlacementError
 from gcore_core.contract.order import row_of
-from gcore_core.controllers.placement import journal
 
 
 def test_rows_drift_with_their_ordinals() -> None:
@@ -61,7 +61,7 @@ def test_a_run_journals_where_its_devices_spent_the_step(
         rewards={"judged": {"use": "sim/asks", "role": "judge"}},
     )
     assert run([str(job), "run.dir=run"]) == 0
-    decisions, outcomes = journal.read(Path("run"))
+    decisions, outcomes = run_files.read_placement(Path("run"))
     assert set(outcomes) == {0, 1, 2} and set(decisions) == {0, 1, 2, 3}
     lines = [
         json.loads(line)["metrics"]
@@ -101,7 +101,7 @@ def test_what_a_role_must_keep_reaches_the_policy_and_too_much_of_it_is_refused(
         rewards={"judged": {"use": "sim/asks", "role": "judge"}},
     )
     assert run([str(job), "run.dir=run", "roles.judge.least=3"]) == 0
-    decisions, _ = journal.read(Path("run"))
+    decisions, _ = run_files.read_placement(Path("run"))
     assert len(decisions) >= 2
     for decided in decisions.values():
         assert decided.mode == "colocated" or len(decided.cells["judge"]) == 3, (

@@ -15,7 +15,7 @@ import numpy as np
 from gcore_language.tiny import save_image_model, save_model
 from PIL import Image
 
-from gcore_core.run.directory import read_metrics
+from gcore_core.contract.run_files import read_metrics
 from gcore_core.testing.safetensors_files import read_safetensors
 
 STEPS, PROMPTS, GROUP = 2, 4, 4

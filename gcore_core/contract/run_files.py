@@ -1,0 +1,373 @@
+"""What lies in the directory of a run, for observers and tools that read it.
+
+The layout; ``latest`` is the run with the highest number:
+
+    runs/<name>/<NNN>/
+        config.yaml                the resolved configuration
+        plugins.lock.json          plugin -> distribution and version
+        metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation
+        position.json              the last committed step and the ledger's state after it
+        placement.jsonl            what a placement policy decided and what it came to; only of policies that move devices
+        trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
+        samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
+                                   their pictures, in samples/step_000020/
+        logs/<process>.log
+        weights/                   the final policy in Hugging Face layout; absent until the run has ended
+        summary.md, curves.png, tensorboard/; summary.md shows every other .md and .png there, too
+    runs/<name>/latest -> <NNN>
+
+A run writes these files while others may read them. A reader leaves out a last line that is only
+half there, as a killed run may leave it.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gcore_core.contract.errors import DataError
+
+CONFIG = "config.yaml"
+LOCK = "plugins.lock.json"
+METRICS = "metrics.jsonl"
+POSITION = "position.json"
+PLACEMENT = "placement.jsonl"
+TRACE = "trace"
+SAMPLES = "samples"
+LOGS = "logs"
+WEIGHTS = "weights"
+SUMMARY = "summary.md"
+CURVES = "curves.png"
+TENSORBOARD = "tensorboard"
+LATEST = "latest"
+
+#: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step.
+STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
+_NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
+
+
+def samples_path(run_dir: Path, step: int) -> Path:
+    """``samples/step_000020.jsonl``."""
+    return run_dir / SAMPLES / f"step_{step:06d}.jsonl"
+
+
+def log_path(run_dir: Path, process: str) -> Path:
+    """``logs/<process>.log``; ``process`` is a plain word such as ``controller-0``."""
+    return run_dir / LOGS / f"{process}.log"
+
+
+# -- metrics, samples, versions of plugins ---------------------------------------------------------
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of ``metrics.jsonl`` in order of steps, each step once; empty when there are none
+    yet.
+
+    A run that was resumed from step s evaluates s and makes the steps after it again. A later row
+    of the same step completes the earlier one; rows of the abandoned attempt are left out. A null
+    (NaN when it was written) is read as NaN.
+    """
+    try:
+        lines = (run_dir / METRICS).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            row = msgspec.json.decode(line, type=_MetricsRow)
+        except msgspec.DecodeError:
+            continue
+        while rows and rows[-1]["step"] > row.step:
+            rows.pop()
+        same = (
+            rows.pop()
+            if rows and rows[-1]["step"] == row.step
+            else {"metrics": {}, "evaluation": {}}
+        )
+        rows.append(
+            {
+                "step": row.step,
+                "version": row.version,
+                "time_unix_s": row.time_unix_s,
+                "metrics": same["metrics"] | _numbers(row.metrics),
+                "evaluation": same["evaluation"] | _numbers(row.evaluation),
+            }
+        )
+    return rows
+
+
+class _MetricsRow(msgspec.Struct, frozen=True):
+    step: int
+    version: int
+    time_unix_s: float
+    metrics: dict[str, float | None]
+    evaluation: dict[str, float | None] = {}
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float("nan") if value is None else value for name, value in values.items()}
+
+
+def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Stage -> seconds, in the order of a step. Stages that ``STAGES`` does not name come last.
+
+    metrics: those of one row. The whole step and an evaluation after it are left out.
+    """
+    seconds = {
+        key.removeprefix("seconds/"): value
+        for key, value in metrics.items()
+        if key.startswith("seconds/")
+    }
+    known = [name for name in STAGES if name in seconds]
+    others = [name for name in seconds if name not in STAGES]
+    return {
+        STAGES.get(name, name): seconds[name]
+        for name in [*known, *others]
+        if name not in _NO_STAGES
+    }
+
+
+def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """The evaluated answers of one step, one dict a record; empty when there are none.
+
+    prompt, text, mode: texts.
+    rewards: name -> value.
+    arrays: name -> a ``.npy`` file, relative to ``samples/``; present only where a record has some.
+    """
+    try:
+        lines = samples_path(run_dir, step).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
+
+
+def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
+    """Plugin name -> facts ("distribution", "version", ...); empty when there are none."""
+    try:
+        content = (run_dir / LOCK).read_bytes()
+    except FileNotFoundError:
+        return {}
+    return msgspec.json.decode(content, type=dict[str, dict[str, str]])
+
+
+# -- the trace -------------------------------------------------------------------------------------
+
+
+class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
+    """The first line that a shard's process writes to its trace.
+
+    shard: the shard's number.
+    wall_s: what to add to a time of this process to get seconds since 1970.
+    """
+
+    shard: int
+    wall_s: float
+
+
+class Asked(msgspec.Struct, array_like=True, frozen=True):
+    """One answer that a reward got about a record from a replica of a generator role.
+
+    role, replica: who answered.
+    n_prompt, n_actions: tokens of the question and of the answer.
+    sent_s, finished_s: when.
+    """
+
+    role: str
+    replica: int
+    n_prompt: int
+    n_actions: int
+    sent_s: float
+    finished_s: float
+
+
+class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_defaults=True):
+    """One sampled record. A field that has its default is left out of the file.
+
+    step: the step that drew it.
+    ordinal, sample, attempt: as in ``gcore_core.contract.records.Header``.
+    replica: the generator worker that drew it.
+    sent_s: when its lease left for the replica.
+    finished_s: when its header came.
+    scored_s: when its last reward came; 0: never.
+    version: the weights that sampled its last action.
+    n_prompt, n_actions, status: as in the header.
+    verdict: "trained", "filtered", "quarantined", or "surplus" of one that its step did not need.
+    reason: why it was not trained on, or why it ended as it did.
+    chunk_bytes: size of the chunk that holds its columns, and those of others.
+    media_bytes: size of its media.
+    asked: what judges answered about it.
+    """
+
+    step: int
+    ordinal: int
+    sample: int
+    attempt: int
+    replica: str
+    sent_s: float
+    finished_s: float
+    scored_s: float = 0.0
+    version: int = 0
+    n_prompt: int = 0
+    n_actions: int = 0
+    status: str = ""
+    verdict: str = ""
+    reason: str = ""
+    chunk_bytes: int = 0
+    media_bytes: int = 0
+    asked: list[Asked] = []
+
+
+class Stage(msgspec.Struct, tag="stage", tag_field="what", frozen=True):
+    """One stage of a step on one shard.
+
+    name: "rollout", "prepare", "train", "push" or "evaluation".
+    """
+
+    step: int
+    shard: int
+    name: str
+    start_s: float
+    end_s: float
+
+
+Line = Clock | Record | Stage
+
+
+def read_trace(run_dir: Path) -> Iterator[Line]:
+    """The trace's lines, one shard's file after the other; times are seconds since 1970.
+
+    Raises DataError for a run without a trace, and for a line that is none.
+    """
+    files = sorted((run_dir / TRACE).glob("*.jsonl"))
+    if not files:
+        raise DataError(
+            "the run has no trace.", where=str(run_dir), todo="give the directory of a run"
+        )
+    decode = msgspec.json.Decoder(Line).decode
+    for path in files:
+        ahead_s = 0.0
+        lines = path.read_bytes().split(b"\n")
+        whole = lines[:-1]  # behind the last newline is nothing, or half a line
+        for number, text in enumerate(whole, 1):
+            try:
+                line = decode(text)
+            except msgspec.MsgspecError as error:
+                raise DataError(
+                    "a line of the trace cannot be read.", where=f"{path}:{number}", why=str(error)
+                ) from None
+            if isinstance(line, Clock):
+                ahead_s = line.wall_s
+            yield _of_day(line, ahead_s)
+
+
+def _of_day(line: Line, ahead_s: float) -> Line:
+    times = {
+        name: getattr(line, name)
+        for name in line.__struct_fields__
+        if name.endswith("_s") and name != "wall_s"
+    }
+    if isinstance(line, Record):
+        line.asked = [
+            msgspec.structs.replace(a, sent_s=a.sent_s + ahead_s, finished_s=a.finished_s + ahead_s)
+            for a in line.asked
+        ]
+    return msgspec.structs.replace(
+        line, **{name: value + ahead_s for name, value in times.items() if value}
+    )
+
+
+# -- placement decisions ---------------------------------------------------------------------------
+
+
+class Decided(
+    msgspec.Struct, tag="decision", tag_field="what", kw_only=True, omit_defaults=True, frozen=True
+):
+    """A ``gcore_core.contract.placement.Decision`` as plain values.
+
+    step: the step that began with it.
+    cells: role -> who is awake: a list of device indexes for each cell.
+    engines: role -> the cells at which it has an engine, likewise; None: where it is awake.
+    mode, chosen, predicted_s, reason, seen, state: as in the decision.
+    took_s: how long the policy took to decide.
+    rescued: the role for whose sake it took the place of the decision before, or "".
+    rescues: filled by ``read_placement``: the decisions that took this one's place within the step.
+    """
+
+    step: int
+    mode: str
+    cells: dict[str, list[list[int]]]
+    engines: dict[str, list[list[int]]] | None = None
+    chosen: str = ""
+    predicted_s: dict[str, float] = {}
+    reason: str = ""
+    seen: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    took_s: float = 0.0
+    rescued: str = ""
+    rescues: list[Decided] = []
+
+
+class Measured(
+    msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, omit_defaults=True, frozen=True
+):
+    """What a decision came to.
+
+    step: the step.
+    measured_s: seconds of the rollout.
+    work: actions that all roles sampled, so that steps can be compared.
+    moved: cells that changed roles.
+    switch_s: seconds of changing roles in all.
+    turns_s: the part of ``switch_s`` within the rollout.
+    training_s, pushing_s: seconds of training, and of the weight push.
+    ran: first device of each generator's cell -> role -> seconds it ran anything in the rollout.
+    waited: first device of each generator's cell -> seconds nothing ran there.
+    monitoring_s: seconds of gathering what a policy sees, of deciding, and of telling the shards.
+    """
+
+    step: int
+    measured_s: float
+    work: float = 0.0
+    moved: int = 0
+    switch_s: float = 0.0
+    turns_s: float = 0.0
+    training_s: float = 0.0
+    pushing_s: float = 0.0
+    ran: dict[int, dict[str, float]] = {}
+    waited: dict[int, float] = {}
+    monitoring_s: float = 0.0
+
+
+def read_placement(run_dir: Path) -> tuple[dict[int, Decided], dict[int, Measured]]:
+    """The decisions and the outcomes of a run, by step.
+
+    A step that was begun again after a crash has several lines of a kind; the last counts. Raises
+    DataError for a run without ``placement.jsonl``, and for a line that is none.
+    """
+    path = run_dir / PLACEMENT
+    if not path.is_file():
+        raise DataError(
+            "the run has no record of placement decisions.",
+            where=str(path),
+            why="it is written by runs whose placement policy moves devices between generators",
+            todo="give the directory of such a run",
+        )
+    decisions: dict[int, Decided] = {}
+    outcomes: dict[int, Measured] = {}
+    decode = msgspec.json.Decoder(Decided | Measured).decode
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            line = decode(text)
+        except msgspec.MsgspecError as error:
+            raise DataError(
+                "a line cannot be read.", where=f"{path}:{number}", why=str(error)
+            ) from None
+        if isinstance(line, Decided) and line.rescued and line.step in decisions:
+            decisions[line.step].rescues.append(line)
+        elif isinstance(line, Decided):
+            decisions[line.step] = line
+        else:
+            outcomes[line.step] = line
+    return decisions, outcomes
