@@ -18,9 +18,7 @@ import numpy as np
 from gcore_core.builtin.config import FunctionRewardConfig
 from gcore_core.config.user_functions import line_in, load_function
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.scorer import Score, ScoredRecord, failure
-
-REASON_CHARACTERS = 200
+from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 
 
 class FunctionScorer:

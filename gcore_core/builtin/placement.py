@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gcore_core.contract.placement import Decision, Partition, Window, every_slot
+from gcore_core.contract.placement import Decision, Partition, Window, place_evenly
 
 
 class Even:
@@ -12,9 +12,4 @@ class Even:
         pass
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
-        if partition is None:
-            return Decision(
-                partition=every_slot(window),
-                reason="every role takes its slots from all devices in turn",
-            )
-        return Decision(partition=partition, reason="roles keep their devices")
+        return place_evenly(partition, window)

@@ -151,3 +151,15 @@ def every_slot(window: Window) -> Partition:
         size = need.size if need is not None and need.kind == "generator" else 1
         cells[role] = tuple(Cell(tuple(taken[i : i + size])) for i in range(0, slots, size))
     return Partition(cells)
+
+
+def place_evenly(partition: Partition | None, window: Window) -> Decision:
+    """What ``core/even`` decides: every role takes its slots from all devices in turn, and keeps
+    them. For policies that have nothing better to say.
+    """
+    if partition is None:
+        return Decision(
+            partition=every_slot(window),
+            reason="every role takes its slots from all devices in turn",
+        )
+    return Decision(partition=partition, reason="roles keep their devices")

@@ -9,6 +9,9 @@ from typing import Protocol, runtime_checkable
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.records import REWARD_FAILED, Prompt, Ref
 
+#: A reason that quotes others (a model, a user's function) is cut to so many characters.
+REASON_CHARACTERS = 200
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRecord:

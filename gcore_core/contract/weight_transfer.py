@@ -7,12 +7,13 @@ when, whatever the transport.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.records import TensorSpec
 
 SHM = "shm"  # the transport that is always there: shared memory
@@ -104,3 +105,23 @@ class ReceivesDevice(Protocol):
 
     def push_reader(self, transport: str, receiver: int) -> WeightReader:
         """receiver: this generator's number in the push, from 0."""
+
+
+def verified(
+    bucket: Bucket, memory: Any, digest_of: Callable[[Any], int]
+) -> Iterator[tuple[TensorSpec, Any]]:
+    """Digests each tensor right before the receiver copies it; one that is altered does not reach
+    it.
+
+    memory: flat bytes that can be sliced, with ``nbytes``, on whatever device.
+    """
+    offset = bucket.offset
+    for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
+        content = memory[offset : offset + spec.nbytes]
+        if content.nbytes != spec.nbytes or digest_of(content) != digest:
+            raise WeightMismatch(
+                f"tensor {spec.name!r} is not what its sender hashed",
+                where=f"version {bucket.version}, bucket {bucket.index}",
+            )
+        yield spec, content
+        offset += spec.nbytes

@@ -33,6 +33,7 @@ from gcore_core.contract.weight_transfer import (
     SendsDevice,
     WeightReader,
     WeightWriter,
+    verified,
 )
 from gcore_core.runtime.messages import (
     BucketRequest,
@@ -327,23 +328,3 @@ class _SharedReader:
 
     def close(self) -> None:
         """The memory stays mapped for the next push."""
-
-
-def verified(
-    bucket: Bucket, memory: Any, digest_of: Callable[[Any], int]
-) -> Iterator[tuple[TensorSpec, Any]]:
-    """Digests each tensor right before the receiver copies it; one that is altered does not reach
-    it.
-
-    memory: flat bytes that can be sliced, with ``nbytes``, on whatever device.
-    """
-    offset = bucket.offset
-    for spec, digest in zip(bucket.tensors, bucket.digests, strict=True):
-        content = memory[offset : offset + spec.nbytes]
-        if content.nbytes != spec.nbytes or digest_of(content) != digest:
-            raise WeightMismatch(
-                f"tensor {spec.name!r} is not what its sender hashed",
-                where=f"version {bucket.version}, bucket {bucket.index}",
-            )
-        yield spec, content
-        offset += spec.nbytes

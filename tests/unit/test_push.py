@@ -19,12 +19,12 @@ import xxhash
 
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, WeightMismatch
 from gcore_core.contract.records import TensorSpec, WeightPlan
-from gcore_core.contract.weight_transfer import Bucket, Offers
+from gcore_core.contract.weight_transfer import Bucket, Offers, verified
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.runtime.messages import BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
 from gcore_core.runtime.process.compute import Compute, DirectCompute
-from gcore_core.runtime.push import PUSH_DEADLINE_S, PushSource, pull_weights, verified
+from gcore_core.runtime.push import PUSH_DEADLINE_S, PushSource, pull_weights
 from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.trainer import TrainerShell

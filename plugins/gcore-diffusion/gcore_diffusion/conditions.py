@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from safetensors.numpy import load, save
 
-from gcore_core.runtime.store.columns import Chunk, pack
 from gcore_diffusion.way import Condition
 
 
 def to_array(condition: Mapping[str, np.ndarray]) -> np.ndarray:
-    """uint8[*]: the arrays by name, as the core packs columns."""
-    return np.frombuffer(b"".join(pack([condition])), np.uint8)
+    """uint8[*]: the arrays by name, as a safetensors file has them."""
+    return np.frombuffer(save(dict(condition)), np.uint8)
 
 
 def from_array(array: np.ndarray) -> Mapping[str, np.ndarray]:
-    return Chunk(memoryview(np.ascontiguousarray(array)))[0]
+    """The arrays that ``to_array`` got, read-only."""
+    return dict(load(array.tobytes()))
 
 
 def stacked(conditions: Sequence[Mapping[str, np.ndarray]], device: torch.device) -> Condition:

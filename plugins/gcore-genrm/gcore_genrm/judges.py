@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gcore_core.builtin.function_reward import REASON_CHARACTERS
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import TRUNCATED
-from gcore_core.contract.scorer import Score, ScoredRecord, failure
+from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_genrm.config import PointwiseConfig, RubricConfig
 from gcore_genrm.panel import Case, Panel, Ruling, combined, media_of
 from gcore_genrm.parsers import make_reader, make_rubric_reader, on_scale

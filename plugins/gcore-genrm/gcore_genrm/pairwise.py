@@ -10,9 +10,8 @@ from itertools import combinations, groupby
 
 import numpy as np
 
-from gcore_core.builtin.function_reward import REASON_CHARACTERS
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.scorer import Score, ScoredRecord, failure
+from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_genrm.config import PairwiseConfig
 from gcore_genrm.judges import Judged
 from gcore_genrm.panel import Case, Panel, combined, media_of, question_seed

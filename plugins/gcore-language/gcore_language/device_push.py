@@ -26,10 +26,7 @@ from torch import Tensor
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import ReceivesWeights
 from gcore_core.contract.records import TensorSpec
-from gcore_core.contract.weight_transfer import SHM, Bucket, Offers, WeightWriter
-from gcore_core.runtime.push import verified
-from gcore_core.runtime.rpc.service import decoded, encode
-from gcore_core.runtime.store.client import map_file
+from gcore_core.contract.weight_transfer import SHM, Bucket, Offers, WeightWriter, verified
 from gcore_language.push_group import PushGroup, group_library
 from gcore_language.weights import flat_bytes
 
@@ -190,12 +187,13 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
     ranks: int = 0
 
 
-_HANDLES = msgspec.msgpack.Decoder(Handle)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Handle).decode
 
 
 def open_file(file: Path, nbytes: int) -> Tensor:
     """Flat uint8 that another process has, too. Raises OSError or ValueError."""
-    mapped = np.frombuffer(map_file(file, writable=True), np.uint8)
+    mapped = np.memmap(file, np.uint8, mode="r+")
     if len(mapped) < nbytes:
         raise ValueError(f"it has {len(mapped)} bytes, not {nbytes}")
     return torch.from_numpy(mapped)[:nbytes]
@@ -235,11 +233,11 @@ class IpcWriter:
             ) as file:
                 file.truncate(nbytes)
             self._memory = open_file(self._file, nbytes)
-            self.handle = encode(Handle(nbytes, file=str(self._file)))
+            self.handle = _encode(Handle(nbytes, file=str(self._file)))
         else:
             self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
             self._cuda = share_cuda(self._memory)
-            self.handle = encode(Handle(nbytes, cuda=self._cuda))
+            self.handle = _encode(Handle(nbytes, cuda=self._cuda))
 
     def fill(self, offset: int, content: Tensor) -> int:
         return _put(self._memory, offset, content)
@@ -269,7 +267,7 @@ class BroadcastWriter:
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._place, self._ranks = _own_name(path), receivers + 1
         self._group: PushGroup | None = None
-        self.handle = encode(Handle(nbytes, file=str(self._place), ranks=self._ranks))
+        self.handle = _encode(Handle(nbytes, file=str(self._place), ranks=self._ranks))
 
     def fill(self, offset: int, content: Tensor) -> int:
         return _put(self._memory, offset, content)
@@ -312,6 +310,16 @@ def _own_name(path: Path) -> Path:
 def _put(memory: Tensor, offset: int, content: Tensor) -> int:
     memory[offset : offset + content.numel()].copy_(content)
     return fingerprint(content)
+
+
+def _handle_of(bucket: Bucket) -> Handle:
+    """Raises ContractError, with the path, for bytes that are no handle."""
+    try:
+        return _decode(bucket.handle)
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
+        raise ContractError(
+            f"malformed handle of a bucket: {error}", where=f"version {bucket.version}"
+        ) from None
 
 
 def _nbytes(bucket: Bucket) -> int:
@@ -371,7 +379,7 @@ class DeviceReader:
         self._group: PushGroup | None = None
 
     def load(self, bucket: Bucket) -> None:
-        handle = decoded(_HANDLES, bucket.handle, "handle of a bucket", f"version {bucket.version}")
+        handle = _handle_of(bucket)
         if self._transport == NCCL:
             memory = torch.empty(_nbytes(bucket), dtype=torch.uint8, device=self._device)
             place = Path(handle.file)

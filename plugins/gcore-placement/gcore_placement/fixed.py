@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gcore_core.builtin.placement import Even
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.placement import Decision, Mode, Partition, Window
+from gcore_core.contract.placement import Decision, Mode, Partition, Window, place_evenly
 from gcore_placement.cells import Rescue, Split, decide, find_pool
 from gcore_placement.config import SplitConfig
 
@@ -23,7 +22,7 @@ class _Together:
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         pool = find_pool(window)
         if pool is None:
-            return Even().revise(partition, window)
+            return place_evenly(partition, window)
         if not pool.shared():
             raise PlacementError(
                 (
@@ -57,7 +56,7 @@ class FixedSplit(Rescue):
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         pool = find_pool(window)
         if pool is None:
-            return Even().revise(partition, window)
+            return place_evenly(partition, window)
         wanted = self._config.cells or self._config.share * len(pool.cells)
         split = pool.limited(wanted)
         reason = f"the judges' cells are fixed at {split.judge} of {len(pool.cells)}"

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.builtin.placement import Even
 from gcore_core.contract.measurements import Profile
-from gcore_core.contract.placement import Decision, Partition, Window
+from gcore_core.contract.placement import Decision, Partition, Window, place_evenly
 from gcore_placement.cells import Pool, Rescue, Split, decide, find_pool
 from gcore_placement.config import ReplayConfig
 
@@ -35,7 +34,7 @@ class Replay(Rescue):
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         pool = find_pool(window)
         if pool is None:
-            return Even().revise(partition, window)
+            return place_evenly(partition, window)
         policy, judges = (
             window.requests.get(pool.policy),
             [window.requests.get(judge) for judge in pool.judges],

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gcore_core.builtin.placement import Even
-from gcore_core.contract.placement import Decision, Partition, Window
+from gcore_core.contract.placement import Decision, Partition, Window, place_evenly
 from gcore_placement.cells import Rescue, decide, find_pool, split_of
 from gcore_placement.config import UtilisationConfig
 
@@ -19,7 +18,7 @@ class Utilisation(Rescue):
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         pool = find_pool(window)
         if pool is None:
-            return Even().revise(partition, window)
+            return place_evenly(partition, window)
         config = self._config
         before = split_of(partition, pool) if partition else None
         if before is None:

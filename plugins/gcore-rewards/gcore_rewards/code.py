@@ -21,10 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gcore_core.builtin.function_reward import REASON_CHARACTERS
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.scorer import Score, ScoredRecord, failure
+from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards import confine
 from gcore_rewards.config import CodeConfig
 

@@ -22,10 +22,9 @@ from typing import Any
 
 import httpx2
 
-from gcore_core.builtin.function_reward import REASON_CHARACTERS
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.scorer import Score, ScoredRecord, failure
+from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards.breaker import Breaker, CircuitOpen
 from gcore_rewards.config import HttpConfig
 

@@ -8,9 +8,8 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
-from gcore_core.builtin.function_reward import REASON_CHARACTERS
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.scorer import Score, ScoredRecord, failure
+from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards.config import VerifierConfig
 
 #: a number as people write it: 1,234.5 or -.5 or 2e3; a minus after a digit, a letter or a bracket
