@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         plan = load_plan(args.file, args.overrides)
-        checks.interpreters(plan.config, plan.provided, plan.source)
+        checks.interpreters(plan.settings, plan.provided, plan.source)
     except ConfigError as error:
         problems = error.facts.get("problems", ())
         if len(problems) < 2:

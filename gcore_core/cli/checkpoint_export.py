@@ -53,9 +53,9 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
     """
     state = Checkpoints(run_dir).open(step).path / ROLE
     plan = load_plan(run_dir / CONFIG)
-    node = plan.config["roles"][ROLE]
+    role = plan.settings.roles[ROLE]
     backend = plan.factory(f"roles.{ROLE}")
-    python = open_environment(node["python"], where=f"roles.{ROLE}.python").python
+    python = open_environment(role.python, where=f"roles.{ROLE}.python").python
     ranks = replica_slots(config_object(backend))
 
     def write(fresh: Path) -> None:
@@ -66,8 +66,8 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
                     objective=plan.factory("objective"),
                     rank=rank,
                     ranks=ranks,
-                    model=_model(node["model"]),
-                    engine=node["engine"],
+                    model=_model(role.model),
+                    engine=role.engine,
                     rendezvous=folder,
                     state=str(state.absolute()),
                     to=str(fresh.absolute()),

@@ -14,6 +14,7 @@ from gcore_core.config.interpreters import Environment, differences, open_enviro
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.factories import replica_slots
+from gcore_core.contract.job_settings import MISSING, JobSettings, Reward, Role
 
 #: What any trainer can supply to an objective or advantage that requires it.
 FROM_TRAINER = frozenset(
@@ -26,9 +27,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> None:
     """Raises where a plugin's mandatory setting was not given."""
-    missing = sorted(
-        key for key, value in yaml_source.flat(config).items() if value == schema.MISSING
-    )
+    missing = sorted(key for key, value in yaml_source.flat(config).items() if value == MISSING)
     if not missing:
         return
     owners = sorted(
@@ -45,43 +44,47 @@ def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> N
 
 
 def run(
+    settings: JobSettings,
     config: Mapping[str, Any],
     provided: Mapping[str, Provided],
     objects: Mapping[str, Any],
     plugins: Plugins,
     file: Path,
 ) -> None:
-    """Raises one ConfigError with every problem; ``objects`` are the providers' config objects by
-    path.
+    """Raises one ConfigError with every problem.
+
+    config: the settings as plain values, which plugins see.
+    objects: the providers' config objects by path.
     """
     problems = [
-        *_ranges(config),
-        *_follows(config),
-        *_workers(config),
-        *_cluster(config),
-        *_judges(config, provided),
+        *_limits(settings),
+        *_follows(settings),
+        *_workers(settings),
+        *_cluster(settings),
+        *_judges(settings, provided),
     ]
     for path in ("advantage", "objective"):
-        problems += _requirements(path, objects.get(path), config)
+        problems += _requirements(path, objects.get(path), settings)
     shown = {path: ["rollout", "policy"] for path in ("data", "evaluation.data")}
-    shown |= {f"rewards.{name}": [reward["role"]] for name, reward in config["rewards"].items()}
+    for name, reward in settings.rewards.items():
+        shown[f"rewards.{name}"] = [reward.role] if reward.role else []
     for path, roles in shown.items():
         problems += _images(path, objects.get(path), provided, roles)
-    problems += _replicas(config, objects)
-    problems += _remote_code(config)
+    problems += _replicas(settings, objects)
+    problems += _remote_code(settings)
     problems += plugins.check(config)
     _raise(problems, file)
 
 
-def interpreters(config: Mapping[str, Any], provided: Mapping[str, Provided], file: Path) -> None:
+def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: Path) -> None:
     """Raises when workers could not start: an interpreter, a plugin or an engine is missing, or is
     another version.
     """
     found: dict[str, GcoreError] = {}
     built_in_a_role: set[str] = set()
-    for role, node in config["roles"].items():
+    for role, node in settings.roles.items():
         try:
-            environment = open_environment(node["python"], where=f"roles.{role}.python")
+            environment = open_environment(node.python, where=f"roles.{role}.python")
         except ConfigError as error:
             found[str(error)] = error
             continue
@@ -125,65 +128,45 @@ def _raise(problems: list[str], file: Path) -> None:
         )
 
 
-def _ranges(config: Mapping[str, Any]) -> Iterator[str]:
-    for pattern, least in schema.AT_LEAST.items():
-        for path, value in _matching(config, pattern):
-            if value < least:
-                yield f"{path}: must be at least {least}, not {value}."
-    for pattern in schema.POSITIVE:
-        for path, value in _matching(config, pattern):
-            if value is not None and not value > 0:
-                yield f"{path}: must be greater than 0, not {value}."
-    for pattern, words in schema.ONE_OF.items():
-        for path, value in _matching(config, pattern):
-            if value not in words:
-                guess = did_you_mean(str(value), list(words))
-                yield f"{path}: must be one of {', '.join(words)}{guess}, not {value!r}."
+def _limits(settings: JobSettings) -> Iterator[str]:
+    for path, value, limit in schema.limits(settings):
+        if problem := limit.problem(value):
+            yield f"{path}: {problem}"
 
 
-def _matching(tree: Any, pattern: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of every value that a pattern with ``*`` names."""
-    head, _, rest = pattern.partition(".")
-    for key in tree if head == "*" else [head]:
-        if rest:
-            yield from _matching(tree[key], rest, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", tree[key]
-
-
-def _cluster(config: Mapping[str, Any]) -> Iterator[str]:
-    devices = config["cluster"]["devices"]
+def _cluster(settings: JobSettings) -> Iterator[str]:
+    devices = settings.cluster.devices
     if devices != "auto" and not (isinstance(devices, int) and devices >= 1):
         yield f"cluster.devices: must be 'auto' or a number of devices, not {devices!r}."
 
 
-def _follows(config: Mapping[str, Any]) -> Iterator[str]:
-    for name, role in config["roles"].items():
-        followed = role["follows"]
-        if followed is not None and (followed not in config["roles"] or followed == name):
-            others = ", ".join(other for other in config["roles"] if other != name)
+def _follows(settings: JobSettings) -> Iterator[str]:
+    for name, role in settings.roles.items():
+        followed = role.follows
+        if followed is not None and (followed not in settings.roles or followed == name):
+            others = ", ".join(other for other in settings.roles if other != name)
             yield f"roles.{name}.follows: {followed!r} is no other role of this run ({others})."
 
 
-def _replicas(config: Mapping[str, Any], objects: Mapping[str, Any]) -> Iterator[str]:
-    for name, role in config["roles"].items():
+def _replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
+    for name, role in settings.roles.items():
         size = replica_slots(objects.get(f"roles.{name}"))
-        if role["slots"] % size:
+        if role.slots % size:
             yield (
-                f"roles.{name}.slots: {role['slots']} do not hold whole replicas, which take "
+                f"roles.{name}.slots: {role.slots} do not hold whole replicas, which take "
                 f"{size} slots each."
             )
 
 
-def _workers(config: Mapping[str, Any]) -> Iterator[str]:
+def _workers(settings: JobSettings) -> Iterator[str]:
     """Processes are named by role or scorer worker, so these must differ; rewards of one worker are
     as many.
     """
-    taken = {*config["roles"], "controller", "supervisor"}
+    taken = {*settings.roles, "controller", "supervisor"}
     counts: dict[str, int] = {}
-    for name, reward in config["rewards"].items():
-        worker = reward["worker"]
-        if reward["workers"] != counts.setdefault(worker, reward["workers"]):
+    for name, reward in settings.rewards.items():
+        worker = reward.worker
+        if reward.workers != counts.setdefault(worker, reward.workers):
             yield (
                 f"rewards.{name}.workers: rewards of one worker ({worker!r}) have as many; "
                 "give it another worker."
@@ -195,22 +178,22 @@ def _workers(config: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _judges(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> Iterator[str]:
+def _judges(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
     """A reward that asks names a role that answers, and no other reward does; a role that answers
     is asked.
     """
-    answer = {name for name in config["roles"] if provided[f"roles.{name}"].kind == "generator"}
+    answer = {name for name in settings.roles if provided[f"roles.{name}"].kind == "generator"}
     asked = set()
-    for name, reward in config["rewards"].items():
-        spec, role = provided[f"rewards.{name}"].spec, reward["role"]
+    for name, reward in settings.rewards.items():
+        spec, role = provided[f"rewards.{name}"].spec, reward.role
         asked.add(role)
         if role is None and getattr(spec, "asks", False):
             yield (
-                f"rewards.{name}.role: {reward['use']} asks a model; name the role that runs "
+                f"rewards.{name}.role: {reward.use} asks a model; name the role that runs "
                 "it, such as role: judge."
             )
         elif role is not None and not getattr(spec, "asks", False):
-            yield f"rewards.{name}.role: {reward['use']} asks no model; leave it out."
+            yield f"rewards.{name}.role: {reward.use} asks no model; leave it out."
         elif role is not None and role not in answer:
             guess = did_you_mean(role, sorted(answer))
             yield (
@@ -224,20 +207,16 @@ def _judges(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> Iter
         )
 
 
-def _remote_code(config: Mapping[str, Any]) -> Iterator[str]:
+def _remote_code(settings: JobSettings) -> Iterator[str]:
     """A setting ``trust_remote_code`` needs code that stays as it was read: a directory, or a
     commit of the hub.
     """
-    roles = config["roles"]
-    for section, nodes in (("roles", roles), ("rewards", config["rewards"])):
+    roles = settings.roles
+    for section, nodes in (("roles", roles), ("rewards", settings.rewards)):
         for name, node in nodes.items():
-            if not node["config"].get("trust_remote_code"):
+            if not node.config.get("trust_remote_code"):
                 continue
-            model = (
-                node.get("model")
-                or roles.get(node.get("follows"), {}).get("model")
-                or node["config"]
-            )
+            model = _model_of(node, roles) or node.config
             pinned = _COMMIT.fullmatch(str(model.get("revision")))
             if not pinned and "make" not in model and not Path(str(model.get("path"))).is_dir():
                 where = "give path a local directory"
@@ -250,6 +229,16 @@ def _remote_code(config: Mapping[str, Any]) -> Iterator[str]:
                     f"{section}.{name}.config.trust_remote_code: what it runs could change; "
                     f"{where}."
                 )
+
+
+def _model_of(node: Role | Reward, roles: Mapping[str, Role]) -> Mapping[str, Any]:
+    """The ``model:`` of a role, or of the role that it follows; a reward has none."""
+    if not isinstance(node, Role):
+        return {}
+    followed = roles.get(node.follows) if node.follows else None
+    if not node.model and followed is not None:
+        return followed.model
+    return node.model
 
 
 def _images(
@@ -270,13 +259,13 @@ def _images(
             )
 
 
-def _requirements(path: str, settings: Any, config: Mapping[str, Any]) -> Iterator[str]:
+def _requirements(path: str, chosen: Any, settings: JobSettings) -> Iterator[str]:
     """The columns and scalars that the settings' ``requires()`` names must come from somewhere."""
-    requires = getattr(settings, "requires", None)
+    requires = getattr(chosen, "requires", None)
     if not callable(requires):
         return
     for name in sorted(requires()):
-        if name in FROM_CRITIC and "critic" not in config["roles"]:
+        if name in FROM_CRITIC and "critic" not in settings.roles:
             yield f"{path}: requires {name!r}, which needs a role 'critic'; add roles.critic."
         elif name not in FROM_TRAINER | FROM_CRITIC:
             known = ", ".join(sorted(FROM_TRAINER | FROM_CRITIC))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +28,32 @@ from gcore_core.contract.errors import (
     did_you_mean,
 )
 from gcore_core.contract.factories import FactorySpec, reference_to
+from gcore_core.contract.job_settings import MISSING, Data, JobSettings, Reward, Role
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A resolved configuration.
 
-    config: plain values, all defaults filled in. provided: config path ("roles.policy",
-    "rewards.exact", "advantage", ...) -> provider. lock: plugin, distribution and version of
-    everything loaded. origins: dotted key -> where set.
+    settings: the core's own, all defaults filled in.
+    config: the same as plain values, to be printed, saved and shown to plugins.
+    provided: config path ("roles.policy", "rewards.exact", "advantage", ...) -> provider.
+    lock: plugin, distribution and version of everything loaded.
+    origins: dotted key -> where set.
     """
 
+    settings: JobSettings
     config: dict[str, Any]
     provided: Mapping[str, Provided]
     source: Path
     lock: tuple[dict[str, str], ...]
     origins: Mapping[str, str]
     plugins: Plugins
+
+    @property
+    def name(self) -> str:
+        """The run's: ``run.name``, which is the stem of the file where none is given."""
+        return self.settings.run.name or self.source.stem
 
     def at(self, path: str) -> Any:
         """The value at a dotted path; ConfigError when there is none."""
@@ -97,7 +106,7 @@ def load_plan(
     """
     source = yaml_source.read(Path(file), overrides)
     user = _normalised(source.tree)
-    schema.check_containers(schema.Core, user, "")
+    schema.check_containers(JobSettings, user, "")
     tree = _schema_tree(user)
     core = _core_values(_merged(tree, user, source, {}))
     _require(core, user, source.file)
@@ -108,11 +117,14 @@ def load_plan(
             _drop_of_others(item, _get(user, f"{path}.config"), f"{path}.config", source.origins)
         _graft(tree, path, item, _get(user, f"{path}.config"))
     merged = _merged(tree, user, source, provided)
-    config = _plain_tree(merged)
-    checks.no_missing(config, provided)
-    origins = dict(source.origins) | _fill_defaults(config, plugins, source.file)
-    yaml_source.resolve_paths(config, source.file.parent)
+    plain = _plain_tree(merged)
+    checks.no_missing(plain, provided)
+    settings = msgspec.convert(plain, JobSettings)
+    origins = dict(source.origins) | _fill_defaults(settings, plugins, source.file)
+    yaml_source.resolve_paths(settings, source.file.parent)
+    config = asdict(settings)
     plan = Plan(
+        settings=settings,
         config=config,
         provided=provided,
         source=source.file,
@@ -124,7 +136,7 @@ def load_plan(
         plugins=plugins,
     )
     objects = {path: _config_object(plan, path) for path in provided}
-    checks.run(config, provided, objects, plugins, source.file)
+    checks.run(settings, config, provided, objects, plugins, source.file)
     return plan
 
 
@@ -158,8 +170,8 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
     """The core schema with a node for every role and reward that the user names, so that configs
     can be grafted.
     """
-    tree: DictConfig = OmegaConf.structured(schema.Core)
-    for section, cls in (("roles", schema.Role), ("rewards", schema.Reward)):
+    tree: DictConfig = OmegaConf.structured(JobSettings)
+    for section, cls in (("roles", Role), ("rewards", Reward)):
         for name in user.get(section) or ():
             if not schema.NAME.fullmatch(str(name)):
                 raise ConfigError(
@@ -167,7 +179,7 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
                 )
             tree[section][str(name)] = OmegaConf.structured(cls)
     if _get(user, "evaluation.data") is not None:
-        tree.evaluation.data = OmegaConf.structured(schema.Data)
+        tree.evaluation.data = OmegaConf.structured(Data)
     return tree
 
 
@@ -237,16 +249,14 @@ def _require(core: Mapping[str, Any], user: Mapping[str, Any], file: Path) -> No
     """Names every mandatory value that is not there."""
     absent = [] if user.get("data") else ["data"]
     absent += [
-        f"{path}.use"
-        for path in schema.KIND_AT
-        if (_get(core, path) or {}).get("use") == schema.MISSING
+        f"{path}.use" for path in schema.KIND_AT if (_get(core, path) or {}).get("use") == MISSING
     ]
     absent += [f"roles.{name}" for name in ("policy", "rollout") if name not in core["roles"]]
     for section in ("roles", "rewards"):
         absent += [
             f"{section}.{name}.use"
             for name, node in core[section].items()
-            if node["use"] == schema.MISSING
+            if node["use"] == MISSING
         ]
     if not core["rewards"]:
         absent.append("rewards.<name>")
@@ -366,16 +376,16 @@ def _graft(tree: DictConfig, path: str, item: Provided, given: Any) -> None:
         ) from error
 
 
-def _fill_defaults(config: dict[str, Any], plugins: Plugins, file: Path) -> dict[str, str]:
+def _fill_defaults(settings: JobSettings, plugins: Plugins, file: Path) -> dict[str, str]:
     """Defaults that depend on other things; returns where they came from."""
     origins = {}
-    if config["run"]["name"] is None:
-        config["run"]["name"] = file.stem
+    if settings.run.name is None:
+        settings.run.name = file.stem
         origins["run.name"] = f"stem of {file.name}"
     for name, item in _roles(plugins).items():
         follows = getattr(item.spec, "follows", None)
-        if follows and name in config["roles"] and config["roles"][name]["follows"] is None:
-            config["roles"][name]["follows"] = follows
+        if follows and name in settings.roles and settings.roles[name].follows is None:
+            settings.roles[name].follows = follows
             origins[f"roles.{name}.follows"] = f"default of role {name} ({item.owner})"
     return origins
 

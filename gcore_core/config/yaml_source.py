@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from gcore_core.config import environments
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.job_settings import JobSettings
 
 _OVERRIDE = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
 OVERRIDE = "override "  # what an origin on the command line begins with
@@ -79,22 +80,22 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def resolve_paths(config: MutableMapping[str, Any], base: Path) -> None:
+def resolve_paths(settings: JobSettings, base: Path) -> None:
     """Makes the relative paths of a resolved configuration absolute: they are relative to the
     YAML's directory.
     """
-    config["local"] = [str(anchored(name, base)) for name in config["local"]]
-    settings = [config["data"], config["evaluation"]["data"] or {}, *config["rewards"].values()]
-    for node in settings:
-        _resolve(node.get("config", {}), base, hub=False)
-    for name, role in config["roles"].items():
-        if role["python"]:
-            role["python"] = _interpreter(
-                environments.resolve(role["python"], where=f"roles.{name}.python"), base
+    settings.local = [str(anchored(name, base)) for name in settings.local]
+    datasets = [node for node in (settings.data, settings.evaluation.data) if node is not None]
+    for node in (*datasets, *settings.rewards.values()):
+        _resolve(node.config, base, hub=False)
+    for name, role in settings.roles.items():
+        if role.python:
+            role.python = _interpreter(
+                environments.resolve(role.python, where=f"roles.{name}.python"), base
             )
-        _resolve(role["model"], base, hub=True)
-        if isinstance(role["model"].get("make"), MutableMapping):
-            _resolve(role["model"]["make"], base, hub=False)
+        _resolve(role.model, base, hub=True)
+        if isinstance(role.model.get("make"), MutableMapping):
+            _resolve(role.model["make"], base, hub=False)
 
 
 def anchored(name: str, base: Path) -> Path:

@@ -99,7 +99,7 @@ class Keeper:
         return Nothing()
 
     def _commit(self, request: CommitCheckpoint) -> None:
-        node = self._plan.config["checkpoint"]
+        kept = self._plan.settings.checkpoint
         try:
             if request.failed:
                 self._checkpoints.abandon(request.step)
@@ -109,7 +109,7 @@ class Keeper:
             (partial / STATE).write_bytes(msgspec.json.encode(request.state))
             (partial / CONFIG).write_bytes(msgspec.json.encode(self._plan.config))
             facts = CheckpointFacts(
-                run=self._plan.config["run"]["name"],
+                run=self._plan.name,
                 lock={item["distribution"]: item["version"] for item in self._plan.lock},
                 config_hash=hashlib.sha256(
                     msgspec.json.encode(self._plan.config, order="sorted")
@@ -119,10 +119,10 @@ class Keeper:
             self._checkpoints.commit(request.step, facts)
             self._checkpoints.keep(
                 Retention(
-                    last=node["last"],
-                    every=node["keep_every"],
-                    best=node["best"] or "",
-                    best_is=node["best_is"],
+                    last=kept.last,
+                    every=kept.keep_every,
+                    best=kept.best or "",
+                    best_is=kept.best_is,
                 )
             )
         except (CheckpointError, OSError) as error:

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from gcore_core.contract.errors import CheckpointError
 from gcore_core.run.manifest import (
@@ -76,7 +75,7 @@ class Retention:
     last: int = 3
     every: int = 0
     best: str = ""
-    best_is: Literal["higher", "lower"] = "higher"
+    best_is: str = "higher"  # or "lower"
 
     def kept(self, metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
         """The steps that stay, of those that have ``metrics``; never empty unless there are

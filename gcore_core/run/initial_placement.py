@@ -14,25 +14,23 @@ from gcore_core.run.placed import Placed
 
 def place(plan: Plan) -> Placed:
     """Asks the policy. Raises PlacementError naming the role that does not fit."""
-    roles = plan.config["roles"]
+    roles = plan.settings.roles
     needs = {
         role: Need(
             kind=plan.provided[f"roles.{role}"].kind,
-            follows=node["follows"] or "",
+            follows=node.follows or "",
             size=replica_slots(config_object(plan.factory(f"roles.{role}"))),
-            least=int(node["least"]),
+            least=node.least,
         )
         for role, node in roles.items()
     }
-    slots = {role: int(node["slots"]) for role, node in roles.items()}
-    window = Window(
-        devices=find_devices(plan.config["cluster"]["devices"]), slots=slots, needs=needs
-    )
+    slots = {role: node.slots for role, node in roles.items()}
+    window = Window(devices=find_devices(plan.settings.cluster.devices), slots=slots, needs=needs)
     policy: PlacementPolicy = build(plan.factory("placement"))
     decision = policy.revise(None, window)
     workers = _workers(decision.engines or decision.partition, needs)
     sleeps = [role for role in roles if "sleep" in plan.provided[f"roles.{role}"].spec.capabilities]
-    resting = _resting(plan.config["placement"]["sleep_in_training"], workers, window, sleeps)
+    resting = _resting(plan.settings.placement.sleep_in_training, workers, window, sleeps)
     return Placed(
         workers=workers,
         window=window,

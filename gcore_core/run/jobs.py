@@ -46,11 +46,11 @@ class Job:
 
     @property
     def shards(self) -> int:
-        return int(self.plan.config["controller"]["shards"])
+        return self.plan.settings.controller.shards
 
     def names(self) -> list[str]:
         """Every process that serves or is served, but the supervisor and the agent."""
-        workers = [name for role in self.plan.config["roles"] for name in self.workers(role)]
+        workers = [name for role in self.plan.settings.roles for name in self.workers(role)]
         scorers = [
             f"{name}.{i}"
             for name, rewards in self.scorers().items()
@@ -64,25 +64,24 @@ class Job:
 
     def devices(self, role: str) -> list[list[int]]:
         """Of each of a role's processes; none where nothing was placed."""
-        return self.placed.workers.get(role) or [[]] * int(self.plan.config["roles"][role]["slots"])
+        return self.placed.workers.get(role) or [[]] * self.plan.settings.roles[role].slots
 
     def scorers(self) -> dict[str, list[str]]:
         """Scorer worker -> the rewards it hosts."""
         found: dict[str, list[str]] = defaultdict(list)
-        for name, node in self.plan.config["rewards"].items():
-            found[node["worker"]].append(name)
+        for name, reward in self.plan.settings.rewards.items():
+            found[reward.worker].append(name)
         return dict(found)
 
     def scorer_count(self, rewards: list[str]) -> int:
         """How many processes there are of the worker that hosts these rewards."""
-        return int(self.plan.config["rewards"][rewards[0]]["workers"])
+        return self.plan.settings.rewards[rewards[0]].workers
 
 
 def worker_specs(job: Job, site: Site) -> list[WorkerSpec]:
     """One spec per worker: roles, scorers, controllers."""
-    config = job.plan.config
     specs = []
-    for role in config["roles"]:
+    for role in job.plan.settings.roles:
         kind = job.plan.provided[f"roles.{role}"].kind
         for rank in range(len(job.workers(role))):
             specs.append(_role_worker(job, site, role, rank, kind))
@@ -111,7 +110,7 @@ def _spec(
             if p.installed and p.spec.factory in built
         }
     )
-    node = job.plan.config["roles"].get(role, {})
+    node = job.plan.settings.roles.get(role)
     ranks = len(job.workers(role)) if node else settings.pop("workers", 1)
     return WorkerSpec(
         kind=kind,
@@ -129,22 +128,22 @@ def _spec(
             "shards": job.shards,
             **settings,
         },
-        python=node.get("python") or "",
+        python=(node.python or "") if node else "",
         log=str(job.directory / "logs" / f"{name}.log"),
         restarts=RESTARTS.get(kind, 0),
     )
 
 
 def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> WorkerSpec:
-    config = job.plan.config
+    run = job.plan.settings.run
     factories = {"backend": job.plan.factory(f"roles.{role}")}
     factories |= (
         {"objective": job.plan.factory("objective")} if kind == "trainer" else _datasets(job)
     )
     settings = {
         "rank": rank,
-        "seed": config["run"]["seed"],
-        "deterministic": config["run"]["deterministic"],
+        "seed": run.seed,
+        "deterministic": run.deterministic,
         "trainers": job.workers("policy"),
         "resume": f"{job.resumed.path}/{TRAINER}" if job.resumed and kind == "trainer" else "",
         "context": _context(job, site, role, rank),
@@ -153,21 +152,19 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
 
 
 def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:
-    nodes = {name: job.plan.config["rewards"][name] for name in rewards}
+    nodes = {name: job.plan.settings.rewards[name] for name in rewards}
     factories = {f"reward/{name}": job.plan.factory(f"rewards.{name}") for name in rewards}
     settings = {
         "workers": job.scorer_count(rewards),
         "rewards": {
             name: {
-                "timeout_s": node["timeout_s"],
-                "role": node["role"],
-                "when": {key: _listed(value) for key, value in node["when"].items()},
+                "timeout_s": node.timeout_s,
+                "role": node.role,
+                "when": {key: _listed(value) for key, value in node.when.items()},
             }
             for name, node in nodes.items()
         },
-        "asks": {
-            node["role"]: job.workers(node["role"]) for node in nodes.values() if node["role"]
-        },
+        "asks": {node.role: job.workers(node.role) for node in nodes.values() if node.role},
         "context": _context(job, site, worker, rank),
     }
     return _spec(job, site, f"{worker}.{rank}", "scorer", factories | _datasets(job), settings)
@@ -178,12 +175,12 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _last_ordinal(job: Job) -> dict[str, int]:
-    epochs = job.plan.config["run"]["epochs"]
+    epochs = job.plan.settings.run.epochs
     return {"last_ordinal": math.ceil(epochs * job.rows["train"])} if epochs else {}
 
 
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
-    config = job.plan.config
+    settings = job.plan.settings
     names = (
         "controller",
         "advantage",
@@ -192,13 +189,13 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         *(["placement"] if job.placed.moves else []),
     )
     factories = {name: job.plan.factory(name) for name in names}
-    roles, asked = config["roles"], {node["role"]: None for node in config["rewards"].values()}
+    asked = {reward.role: None for reward in settings.rewards.values()}
     controller = config_object(job.plan.factory("controller"))
-    settings = {
+    facts = {
         "shard": shard,
-        "steps": config["run"]["steps"],
-        "seed": config["run"]["seed"],
-        "deterministic": config["run"]["deterministic"],
+        "steps": settings.run.steps,
+        "seed": settings.run.seed,
+        "deterministic": settings.run.deterministic,
         "rows": dict(job.rows),
         "replicas": job.workers("rollout"),
         "ranks": _data_parallel(job),
@@ -207,19 +204,19 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
             for worker, rewards in job.scorers().items()
         },
         "logprob_band": logprob_band(
-            *(config_object(job.plan.factory(f"roles.{role}")) for role in roles)
+            *(config_object(job.plan.factory(f"roles.{role}")) for role in settings.roles)
         ),
         "rewards": {
             name: {
-                "weight": node["weight"],
-                "normalise": node["normalise"],
+                "weight": node.weight,
+                "normalise": node.normalise,
                 "level": job.plan.provided[f"rewards.{name}"].spec.level,  # type: ignore[attr-defined]
             }
-            for name, node in config["rewards"].items()
+            for name, node in settings.rewards.items()
         },
-        "evaluate_every": config["evaluation"]["every"],
-        "evaluate_prompts": config["evaluation"]["prompts"],
-        "show": config["evaluation"]["show"],
+        "evaluate_every": settings.evaluation.every,
+        "evaluate_prompts": settings.evaluation.prompts,
+        "show": settings.evaluation.show,
         "output": str(job.directory / "weights"),
         "trace": str(job.directory / TRACE),
         "takes_stale": takes_stale(config_object(job.plan.factory("objective"))),
@@ -227,11 +224,11 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
         "placement": job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),
         "resting": list(job.placed.resting),
         **_last_ordinal(job),
-        "patience_s": config["run"]["patience_s"],
-        "checkpoint_every": config["checkpoint"]["every"],
+        "patience_s": settings.run.patience_s,
+        "checkpoint_every": settings.checkpoint.every,
         **_start(job),
     }
-    return _spec(job, site, f"controller.{shard}", "controller", factories, settings)
+    return _spec(job, site, f"controller.{shard}", "controller", factories, facts)
 
 
 def _start(job: Job) -> dict[str, Any]:
@@ -259,18 +256,18 @@ def _datasets(job: Job) -> dict[str, FactorySpec]:
 
 def _context(job: Job, site: Site, role: str, rank: int) -> dict[str, Any]:
     """The part of a WorkerContext that is plain."""
-    config = job.plan.config
-    node = config["roles"].get(role, {})
+    run = job.plan.settings.run
+    node = job.plan.settings.roles.get(role)
     meeting = site.meeting / f"meet-{role}"
     meeting.mkdir(mode=0o700, exist_ok=True)
     return {
         "devices": job.devices(role)[rank] if node else [],
-        "seed": config["run"]["seed"],
-        "deterministic": config["run"]["deterministic"],
-        "steps": config["run"]["steps"],
+        "seed": run.seed,
+        "deterministic": run.deterministic,
+        "steps": run.steps,
         "updates_per_step": config_object(job.plan.factory("controller")).updates_per_step,
         "model": dict(job.models.get(role, {})),
         "rendezvous": str(meeting) if node and len(job.workers(role)) > 1 else "",
-        "engine": dict(node.get("engine", {})),
+        "engine": dict(node.engine) if node else {},
         "directory": str(job.directory),
     }

@@ -44,27 +44,25 @@ def prepare(
     ``resume``: the directory of the run that goes on.
     """
     plan = load_plan(file, overrides)
-    checks.interpreters(plan.config, plan.provided, plan.source)
+    checks.interpreters(plan.settings, plan.provided, plan.source)
     rows = {"train": len(build(plan.factory("data")))}
     if "evaluation.data" in plan.provided:
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))
     placed = place(plan)
-    settings = plan.config["run"]
+    run = plan.settings.run
     resumed = None if resume is None else newest(resume)
     if resumed is not None:
         check_same(resumed, plan, rows["train"])
-    directory = resume or run_directory.create(Path("runs"), settings["name"], settings["dir"])
-    display: Display = display_of(settings["steps"])
+    directory = resume or run_directory.create(Path("runs"), plan.name, run.dir)
+    display: Display = display_of(run.steps)
     for note in resumed.notes if resumed else ():
         display.note(note)
     run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
-    models = {
-        role: _model(role, node["model"], display) for role, node in plan.config["roles"].items()
-    }
-    for role, node in plan.config["roles"].items():
-        if node["follows"] and not models[role]:
-            models[role] = models[node["follows"]]
+    models = {role: _model(role, node.model, display) for role, node in plan.settings.roles.items()}
+    for role, node in plan.settings.roles.items():
+        if node.follows and not models[role]:
+            models[role] = models[node.follows]
     if kept := host_memory(plan, placed, models):
         display.note(kept)
     return Job(
@@ -125,7 +123,7 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
             await supervisor.run()
 
     with _logged(run_files.log_path(job.directory, "supervisor")):
-        for left in reversed(range(job.plan.config["checkpoint"]["restarts"] + 1)):
+        for left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
             try:
                 asyncio.run(run(job))
                 if signals.code:

@@ -54,9 +54,9 @@ class Supervisor:
     def __init__(self, job: Job, display: Display) -> None:
         self._job, self._display = job, display
         self._run = RunFacts(
-            name=job.plan.config["run"]["name"],
+            name=job.plan.name,
             directory=str(job.directory),
-            steps=job.plan.config["run"]["steps"],
+            steps=job.plan.settings.run.steps,
             config=job.plan.config,
             resumed_from=job.resumed.step if job.resumed else 0,
         )
@@ -256,7 +256,7 @@ class Supervisor:
         for a process that has stopped altogether. The agent is there from the beginning, and
         nothing else in its process can hold it up.
         """
-        patience_s = self._job.plan.config["run"]["patience_s"]
+        patience_s = self._job.plan.settings.run.patience_s
         if name == AGENT:
             patience_s = brief_s(patience_s)
         else:

@@ -1,69 +1,49 @@
-"""The core's configuration grows one decision at a time: a new key stands here, in the schema and
-in docs/reference/config.md.
+"""A new key of the core is declared once, beside its default and its limits, and explained once.
+
+The declaration stands in gcore_core/contract/job_settings.py, the explanation in
+docs/reference/config.md.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
-from gcore_core.config.schema import core_keys
+from gcore_core.config.schema import core_keys, limits
+from gcore_core.contract import job_settings
 
 ROOT = Path(__file__).parents[2]
-
-CHOICES = [
-    "launcher",
-    "controller",
-    "data",
-    "evaluation.data",
-    "advantage",
-    "objective",
-    "filter",
-    "balance",
-]
-CHOICES += ["placement", "roles.*", "rewards.*"]
-KEYS = {f"{choice}.{key}" for choice in CHOICES for key in ("use", "config")} | {
-    "run.name",
-    "run.steps",
-    "run.epochs",
-    "run.patience_s",
-    "run.seed",
-    "run.dir",
-    "run.deterministic",
-    "cluster.devices",
-    "placement.sleep_in_training",
-    "controller.shards",
-    "evaluation.every",
-    "evaluation.prompts",
-    "evaluation.show",
-    "evaluation.data",
-    "roles.*.slots",
-    "roles.*.least",
-    "roles.*.follows",
-    "roles.*.python",
-    "roles.*.model",
-    "roles.*.engine",
-    *(
-        f"checkpoint.{key}"
-        for key in ("every", "last", "keep_every", "best", "best_is", "restarts")
-    ),
-    "rewards.*.weight",
-    "rewards.*.normalise",
-    "rewards.*.when",
-    "rewards.*.role",
-    "rewards.*.workers",
-    "rewards.*.timeout_s",
-    "rewards.*.worker",
-    "plugins",
-    "local",
-}
-
-
-def test_the_core_has_exactly_these_keys() -> None:
-    assert set(core_keys()) == KEYS
+KEYS = set(core_keys())
 
 
 def test_the_page_explains_every_key_and_no_other() -> None:
-    page = (ROOT / "docs/reference/config.md").read_text()
-    shown = re.findall(r"^\| `([^`]+)` \|", page, flags=re.M)
+    shown = re.findall(
+        r"^\| `([^`]+)` \|", (ROOT / "docs/reference/config.md").read_text(), flags=re.M
+    )
     assert sorted(key.replace("<name>", "*") for key in shown) == sorted(KEYS)
+
+
+def test_every_key_is_read_somewhere() -> None:
+    """``settings.run.seed`` reads ``seed``; a key that nobody reads would be a promise not kept."""
+    read = {
+        node.attr
+        for path in (ROOT / "gcore_core").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    # Where a provider is chosen, plan.py takes "use" and "config" out of the plain tree.
+    assert {key for key in KEYS if key.rpartition(".")[2] not in read | {"use", "config"}} == set()
+
+
+def test_every_default_is_within_its_own_limits() -> None:
+    settings = job_settings.JobSettings(
+        roles={"policy": job_settings.Role()}, rewards={"exact": job_settings.Reward()}
+    )
+    limited = list(limits(settings))
+    assert {"run.steps", "roles.policy.slots", "rewards.exact.normalise"} < {
+        path for path, _, _ in limited
+    }
+    assert [(path, limit.problem(value)) for path, value, limit in limited] == [
+        (path, "") for path, _, _ in limited
+    ]

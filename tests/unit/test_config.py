@@ -18,6 +18,7 @@ from gcore_core.contract.errors import (
     PluginNotFound,
 )
 from gcore_core.contract.factories import build
+from gcore_core.contract.job_settings import MISSING
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 Job = Callable[..., Path]
@@ -540,7 +541,7 @@ def test_the_page_lists_exactly_the_keys_of_the_core_with_their_defaults() -> No
     page = (ROOT / "docs/reference/config.md").read_text()
     rows = re.findall(r"^\| `([\w.*<>]+)` \| ([^|]+) \|", page, flags=re.M)
     documented = {key.replace("<name>", "*"): default.strip().strip("`") for key, default in rows}
-    shown = {"None": "null", "True": "true", "False": "false", schema.MISSING: "must be given"}
+    shown = {"None": "null", "True": "true", "False": "false", MISSING: "must be given"}
     assert documented == {
         key: shown.get(str(value), str(value)) for key, value in schema.core_keys().items()
     }

@@ -225,12 +225,12 @@ def test_a_name_in_a_job_is_the_interpreter_of_that_environment(
     with pytest.raises(
         ConfigError, match=r"roles\.rollout\.python: there is no environment 'toy'"
     ) as missing:
-        checks.interpreters(plan.config, plan.provided, plan.source)
+        checks.interpreters(plan.settings, plan.provided, plan.source)
     assert "g-core env create toy" in missing.value.todo
     site = InstalledPlugins(write_record(root, "toy"))
     site.add("core", wheel=Wheel(distribution="gcore-core", version=__version__, requires=()))
     site.add("fake")
-    checks.interpreters(plan.config, plan.provided, plan.source)
+    checks.interpreters(plan.settings, plan.provided, plan.source)
 
 
 def test_one_with_other_versions_is_to_be_made_anew(
@@ -240,7 +240,7 @@ def test_one_with_other_versions_is_to_be_made_anew(
     site = InstalledPlugins(write_record(root, "mine"))
     site.add("core", wheel=Wheel(distribution="gcore-core", version="0.0.9", requires=()))
     with pytest.raises(ConfigError, match="make it anew: g-core env create toy --name mine"):
-        checks.interpreters(plan.config, plan.provided, plan.source)
+        checks.interpreters(plan.settings, plan.provided, plan.source)
 
 
 def test_one_that_is_half_made_is_refused_and_one_of_the_users_own_is_not(root: Path) -> None:

@@ -1,0 +1,195 @@
+"""The settings of a job that are the core's own, as typed values: every key of the YAML but those
+of plugins.
+
+A key is one line here, with its default and what it may be, and a row of docs/reference/config.md,
+which explains it. Every process of a run reads the same classes: that is why they stand in the
+contract, which the configuration, the workers and the controllers may all import.
+
+``config`` holds what the chosen provider's own dataclass describes, as plain values. No value is
+changed once a configuration has been resolved; the classes are not frozen, because OmegaConf
+merges nothing into a frozen one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gcore_core.contract.errors import did_you_mean
+
+#: The default of a value that must be given.
+MISSING = "???"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What a value may be; None always passes.
+
+    at_least: its smallest value.
+    above: what it must be greater than.
+    one_of: the words that are allowed; none: any.
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    one_of: tuple[str, ...] = ()
+
+    def problem(self, value: Any) -> str:
+        """What is wrong with a value; empty when nothing is."""
+        if value is None:
+            return ""
+        if self.at_least is not None and value < self.at_least:
+            return f"must be at least {self.at_least}, not {value}."
+        if self.above is not None and not value > self.above:
+            return f"must be greater than {self.above}, not {value}."
+        if self.one_of and value not in self.one_of:
+            guess = did_you_mean(str(value), list(self.one_of))
+            return f"must be one of {', '.join(self.one_of)}{guess}, not {value!r}."
+        return ""
+
+
+#: Keys of a field's metadata: its Limit, and the kind of provider that is chosen there.
+LIMIT = "limit"
+KIND = "kind"
+
+
+def _at_least(least: int, default: int) -> Any:
+    return field(default=default, metadata={LIMIT: Limit(at_least=least)})
+
+
+def _positive(default: float | None) -> Any:
+    return field(default=default, metadata={LIMIT: Limit(above=0)})
+
+
+def _one_of(default: str, *others: str) -> Any:
+    return field(default=default, metadata={LIMIT: Limit(one_of=(default, *others))})
+
+
+def _choice(kind: str, cls: type) -> Any:
+    """A provider of ``kind`` is chosen there."""
+    return field(default_factory=cls, metadata={KIND: kind})
+
+
+def _open() -> Any:
+    return field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    name: str | None = None  # None: stem of the file
+    steps: int = _at_least(1, default=100)
+    # The run ends when this many passes over the data are consumed; None: by steps alone.
+    epochs: float | None = _positive(default=None)
+    seed: int = 0
+    dir: str | None = None  # None: runs/<name>/<NNN>
+    deterministic: bool = False
+    # How long one process waits for another that shows no progress.
+    patience_s: float = _positive(default=600.0)
+
+
+@dataclass
+class Choice:
+    """A provider and its own settings."""
+
+    use: str = MISSING
+    config: Any = _open()
+
+
+@dataclass
+class Launcher(Choice):
+    use: str = "core/local"
+
+
+@dataclass
+class Cluster:
+    devices: int | str = "auto"
+
+
+@dataclass
+class Controller(Choice):
+    use: str = "core/sync"
+    shards: int = _at_least(1, default=1)
+
+
+@dataclass
+class Data(Choice):
+    use: str = "core/jsonl"
+
+
+@dataclass
+class Evaluation:
+    every: int = _at_least(0, default=0)
+    prompts: int = _at_least(1, default=256)
+    show: int = _at_least(0, default=3)
+    data: Data | None = field(default=None, metadata={KIND: "dataset"})
+
+
+@dataclass
+class Filter(Choice):
+    use: str = "core/keep-all"
+
+
+@dataclass
+class Balance(Choice):
+    use: str = "core/in-order"
+
+
+@dataclass
+class Placement(Choice):
+    use: str = "core/even"
+    # Of generators, where their backend can.
+    sleep_in_training: str = _one_of("auto", "always", "never")
+
+
+@dataclass
+class Checkpoint:
+    every: int = _at_least(0, default=0)  # steps; 0: saved only when a signal ends the run
+    last: int = _at_least(1, default=3)
+    keep_every: int = _at_least(0, default=0)
+    best: str | None = None  # a metric
+    best_is: str = _one_of("higher", "lower")
+    restarts: int = _at_least(0, default=3)
+
+
+@dataclass
+class Role(Choice):
+    slots: int = _at_least(1, default=1)
+    # Replicas that stay awake where a placement policy moves devices.
+    least: int = _at_least(1, default=1)
+    follows: str | None = None
+    python: str | None = None
+    model: dict[str, Any] = _open()
+    engine: dict[str, Any] = _open()
+
+
+@dataclass
+class Reward(Choice):
+    weight: float = 1.0
+    normalise: str = _one_of("none", "group", "batch")
+    when: dict[str, Any] = _open()
+    role: str | None = None
+    timeout_s: float = _positive(default=10.0)
+    worker: str = "scorer"
+    workers: int = _at_least(1, default=1)
+
+
+@dataclass
+class JobSettings:
+    """The root of the YAML."""
+
+    run: Run = field(default_factory=Run)
+    launcher: Launcher = _choice("launcher", Launcher)
+    cluster: Cluster = field(default_factory=Cluster)
+    controller: Controller = _choice("controller", Controller)
+    data: Data = _choice("dataset", Data)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    advantage: Choice = _choice("advantage", Choice)
+    objective: Choice = _choice("objective", Choice)
+    filter: Filter = _choice("filter", Filter)
+    balance: Balance = _choice("balancer", Balance)
+    placement: Placement = _choice("placement", Placement)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    roles: dict[str, Role] = field(default_factory=dict)
+    rewards: dict[str, Reward] = field(default_factory=dict)
+    plugins: dict[str, str | None] = field(default_factory=dict)
+    local: list[str] = field(default_factory=list)
