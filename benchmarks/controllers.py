@@ -50,7 +50,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ from report import Claim, add_options, publish
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.run_files import Record, read_metrics, read_trace
 from gcore_core.runtime.process.spawn import STREAMED_BYTES
+from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 
@@ -187,6 +188,8 @@ def payloads(rounds: int) -> list[Claim]:
 
 PART_BYTES = 1 << 17
 SENDING = 4  # parts on their way to a worker
+MAKE = StreamEndpoint("make", int, bytes)
+TAKE = Endpoint("take", bytes, int)
 
 
 def inline_worker(addresses: dict[str, str], secret: bytes, name: str, reads: bool) -> None:
@@ -194,7 +197,7 @@ def inline_worker(addresses: dict[str, str], secret: bytes, name: str, reads: bo
     made = np.random.default_rng(0).bytes(PART_BYTES)
     digests = {size: xxhash.xxh3_64_intdigest(made[:size]) for size in (PART_BYTES, *last_parts())}
 
-    async def make(nbytes: int, call: Call) -> AsyncIterator[bytes]:
+    async def make(nbytes: int, call: Call) -> AsyncGenerator[bytes, None]:
         for start in range(0, nbytes, PART_BYTES):
             yield made[: nbytes - start]
 
@@ -205,8 +208,8 @@ def inline_worker(addresses: dict[str, str], secret: bytes, name: str, reads: bo
 
     async def main() -> None:
         service = Service(name)
-        service.add("make", int, make)
-        service.add("take", bytes, take)
+        service.add(MAKE, make)
+        service.add(TAKE, take)
         network = RpcNetwork(addresses, secret)
         await network.serve(name, service)
         await asyncio.Event().wait()
@@ -222,14 +225,12 @@ def inline_controller(addresses: dict[str, str], secret: bytes, nbytes: int, tol
 
         async def give(name: str, part: bytes) -> int:
             async with sending:
-                return await network.peer(name).call("take", part, int)
+                return await network.peer(name).call(TAKE, part)
 
         batch: list[bytes] = []
         async with asyncio.TaskGroup() as group:
             scored = []
-            async with contextlib.aclosing(
-                network.peer("producer").stream("make", nbytes, bytes)
-            ) as parts:
+            async with contextlib.aclosing(network.peer("producer").stream(MAKE, nbytes)) as parts:
                 async for part in parts:
                     batch.append(part)
                     scored.append(group.create_task(give("reward", part)))

@@ -29,10 +29,20 @@ from typing import Any
 from engine_pairs import interpreter
 from report import Claim, add_options, publish
 
-from gcore_core.contract.records import Header, Lease
+from gcore_core.contract.records import Lease
 from gcore_core.run.jobs import worker_specs
 from gcore_core.run.start import prepare
-from gcore_core.runtime.messages import TRAIN, GenerateRequest, Hello, Nothing, SpawnRequest
+from gcore_core.runtime.messages import (
+    FAILED,
+    GENERATE,
+    HELLO,
+    SPAWN,
+    TRAIN,
+    GenerateRequest,
+    Hello,
+    Nothing,
+    SpawnRequest,
+)
 from gcore_core.runtime.process.launchers import LocalLauncher
 from gcore_core.runtime.rpc.service import Call, Peer, RemoteFailure, Service
 
@@ -130,11 +140,11 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
         return Nothing()
 
     service = Service("supervisor")
-    service.add("hello", Hello, hello)
-    service.add("failed", RemoteFailure, failed)
+    service.add(HELLO, hello)
+    service.add(FAILED, failed)
     async with LocalLauncher().site(job.names(), service, job.directory / "logs") as site:
         spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
-        await site.agent.call("spawn", SpawnRequest([spec]), Nothing)
+        await site.agent.call(SPAWN, SpawnRequest([spec]))
         await up.wait()
         if failures:
             raise RuntimeError(f"{engine}: {failures[0]}")
@@ -155,7 +165,7 @@ async def round_of(peer: Peer, engine: str, step: int) -> float:
     leases = [Lease(step * count + i, i, 0, (0,)) for i in range(count)]
     request = GenerateRequest(step, 0, 0, TRAIN, leases)
     tokens, records, began_s = 0, 0, time.perf_counter()
-    async for headers in peer.stream("generate", request, list[Header], deadline_s=600.0):
+    async for headers in peer.stream(GENERATE, request, deadline_s=600.0):
         records += len(headers)
         tokens += sum(header.n_actions for header in headers)
     seconds = time.perf_counter() - began_s

@@ -38,7 +38,7 @@ import numpy as np
 import xxhash
 from report import Claim, add_options, publish
 
-from gcore_core.runtime.messages import Nothing, ReleaseRequest
+from gcore_core.runtime.messages import RELEASE, ReleaseRequest
 from gcore_core.runtime.process.config import LocalConfig
 from gcore_core.runtime.process.launchers import AGENT, LocalLauncher, Site
 from gcore_core.runtime.rpc.service import Service
@@ -70,7 +70,7 @@ class Producer:
         await self.call(self._step)
 
     async def call(self, step: int = 0) -> None:
-        await self._site.agent.call("release", ReleaseRequest(OWNER, {0: (0, step)}), Nothing)
+        await self._site.agent.call(RELEASE, ReleaseRequest(OWNER, {0: (0, step)}))
 
     async def memcpy(self) -> None:
         np.copyto(self._other, self._payload)

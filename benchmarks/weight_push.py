@@ -48,15 +48,19 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, Header, Lease, TensorSpec, WeightPlan
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.runtime.messages import (
+    GENERATE,
     GREEDY,
+    HELLO,
+    OPEN_PUSH,
+    PULL,
+    SAVE_PRETRAINED,
+    TRAIN_RANK,
     GenerateRequest,
     Hello,
     Nothing,
     OpenPush,
     PullWeights,
-    PushConfirmed,
     SaveWeights,
-    TrainReply,
     TrainRequest,
     WorkerSpec,
 )
@@ -236,19 +240,18 @@ class Site:
     async def push(self) -> float:
         """Trains, pushes, compares; the seconds of the push."""
         policy, rollout = self.network.peer("policy.0"), self.network.peer("rollout.0")
-        (told,) = await policy.call("train", [TrainRequest(self.step, [], 1, 1)], list[TrainReply])
+        (told,) = await policy.call(TRAIN_RANK, [TrainRequest(self.step, [], 1, 1)])
+        assert told is not None
         self.step += 1
         began_s = time.perf_counter()
-        await policy.call("open_push", OpenPush(told.version, BUCKET_BYTES, 1), Nothing)
+        await policy.call(OPEN_PUSH, OpenPush(told.version, BUCKET_BYTES, 1))
         request = PullWeights(told.version, 0, "policy.0", release_before=self.step)
-        await rollout.call("pull", request, PushConfirmed)
+        await rollout.call(PULL, request)
         taken_s = time.perf_counter() - began_s
-        await policy.call("save_pretrained", SaveWeights(str(self.directory)), Nothing)
+        await policy.call(SAVE_PRETRAINED, SaveWeights(str(self.directory)))
         asked = GenerateRequest(self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))])
         headers: list[Header] = [
-            header
-            async for batch in rollout.stream("generate", asked, list[Header])
-            for header in batch
+            header async for batch in rollout.stream(GENERATE, asked) for header in batch
         ]
         sent, held = (self.directory / "fingerprint").read_text(), headers[0].reason
         if held != NOTHING_HELD and sent != held:
@@ -332,7 +335,7 @@ async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
             Hellos(set(backends)),
             Service("supervisor"),
         )
-        service.add("hello", Hello, hellos.hello)
+        service.add(HELLO, hellos.hello)
         await network.serve("supervisor", service)
         paths = os.pathsep.join(
             [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

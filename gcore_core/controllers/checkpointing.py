@@ -12,13 +12,18 @@ from gcore_core.contract.errors import CheckpointError
 from gcore_core.contract.records import Header
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.runtime.messages import (
+    CARRIED,
+    COMMIT_CHECKPOINT,
+    FINISH_SAVE,
+    OPEN_CHECKPOINT,
+    SAVE_STATE,
     Carried,
-    CheckpointPlace,
     CommitCheckpoint,
     Nothing,
     OpenCheckpoint,
     SaveState,
 )
+from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.retry import insist
 
 T = TypeVar("T")
@@ -44,7 +49,7 @@ class Checkpointing:
         is made.
         """
         if headers:
-            await self._tell("carried", Carried(step, self._context.facts.shard, headers), Nothing)
+            await self._tell(CARRIED, Carried(step, self._context.facts.shard, headers))
 
     async def at(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], last: bool
@@ -76,33 +81,32 @@ class Checkpointing:
 
     async def _begin(self) -> None:
         step = self._saved = self._newest.step
-        place = await self._tell("open_checkpoint", OpenCheckpoint(step), CheckpointPlace)
+        place = await self._tell(OPEN_CHECKPOINT, OpenCheckpoint(step))
         if place.path:  # else it has been told why there is none
             self._begun = self._newest
-            await self._ask("save_state", SaveState(step, place.path))
+            await self._ask(SAVE_STATE, SaveState(step, place.path))
 
     async def _finish(self) -> None:
         if self._begun is not None:
-            await self._ask("finish_save", SaveState(self._begun.step, ""))
+            await self._ask(FINISH_SAVE, SaveState(self._begun.step, ""))
         if self._begun is not None:  # nothing failed
             begun, self._begun = self._begun, None
-            await self._tell("commit_checkpoint", begun, Nothing)
+            await self._tell(COMMIT_CHECKPOINT, begun)
 
-    async def _ask(self, method: str, request: SaveState) -> None:
+    async def _ask(self, endpoint: Endpoint[SaveState, Nothing], request: SaveState) -> None:
         """Every rank takes part, since saving may need collectives."""
         ranks = self._context.trainers
         try:
             await asyncio.gather(
-                *(insist(rank, method, request, Nothing, SAVE_DEADLINE_S) for rank in ranks)
+                *(insist(rank, endpoint, request, SAVE_DEADLINE_S) for rank in ranks)
             )
         except CheckpointError as error:
             self._begun = None
-            await self._tell(
-                "commit_checkpoint", CommitCheckpoint(request.step, {}, {}, str(error)), Nothing
-            )
+            failed = CommitCheckpoint(request.step, {}, {}, str(error))
+            await self._tell(COMMIT_CHECKPOINT, failed)
 
-    async def _tell(self, method: str, request: Any, reply: Any) -> Any:
-        return await insist(self._context.supervisor, method, request, reply, SAVE_DEADLINE_S)
+    async def _tell(self, endpoint: Endpoint[Request, Reply], request: Request) -> Reply:
+        return await insist(self._context.supervisor, endpoint, request, SAVE_DEADLINE_S)
 
 
 class Stopped(Exception):

@@ -10,11 +10,13 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import Placing
 from gcore_core.runtime.messages import (
-    Nothing,
+    OPEN_PUSH,
+    PUBLISHED,
+    PULL,
+    SAVE_PRETRAINED,
     OpenPush,
     Published,
     PullWeights,
-    PushConfirmed,
     SaveWeights,
 )
 from gcore_core.runtime.push import PUSH_DEADLINE_S
@@ -53,7 +55,7 @@ class Publishing:
                 if attempt == TRIES - 1:
                     raise
                 await asyncio.sleep(backoff_s(attempt))
-        await insist(self._context.supervisor, "published", Published(version), Nothing, 60.0)
+        await insist(self._context.supervisor, PUBLISHED, Published(version), 60.0)
 
     async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
         ranks, wanted = self._context.trainers, self._config.push_transport
@@ -68,13 +70,10 @@ class Publishing:
         def pull(receiver: int) -> PullWeights:
             return PullWeights(version, receiver, ranks[0].name, attempt, release_before)
 
-        await insist(ranks[0], "open_push", request, Nothing, PUSH_DEADLINE_S)
+        await insist(ranks[0], OPEN_PUSH, request, PUSH_DEADLINE_S)
         await asyncio.gather(
-            *(insist(rank, "open_push", request, Nothing, PUSH_DEADLINE_S) for rank in ranks[1:]),
-            *(
-                insist(replica, "pull", pull(i), PushConfirmed, patience_s)
-                for i, replica in enumerate(replicas)
-            ),
+            *(insist(rank, OPEN_PUSH, request, PUSH_DEADLINE_S) for rank in ranks[1:]),
+            *(insist(replica, PULL, pull(i), patience_s) for i, replica in enumerate(replicas)),
         )
 
     async def save(self) -> None:
@@ -85,6 +84,6 @@ class Publishing:
         if agree.lead and output:
             ranks, request = self._context.trainers, SaveWeights(output)
             await asyncio.gather(
-                *(insist(r, "save_pretrained", request, Nothing, PUSH_DEADLINE_S) for r in ranks)
+                *(insist(r, SAVE_PRETRAINED, request, PUSH_DEADLINE_S) for r in ranks)
             )
         await agree.barrier("saved")

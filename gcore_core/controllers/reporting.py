@@ -12,7 +12,7 @@ import msgspec
 from gcore_core.contract.records import TRUNCATED, Header, StepReport
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Sums
-from gcore_core.runtime.messages import Nothing, StepEnd
+from gcore_core.runtime.messages import STEP_END, StepEnd
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Traffic
 
@@ -98,9 +98,7 @@ class Reporting:
                 (h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal
             ),
         )
-        await insist(
-            self._context.supervisor, "step_end", StepEnd(report, dict(ledger)), Nothing, 120.0
-        )
+        await insist(self._context.supervisor, STEP_END, StepEnd(report, dict(ledger)), 120.0)
 
 
 def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:

@@ -21,7 +21,7 @@ from gcore_core.controllers.placement.shard import Placing
 from gcore_core.controllers.reward_weights import rewards_of
 from gcore_core.controllers.scoring import Scoring
 from gcore_core.controllers.training import group_scalars
-from gcore_core.runtime.messages import TRAIN, GenerateRequest
+from gcore_core.runtime.messages import GENERATE, TRAIN, GenerateRequest
 from gcore_core.runtime.rpc.retry import TRIES, backoff_s
 from gcore_core.runtime.rpc.service import Peer
 
@@ -185,9 +185,7 @@ class Rollout:
         way.
         """
         sent_s = asyncio.get_running_loop().time()
-        stream = replica.stream(
-            "generate", request, list[Header], deadline_s=self._context.facts.patience_s
-        )
+        stream = replica.stream(GENERATE, request, deadline_s=self._context.facts.patience_s)
         async with contextlib.aclosing(stream):
             async for headers in stream:
                 fresh = [header for header in headers if ledger.finished(header)]

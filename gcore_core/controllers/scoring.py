@@ -11,7 +11,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.ledger import Ledger
 from gcore_core.controllers.placement.shard import Placing
 from gcore_core.controllers.reward_weights import GROUP
-from gcore_core.runtime.messages import ScoreRequest
+from gcore_core.runtime.messages import SCORE, ScoreRequest
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Peer
 
@@ -56,9 +56,7 @@ class Scoring:
             (peer, ScoreRequest(self._purpose, [], hosted, self._awake))
             for peer, hosted in self._context.scorers
         )
-        await asyncio.gather(
-            *(insist(peer, "score", word, list[RecordScore], patience_s) for peer, word in told)
-        )
+        await asyncio.gather(*(insist(peer, SCORE, word, patience_s) for peer, word in told))
 
     async def finish(self) -> None:
         """Nothing more comes, and judges are awake: returns when everything is scored, or raises
@@ -115,9 +113,7 @@ class Scoring:
 
     async def _ask(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
         request = ScoreRequest(self._purpose, headers, sorted(rewards), self._awake)
-        scores = await insist(
-            peer, "score", request, list[RecordScore], self._context.facts.patience_s
-        )
+        scores = await insist(peer, SCORE, request, self._context.facts.patience_s)
         for score in scores:
             self._ledger.scored(score, self._names)
         self._context.trace.scored(scores)

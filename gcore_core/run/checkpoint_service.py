@@ -16,6 +16,9 @@ from gcore_core.contract.records import Header
 from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
 from gcore_core.runtime.messages import (
+    CARRIED,
+    COMMIT_CHECKPOINT,
+    OPEN_CHECKPOINT,
     Carried,
     CheckpointPlace,
     CommitCheckpoint,
@@ -43,9 +46,9 @@ class Keeper:
         self._store: StoreReader | None = None
 
     def register(self, service: Service) -> None:
-        service.add("carried", Carried, self.carried)
-        service.add("open_checkpoint", OpenCheckpoint, self.open)
-        service.add("commit_checkpoint", CommitCheckpoint, self.commit)
+        service.add(CARRIED, self.carried)
+        service.add(OPEN_CHECKPOINT, self.open)
+        service.add(COMMIT_CHECKPOINT, self.commit)
 
     async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
         """The run's store is there: puts the records into it that were kept for the step after the

@@ -28,6 +28,16 @@ from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.samples import shown_rows
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
+    EXITS,
+    FAILED,
+    HELLO,
+    HUNG,
+    KILL,
+    PUBLISHED,
+    SPAWN,
+    STEP_END,
+    STOP_RUN,
+    USAGE,
     Hello,
     Hung,
     KillRequest,
@@ -35,11 +45,11 @@ from gcore_core.runtime.messages import (
     Published,
     SpawnRequest,
     StepEnd,
-    UsageReply,
     WorkerExit,
 )
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.launchers import AGENT, Launcher, Site
+from gcore_core.runtime.rpc.endpoints import ALIVE
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import brief_s
 from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
@@ -79,11 +89,11 @@ class Supervisor:
 
     def _service(self) -> Service:
         service = Service("supervisor")
-        service.add("hello", Hello, self.hello)
-        service.add("failed", RemoteFailure, self.failed)
-        service.add("step_end", StepEnd, self.step_end)
-        service.add("published", Published, self.published)
-        service.add("hung", Hung, self.hung)
+        service.add(HELLO, self.hello)
+        service.add(FAILED, self.failed)
+        service.add(STEP_END, self.step_end)
+        service.add(PUBLISHED, self.published)
+        service.add(HUNG, self.hung)
         AgreementService(self._job.shards).register(service)
         self._keeper.register(service)
         return service
@@ -131,7 +141,7 @@ class Supervisor:
         resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
         specs = worker_specs(replace(self._job, resumed=resumed), site)
         self._display.phase(f"starting {len(specs)} processes")
-        await site.agent.call("spawn", SpawnRequest(specs), Nothing)
+        await site.agent.call(SPAWN, SpawnRequest(specs))
 
     def stop(self, within_s: float) -> bool:
         """Has the lead save the run's state and end; then, or when the seconds are over, all
@@ -148,7 +158,7 @@ class Supervisor:
     async def _stop(self, site: Site, within_s: float) -> None:
         with contextlib.suppress(GcoreError, TimeoutError):
             async with asyncio.timeout(within_s):
-                await site.network.peer(LEAD).call("stop", Nothing(), Nothing)
+                await site.network.peer(LEAD).call(STOP_RUN, Nothing())
                 await asyncio.shield(self._over)  # by the lead's end
         self._end()
 
@@ -188,7 +198,7 @@ class Supervisor:
         if self._site is not None and self._site.end_agent is not None and request.name == AGENT:
             await self._site.end_agent()
         elif self._site is not None:
-            await self._site.agent.call("kill", KillRequest(request.name), Nothing)
+            await self._site.agent.call(KILL, KillRequest(request.name))
         return Nothing()
 
     async def published(self, request: Published, call: Call) -> Nothing:
@@ -210,7 +220,7 @@ class Supervisor:
         position in the data.
         """
         assert self._site is not None
-        report, usage = request.report, await self._site.agent.call("usage", Nothing(), UsageReply)
+        report, usage = request.report, await self._site.agent.call(USAGE, Nothing())
         for note in usage.notes:
             self._display.note(note)
         if self._site.end_agent:
@@ -241,9 +251,7 @@ class Supervisor:
     async def _watch(self, site: Site) -> None:
         """Raises the first cause when a process is lost that nobody replaces."""
         try:
-            async for gone in site.agent.stream(
-                "exits", Nothing(), WorkerExit, deadline_s=float("inf")
-            ):
+            async for gone in site.agent.stream(EXITS, Nothing(), deadline_s=float("inf")):
                 await self._exited(gone)
         except WorkerDied as error:
             if error.where == AGENT:
@@ -263,9 +271,7 @@ class Supervisor:
             await self._ready.wait()
         while True:
             try:
-                await site.network.peer(name).call(
-                    "alive", Nothing(), Nothing, deadline_s=patience_s
-                )
+                await site.network.peer(name).call(ALIVE, None, deadline_s=patience_s)
             except DeadlineExceeded as error:
                 await self.hung(Hung(name, "the supervisor", error.what), Call(lambda: None))
             except WorkerDied:

@@ -18,8 +18,19 @@ from typing import Any
 import numpy as np
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.runtime.messages import Agreement, CollectRequest, DealRequest, SumRequest
+from gcore_core.runtime.messages import (
+    AGREE_ASK,
+    AGREE_COLLECT,
+    AGREE_DEAL,
+    AGREE_SUM,
+    Agreement,
+    CollectRequest,
+    DealRequest,
+    SumRequest,
+)
+from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.gathering import Act, Gathering
+from gcore_core.runtime.rpc.retry import Insist
 from gcore_core.runtime.rpc.service import Call, Peer, Service
 
 DEADLINE_S = 3600.0
@@ -45,10 +56,10 @@ class AgreementService:
         )
 
     def register(self, service: Service) -> None:
-        service.add("agree.sum", SumRequest, self.sum)
-        service.add("agree.collect", CollectRequest, self.collect)
-        service.add("agree.deal", DealRequest, self.deal)
-        service.add("agree.ask", CollectRequest, self.ask)
+        service.add(AGREE_SUM, self.sum)
+        service.add(AGREE_COLLECT, self.collect)
+        service.add(AGREE_DEAL, self.deal)
+        service.add(AGREE_ASK, self.ask)
 
     async def _join(self, request: Agreement, value: Any, act: Act = _told) -> Any:
         gathering = self._gatherings[_scope_of(request.key)]
@@ -101,7 +112,9 @@ class Agreements:
     lead: whether this shard is the lead.
     """
 
-    def __init__(self, peer: Peer, shard: int, shards: int, insist: Any, prefix: str = "") -> None:
+    def __init__(
+        self, peer: Peer, shard: int, shards: int, insist: Insist, prefix: str = ""
+    ) -> None:
         self.shard, self.shards, self.lead = shard, shards, shard == 0
         self._peer, self._insist, self._prefix = peer, insist, prefix
         self._count = itertools.count()
@@ -126,12 +139,12 @@ class Agreements:
         """float64[K] summed over shards, in shard order, so that all get the same bits."""
         flat = [float(value) for value in np.asarray(values, np.float64).ravel()]
         request = SumRequest(self._key(name), self.shard, flat)
-        return np.array(await self._call("sum", request, list[float]), np.float64)
+        return np.array(await self._call(AGREE_SUM, request), np.float64)
 
     async def collect(self, name: str, payload: bytes) -> list[bytes]:
         """Every shard's payload for the lead, an empty list for the others."""
         request = CollectRequest(self._key(name), self.shard, payload)
-        return list(await self._call("collect", request, list[bytes]))
+        return await self._call(AGREE_COLLECT, request)
 
     async def ask(
         self, name: str, payload: bytes, lead: Callable[[list[bytes]], Awaitable[list[bytes]]]
@@ -141,12 +154,12 @@ class Agreements:
         """
         request = CollectRequest(self._key(name), self.shard, payload)
         if not self.lead:
-            return bytes(await self._call("ask", request, bytes))
-        parts = await lead(await self._call("collect", request, list[bytes]))
-        return bytes(await self._call("deal", DealRequest(request.key, self.shard, parts), bytes))
+            return await self._call(AGREE_ASK, request)
+        parts = await lead(await self._call(AGREE_COLLECT, request))
+        return await self._call(AGREE_DEAL, DealRequest(request.key, self.shard, parts))
 
-    async def _call(self, method: str, request: Agreement, reply: Any) -> Any:
-        return await self._insist(self._peer, f"agree.{method}", request, reply, DEADLINE_S)
+    async def _call(self, endpoint: Endpoint[Request, Reply], request: Request) -> Reply:
+        return await self._insist(self._peer, endpoint, request, DEADLINE_S)
 
     async def barrier(self, name: str, flag: bool = False) -> bool:
         """Whether any shard came with its flag up."""

@@ -1,4 +1,6 @@
-"""Every message between processes, as msgspec arrays; ``shard`` says which controller asks.
+"""Every message between processes, as msgspec arrays, and the endpoints that they are for.
+
+``shard`` says which controller asks.
 
 A request that changes something carries a key (step, round, ...) under which its receiver runs it
 once: a repeated request gets the reply of the first.
@@ -11,8 +13,18 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.records import Header, Lease, Prompt, Ref, StepReport
-from gcore_core.contract.weight_transfer import SHM, Offers
+from gcore_core.contract.records import (
+    Header,
+    Lease,
+    Prompt,
+    RecordScore,
+    Ref,
+    StepReport,
+    WeightPlan,
+)
+from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
+from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
+from gcore_core.runtime.rpc.service import RemoteFailure
 
 RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
 TRAIN, GREEDY, SAMPLED = (
@@ -93,6 +105,13 @@ class AnswerItem(Message):
     n_actions: int
 
 
+GENERATE = StreamEndpoint("generate", GenerateRequest, list[Header])
+SCORE = Endpoint("score", ScoreRequest, list[RecordScore])
+SLEEP = Endpoint("sleep", SleepRequest, Nothing)
+WAKE = Endpoint("wake", Nothing, WakeReply)
+ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem])
+
+
 # -- preparation and training ----------------------------------------------------------------------
 
 
@@ -137,6 +156,14 @@ class TrainReply(Message):
     metrics: dict[str, float]
     version: int
     busy_s: float = 0.0  # of this rank alone; 0 when it cannot tell
+
+
+RELAY = Endpoint("relay", RelayRequest, list[msgspec.Raw])
+RELAY_PREPARE = Endpoint("relay", RelayRequest, list[list[list[float]]])
+RELAY_TRAIN = Endpoint("relay", RelayRequest, list[TrainReply | None])
+# Of a rank; by relays only. A list with one element for each shard, here and back.
+PREPARE_RANK = Endpoint("prepare", list[PrepareRequest], list[list[list[float]]])
+TRAIN_RANK = Endpoint("train", list[TrainRequest], list[TrainReply | None])
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -189,6 +216,13 @@ class SaveWeights(Message):
     directory: str
 
 
+OPEN_PUSH = Endpoint("open_push", OpenPush, Nothing)
+PULL = Endpoint("pull", PullWeights, PushConfirmed)
+PLAN = Endpoint("plan", PlanRequest, WeightPlan)
+BUCKET = Endpoint("bucket", BucketRequest, Bucket)
+SAVE_PRETRAINED = Endpoint("save_pretrained", SaveWeights, Nothing)
+
+
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
@@ -224,6 +258,13 @@ class CommitCheckpoint(Message):
     failed: str = ""
 
 
+CARRIED = Endpoint("carried", Carried, Nothing)
+OPEN_CHECKPOINT = Endpoint("open_checkpoint", OpenCheckpoint, CheckpointPlace)
+SAVE_STATE = Endpoint("save_state", SaveState, Nothing)
+FINISH_SAVE = Endpoint("finish_save", SaveState, Nothing)
+COMMIT_CHECKPOINT = Endpoint("commit_checkpoint", CommitCheckpoint, Nothing)
+
+
 # -- agreements ------------------------------------------------------------------------------------
 
 
@@ -242,6 +283,12 @@ class CollectRequest(Agreement):
 
 class DealRequest(Agreement):
     parts: list[bytes]  # one per shard from the lead, empty from the others
+
+
+AGREE_SUM = Endpoint("agree.sum", SumRequest, list[float])
+AGREE_COLLECT = Endpoint("agree.collect", CollectRequest, list[bytes])
+AGREE_DEAL = Endpoint("agree.deal", DealRequest, bytes)
+AGREE_ASK = Endpoint("agree.ask", CollectRequest, bytes)
 
 
 # -- supervision -----------------------------------------------------------------------------------
@@ -323,14 +370,25 @@ class WorkerExit(Message):
     tail: str  # last lines of its log
 
 
-class StopRequest(Message):
-    grace_s: float
-
-
 class UsageReply(Message):
     cpu_s: dict[str, float]  # process name -> user and system seconds so far
     memory_mib: dict[str, float]  # peak resident
     notes: list[str] = []  # what the person who runs it should read, each once
+
+
+# of the supervisor
+HELLO = Endpoint("hello", Hello, Nothing)
+FAILED = Endpoint("failed", RemoteFailure, Nothing)
+HUNG = Endpoint("hung", Hung, Nothing)
+STEP_END = Endpoint("step_end", StepEnd, Nothing)
+PUBLISHED = Endpoint("published", Published, Nothing)
+# of a node's agent
+SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
+EXITS = StreamEndpoint("exits", Nothing, WorkerExit)
+USAGE = Endpoint("usage", Nothing, UsageReply)
+KILL = Endpoint("kill", KillRequest, Nothing)
+# of the lead
+STOP_RUN = Endpoint("stop_run", Nothing, Nothing)
 
 
 # -- the store -------------------------------------------------------------------------------------
@@ -371,3 +429,10 @@ class ReadRequest(Message):
 
     ref: Ref
     offset: int
+
+
+SLAB = Endpoint("slab", SlabRequest, str)
+RELEASE = Endpoint("release", ReleaseRequest, Nothing)
+BLOB = Endpoint("blob", BlobRequest, list[Ref])
+FETCH = Endpoint("fetch", Ref, Ref)
+READ = StreamEndpoint("read", ReadRequest, bytes)

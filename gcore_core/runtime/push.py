@@ -36,6 +36,8 @@ from gcore_core.contract.weight_transfer import (
     verified,
 )
 from gcore_core.runtime.messages import (
+    BUCKET,
+    PLAN,
     BucketRequest,
     OpenPush,
     PlanRequest,
@@ -228,16 +230,14 @@ async def pull_weights(
     mapped: path -> shared memory, kept by the caller between pushes.
     """
     version = request.version
-    plan = await insist(
-        source, "plan", PlanRequest(version, request.attempt), WeightPlan, _BUCKET_S
-    )
+    plan = await insist(source, PLAN, PlanRequest(version, request.attempt), _BUCKET_S)
     await compute(receiver.begin_weights, plan)
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
 
     async def ask(index: int) -> Bucket:
         asked = BucketRequest(version, request.receiver, index, request.attempt, offers)
         with shown(progress):
-            return await insist(source, "bucket", asked, Bucket, _BUCKET_S)
+            return await insist(source, BUCKET, asked, _BUCKET_S)
 
     bucket, digests = await ask(0), dict[str, int]()
     reader = _reader(receiver, bucket.transport, request.receiver, mapped)

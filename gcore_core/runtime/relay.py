@@ -11,7 +11,8 @@ import asyncio
 
 import msgspec
 
-from gcore_core.runtime.messages import RelayRequest
+from gcore_core.runtime.messages import RELAY, RelayRequest
+from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Network, Service
@@ -26,7 +27,7 @@ class Relay:
         self._network, self._gathering = network, Gathering(shards)
 
     def register(self, service: Service) -> None:
-        service.add("relay", RelayRequest, self.relay)
+        service.add(RELAY, self.relay)
 
     async def relay(self, request: RelayRequest, call: Call) -> list[Raw]:
         """Each rank's answer to this shard. When all shards have come, a rank is asked once: with a
@@ -37,10 +38,11 @@ class Relay:
         async def act(requests: list[RelayRequest]) -> list[list[Raw]]:
             async def ask(workers: list[str], parts: list[Raw]) -> list[Raw]:
                 peers = map(self._network.peer, workers)
-                told = (
-                    insist(peer, request.method, parts, list[Raw], DEADLINE_S) for peer in peers
+                of_rank = Endpoint(request.method, list[Raw], list[Raw])
+                answers = await asyncio.gather(
+                    *(insist(peer, of_rank, parts, DEADLINE_S) for peer in peers)
                 )
-                return (await asyncio.gather(*told))[0]
+                return answers[0]
 
             by_rank = zip(*(shard.parts for shard in requests), strict=True)
             return await asyncio.gather(

@@ -17,12 +17,15 @@ from typing import Any, TypeVar
 
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.runtime.messages import (
+    HELLO,
+    OPEN_PUSH,
+    PULL,
+    TRAIN_RANK,
     Hello,
     Nothing,
     OpenPush,
     PullWeights,
     PushConfirmed,
-    TrainReply,
     TrainRequest,
     WorkerSpec,
 )
@@ -100,17 +103,18 @@ class PushSite:
     async def train(self) -> int:
         """One update without records; the version that it makes."""
         request = TrainRequest(self.step, [], 1, 1)
-        (told,) = await self.network.peer("policy.0").call("train", [request], list[TrainReply])
+        (told,) = await self.network.peer("policy.0").call(TRAIN_RANK, [request])
+        assert told is not None
         self.step += 1
         return told.version
 
     async def open(self, request: OpenPush) -> None:
-        await self.network.peer("policy.0").call("open_push", request, Nothing)
+        await self.network.peer("policy.0").call(OPEN_PUSH, request)
 
     def pull(self, number: int, version: int, attempt: int = 0) -> asyncio.Task[PushConfirmed]:
         request = PullWeights(version, number, "policy.0", attempt)
         peer: Any = self.network.peer(f"rollout.{number}")
-        return asyncio.ensure_future(peer.call("pull", request, PushConfirmed))
+        return asyncio.ensure_future(peer.call(PULL, request))
 
     async def close(self) -> None:
         await self.network.close()
@@ -131,7 +135,7 @@ async def open_push_site(backends: str, kind: type[S]) -> AsyncIterator[S]:
         addresses = {name: f"unix:{directory}/{name}" for name in names}
         site = kind(directory, addresses, RpcNetwork(addresses, secret), secret)
         service = Service("supervisor")
-        service.add("hello", Hello, site.hello)
+        service.add(HELLO, site.hello)
         await site.network.serve("supervisor", service)
         try:
             yield site

@@ -26,7 +26,13 @@ from gcore_core.controllers.context import make_context
 from gcore_core.controllers.ledger import TRAINED
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.runtime.agreements import AgreementService
-from gcore_core.runtime.messages import Carried, Nothing, Published, StepEnd
+from gcore_core.runtime.messages import (
+    CARRIED,
+    PUBLISHED,
+    STEP_END,
+    Nothing,
+    StepEnd,
+)
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
 from gcore_core.runtime.rpc.service import Call
@@ -253,13 +259,13 @@ async def _serve_supervisor(
         outcome.ledger = request.ledger
         return Nothing()
 
-    async def published(request: Published, call: Call) -> Nothing:
+    async def heard(request: object, call: Call) -> Nothing:
         return Nothing()
 
     service = LastingService("supervisor")
-    service.add("step_end", StepEnd, step_end)
-    service.add("published", Published, published)
-    service.add("carried", Carried, published)
+    service.add(STEP_END, step_end)
+    service.add(PUBLISHED, heard)
+    service.add(CARRIED, heard)
     slabs.register(service)
     AgreementService(job.shards).register(service)
     await network.view("supervisor").serve("supervisor", service)

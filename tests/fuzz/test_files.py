@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 import numpy as np
 import xxhash
 from gcore_language.inbox import WeightInbox
@@ -24,9 +23,10 @@ from gcore_core.contract.errors import ContractError, DataError, WeightMismatch
 from gcore_core.contract.records import OK, REWARD_FAILED, TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.run import manifest as manifests
-from gcore_core.runtime.messages import PullWeights, short_reason
+from gcore_core.runtime.messages import PLAN, PullWeights, short_reason
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.push import pull_weights
+from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc.service import decoded, encode
 from gcore_core.testing.contracts.scorer import scored_record
 
@@ -114,16 +114,16 @@ class Source:
         self._plan, self._buckets = plan, iter(buckets)
 
     async def call(
-        self, method: str, request: Any, reply: type[Any], *, deadline_s: float = 60.0
-    ) -> Any:
-        raw = self._plan if method == "plan" else next(self._buckets, None)
+        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+    ) -> Reply:
+        raw = self._plan if endpoint.name == PLAN.name else next(self._buckets, None)
         if raw is None:
             raise ContractError("no more buckets", where=self.name)
-        return decoded(msgspec.msgpack.Decoder(reply), raw, f"reply to {method!r}", self.name)
+        return decoded(endpoint.reply_decoder, raw, f"reply to {endpoint.name!r}", self.name)
 
     def stream(
-        self, method: str, request: Any, item: type[Any], *, deadline_s: float = 60.0
-    ) -> AsyncGenerator[Any]:
+        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[Item, None]:
         raise NotImplementedError
 
     async def close(self) -> None: ...

@@ -19,6 +19,7 @@ from gcore_core.runtime import messages
 from gcore_core.runtime.process import agent
 from gcore_core.runtime.process.spawn import read_spec
 from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.service import (
     Call,
     RemoteFailure,
@@ -68,6 +69,9 @@ KINDS = {
 }
 
 
+REF = Endpoint("ref", records.Ref, records.Ref)
+
+
 async def echoed(service: Service, method: str, body: bytes) -> bytes:
     async def emit(_: bytes) -> None: ...
 
@@ -83,7 +87,7 @@ def service() -> Service:
         return request
 
     for name, kind in KINDS.items():
-        made.add(name, kind, echo)
+        made.add(Endpoint(name, kind, kind), echo)
     return made
 
 
@@ -217,7 +221,7 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
         addresses = {"worker.3": f"unix:{directory}/s"}
         server, client = RpcNetwork(addresses, SECRET), RpcNetwork(addresses, SECRET)
         service = Service("worker.3")
-        service.add("ref", records.Ref, answer)
+        service.add(REF, answer)
         await server.serve("worker.3", service)
         try:
             for _ in range(30):
@@ -232,7 +236,7 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
                     await reader.read()
                 writer.close()
                 asked = records.Ref("n", "2", 0, 0, 0, b"")
-                assert await client.peer("worker.3").call("ref", asked, records.Ref) == asked
+                assert await client.peer("worker.3").call(REF, asked) == asked
         finally:
             await asyncio.gather(client.close(), server.close())
 
@@ -249,7 +253,7 @@ async def test_a_server_that_answers_garbage_is_an_error_of_its_callers() -> Non
         client = RpcNetwork({"worker.3": f"unix:{directory}/s"}, SECRET)
         try:
             with pytest.raises(WorkerDied, match="malformed frames"):
-                await client.peer("worker.3").call("ref", 1, int, deadline_s=10)
+                await client.peer("worker.3").call(Endpoint("ref", int, int), 1, deadline_s=10)
         finally:
             await client.close()
             server.close()

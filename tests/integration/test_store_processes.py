@@ -23,13 +23,17 @@ import pytest
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import (
+    EXITS,
+    GENERATE,
+    HELLO,
+    RELEASE,
+    SPAWN,
     TRAIN,
     GenerateRequest,
     Hello,
     Nothing,
     ReleaseRequest,
     SpawnRequest,
-    WorkerExit,
     WorkerSpec,
 )
 from gcore_core.runtime.process import handshake
@@ -171,7 +175,7 @@ class Hellos:
 
     def service(self) -> Service:
         service = Service("supervisor")
-        service.add("hello", Hello, self.hello)
+        service.add(HELLO, self.hello)
         return service
 
 
@@ -216,9 +220,7 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
 
 async def drawn(site: Site, step: int) -> list[Header]:
     request = GenerateRequest(step, 0, 0, TRAIN, [Lease(step, 0, 0, (0, 1))])
-    stream = site.network.peer("rollout.0").stream(
-        "generate", request, list[Header], deadline_s=PATIENCE_S
-    )
+    stream = site.network.peer("rollout.0").stream(GENERATE, request, deadline_s=PATIENCE_S)
     return [header async for headers in stream for header in headers]
 
 
@@ -228,15 +230,15 @@ async def test_what_a_killed_generator_finished_is_read_and_its_slab_goes_to_its
     hellos = Hellos()
     async with LocalLauncher(LocalConfig()).site(["rollout.0"], hellos.service(), tmp_path) as site:
         spec, reader = generator(site, tmp_path), StoreReader(site.store, AGENT, site.secret)
-        exits = site.agent.stream("exits", Nothing(), WorkerExit, deadline_s=PATIENCE_S)
-        await site.agent.call("spawn", SpawnRequest([spec]), Nothing)
+        exits = site.agent.stream(EXITS, Nothing(), deadline_s=PATIENCE_S)
+        await site.agent.call(SPAWN, SpawnRequest([spec]))
         pid = await hellos.pids.get()
         before = await drawn(site, 0)
         wanted = [columns["text"].tobytes() for columns, _ in await reader.records(before)]
         os.kill(pid, signal.SIGKILL)
         assert (await anext(exits)).pid == pid
         await exits.aclose()
-        await site.agent.call("spawn", SpawnRequest([spec]), Nothing)
+        await site.agent.call(SPAWN, SpawnRequest([spec]))
         await hellos.pids.get()
         again = await drawn(site, 0)
         assert slabs(again).isdisjoint(slabs(before))
@@ -244,7 +246,7 @@ async def test_what_a_killed_generator_finished_is_read_and_its_slab_goes_to_its
             assert [
                 columns["text"].tobytes() for columns, _ in await reader.records(headers)
             ] == wanted
-        await site.agent.call("release", ReleaseRequest("controller", {0: (0, 1)}), Nothing)
+        await site.agent.call(RELEASE, ReleaseRequest("controller", {0: (0, 1)}))
         assert slabs(before) < slabs(await drawn(site, 1)) | slabs(await drawn(site, 2))
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.runtime.agreements import KEPT, Agreements, AgreementService
-from gcore_core.runtime.messages import CollectRequest, SumRequest
+from gcore_core.runtime.messages import (
+    AGREE_COLLECT,
+    AGREE_SUM,
+    Agreement,
+    CollectRequest,
+    SumRequest,
+)
+from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Peer, Service
@@ -76,10 +82,11 @@ async def test_all_but_the_lead_ask_it_with_one_call() -> None:
     peer, asked = await middle(2), list[tuple[int, str]]()
 
     async def counted(
-        peer: Peer, method: str, request: CollectRequest, reply: Any, deadline_s: float
-    ) -> Any:
-        asked.append((request.shard, method))
-        return await insist(peer, method, request, reply, deadline_s)
+        peer: Peer, endpoint: Endpoint[Request, Reply], request: Request, deadline_s: float
+    ) -> Reply:
+        assert isinstance(request, Agreement)
+        asked.append((request.shard, endpoint.name))
+        return await insist(peer, endpoint, request, deadline_s)
 
     async def lead(told: list[bytes]) -> list[bytes]:
         return told
@@ -170,18 +177,18 @@ async def test_many_agreements_of_one_scope_leave_the_answers_of_another() -> No
     for turn in range(2 * KEPT):
         await alone.scope("fast").sum("x", np.array([float(turn)]))
     again = SumRequest("slow:0/x", 0, [3.0])
-    assert await peer.call("agree.sum", again, list[float]) == [3.0]
+    assert await peer.call(AGREE_SUM, again) == [3.0]
     # One that is forgotten would be a new agreement, in which another value is no contradiction.
     other = SumRequest("slow:0/x", 0, [4.0])
     with pytest.raises(ContractError, match="member 0 came twice with different values"):
-        await peer.call("agree.sum", other, list[float])
+        await peer.call(AGREE_SUM, other)
 
 
 async def test_asking_twice_gives_the_same_and_counts_once() -> None:
     peer = await middle(2)
 
     async def ask(shard: int) -> list[float]:
-        return await peer.call("agree.sum", SumRequest("7/x", shard, [1.0]), list[float])
+        return await peer.call(AGREE_SUM, SumRequest("7/x", shard, [1.0]))
 
     found = await asyncio.gather(ask(0), ask(0), ask(1))
     assert [*found, await ask(0)] == [[2.0]] * 4
@@ -191,7 +198,7 @@ async def test_the_lead_may_ask_twice_for_what_was_collected() -> None:
     peer = await middle(2)
 
     async def ask(shard: int) -> list[bytes]:
-        return await peer.call("agree.collect", CollectRequest("7/x", shard, b"p"), list[bytes])
+        return await peer.call(AGREE_COLLECT, CollectRequest("7/x", shard, b"p"))
 
     await asyncio.gather(ask(0), ask(1))
     assert await ask(0) == [b"p", b"p"]

@@ -11,14 +11,16 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import msgspec
 import pytest
 
 from gcore_core.controllers import training
-from gcore_core.runtime.messages import RelayRequest
+from gcore_core.runtime.messages import RELAY, RelayRequest
 from gcore_core.runtime.relay import Relay
+from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import PROGRESS_S, Call, Service
 from gcore_core.runtime.store.server import SlabService
@@ -135,19 +137,19 @@ async def relayed(shards: int) -> tuple[Any, list[list[str]]]:
             return [f"{part} at {name[0]}" for part in parts]
 
         service = Service(name)
-        service.add("echo", list[str], echo)
+        service.add(Endpoint("echo", list[str], list[str]), echo)
         return service
 
     for name in ("a0", "a1", "b0"):
         await network.view(name).serve(name, worker(name))
     Relay(network.view("a0"), shards).register(network.services["a0"])
 
+    relay = Endpoint(RELAY.name, RelayRequest, list[str])
+
     async def ask(shard: int, text: str) -> list[str]:
         parts = [msgspec.Raw(msgspec.msgpack.encode(f"{text} for {rank}")) for rank in "ab"]
         request = RelayRequest("echo", 1, shard, [["a0", "a1"], ["b0"]], parts)
-        return (
-            await network.view(f"controller.{shard}").peer("a0").call("relay", request, list[str])
-        )
+        return await network.view(f"controller.{shard}").peer("a0").call(relay, request)
 
     return ask, heard
 
@@ -180,7 +182,7 @@ def test_progress_is_told_once_a_second_however_often_it_is_made_and_not_at_the_
                 service.progress()
                 await asyncio.sleep(0.01)
 
-        service.add("toil", type(None), toil)
+        service.add(Endpoint("toil", NoneType, NoneType), toil)
         await service.handle("toil", b"\xc0", Call(lambda: signs.append(loop.time())), None)  # type: ignore[arg-type]
         return signs
 

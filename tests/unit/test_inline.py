@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from types import NoneType
 
 import pytest
 
 from gcore_core.contract.errors import ContractError, DataError, DeadlineExceeded, WorkerDied
 from gcore_core.contract.records import Header
 from gcore_core.runtime.messages import ScoreRequest
+from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Peer, Service
 from gcore_core.testing.simulation import run_virtual
@@ -18,6 +20,12 @@ from gcore_core.testing.simulation import run_virtual
 
 def header() -> Header:
     return Header(ordinal=1, sample=2, row=3, seed=4, rewards={"exact": 1.0})
+
+
+KEEP = Endpoint("keep", ScoreRequest, list[Header])
+STREAM = StreamEndpoint("stream", ScoreRequest, Header)
+HANG = Endpoint("hang", ScoreRequest, NoneType)
+TOIL = Endpoint("toil", ScoreRequest, int)
 
 
 class Keeper:
@@ -29,10 +37,10 @@ class Keeper:
 
     def service(self) -> Service:
         service = Service("keeper")
-        service.add("keep", ScoreRequest, self.keep)
-        service.add("stream", ScoreRequest, self.stream)
-        service.add("hang", ScoreRequest, self.hang)
-        service.add("toil", ScoreRequest, self.toil)
+        service.add(KEEP, self.keep)
+        service.add(STREAM, self.stream)
+        service.add(HANG, self.hang)
+        service.add(TOIL, self.toil)
         return service
 
     async def keep(self, request: ScoreRequest, call: Call) -> list[Header]:
@@ -42,7 +50,7 @@ class Keeper:
         self.kept[-1].rewards["exact"] = 7.0
         return self.kept
 
-    async def stream(self, request: ScoreRequest, call: Call) -> AsyncIterator[Header]:
+    async def stream(self, request: ScoreRequest, call: Call) -> AsyncGenerator[Header, None]:
         try:
             for _ in range(3):
                 yield self.kept[-1]
@@ -73,7 +81,7 @@ async def test_nothing_is_shared_as_an_object() -> None:
     keeper = Keeper()
     peer = await connect(keeper)
     mine = header()
-    answer = await peer.call("keep", ScoreRequest("train", [mine]), list[Header])
+    answer = await peer.call(KEEP, ScoreRequest("train", [mine]))
     assert mine == header()  # the receiver's change stays with the receiver
     assert answer[0].rewards == {"exact": 7.0}
     answer[0].rewards["exact"] = 9.0
@@ -84,7 +92,7 @@ async def test_items_of_a_stream_are_not_shared() -> None:
     keeper = Keeper()
     keeper.kept.append(header())
     peer = await connect(keeper)
-    async for item in peer.stream("stream", ScoreRequest("train", []), Header):
+    async for item in peer.stream(STREAM, ScoreRequest("train", [])):
         item.rewards["exact"] = 5.0
     assert keeper.kept == [header()]
 
@@ -92,21 +100,21 @@ async def test_items_of_a_stream_are_not_shared() -> None:
 async def test_errors_unknown_methods_and_absent_services_are_as_on_a_socket() -> None:
     peer = await connect(Keeper())
     with pytest.raises(DataError, match="keeper: nothing to keep") as caught:
-        await peer.call("keep", ScoreRequest("train", []), list[Header])
+        await peer.call(KEEP, ScoreRequest("train", []))
     assert caught.value.facts["process"] == "keeper"
     with pytest.raises(ContractError, match="no method 'keeep'"):
-        await peer.call("keeep", None, list[Header])
+        await peer.call(Endpoint("keeep", NoneType, NoneType), None)
     with pytest.raises(ContractError, match=r"malformed request 'keep'"):
-        await peer.call("keep", "not a request", list[Header])
+        await peer.call(Endpoint("keep", str, list[Header]), "not a request")
     with pytest.raises(WorkerDied, match="the connection to nobody broke"):
-        await InlineNetwork().view("caller").peer("nobody").call("keep", None, list[Header])
+        await InlineNetwork().view("caller").peer("nobody").call(KEEP, ScoreRequest("train", []))
 
 
 async def test_closing_a_stream_early_cancels_its_handler() -> None:
     keeper = Keeper()
     keeper.kept.append(header())
     peer = await connect(keeper)
-    stream = peer.stream("hang", ScoreRequest("train", []), Header)
+    stream = peer.stream(HANG, ScoreRequest("train", []))
     async with contextlib.aclosing(stream):
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
@@ -125,7 +133,7 @@ def test_a_process_may_report_progress_for_all_it_is_asked() -> None:
         await network.view("keeper").serve("keeper", service)
         peer = network.view("caller").peer("keeper")
         calls = [
-            asyncio.ensure_future(peer.call("hang", ScoreRequest("train", []), int, deadline_s=5))
+            asyncio.ensure_future(peer.call(HANG, ScoreRequest("train", []), deadline_s=5))
             for _ in "ab"
         ]
         for _ in range(10):
@@ -142,8 +150,8 @@ def test_a_process_may_report_progress_for_all_it_is_asked() -> None:
 def test_the_deadline_counts_from_the_last_progress() -> None:
     async def main() -> None:
         peer = await connect(Keeper())
-        assert await peer.call("toil", ScoreRequest("train", []), int, deadline_s=10) == 5
+        assert await peer.call(TOIL, ScoreRequest("train", []), deadline_s=10) == 5
         with pytest.raises(DeadlineExceeded, match="no sign of progress for 5 s in toil"):
-            await peer.call("toil", ScoreRequest("train", []), int, deadline_s=5)
+            await peer.call(TOIL, ScoreRequest("train", []), deadline_s=5)
 
     run_virtual(main())

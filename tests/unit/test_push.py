@@ -22,9 +22,18 @@ from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Bucket, Offers, verified
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.publishing import Publishing
-from gcore_core.runtime.messages import BucketRequest, Nothing, OpenPush, PlanRequest, PullWeights
+from gcore_core.runtime.messages import (
+    BUCKET,
+    OPEN_PUSH,
+    PLAN,
+    PULL,
+    BucketRequest,
+    OpenPush,
+    PullWeights,
+)
 from gcore_core.runtime.process.compute import Compute, DirectCompute
 from gcore_core.runtime.push import PUSH_DEADLINE_S, PushSource, pull_weights
+from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.trainer import TrainerShell
@@ -211,7 +220,7 @@ class Site:
         self.trainer.version = version
         await self.view.serve("policy.0", self.service)
         request = OpenPush(version, bucket_bytes, receivers, attempt, self.transport)
-        await self.view.peer("policy.0").call("open_push", request, Nothing)
+        await self.view.peer("policy.0").call(OPEN_PUSH, request)
 
     def memory(self) -> np.ndarray:
         """That which is sent from."""
@@ -233,13 +242,13 @@ class Site:
             receiver, source, request, compute or DirectCompute(), lambda: None, {}
         )
 
-    def tamper(self, method: str, kind: type, change: Any) -> None:
-        honest = getattr(self.shell, method)
+    def tamper(self, endpoint: Endpoint[Any, Any], change: Any) -> None:
+        honest = getattr(self.shell, endpoint.name)
 
         async def handler(request: Any, call: Call) -> Any:
             return change(await honest(request, call))
 
-        self.service.add(method, kind, handler)
+        self.service.add(endpoint, handler)
 
 
 @pytest.fixture(params=["shm", "auto"])
@@ -282,8 +291,8 @@ async def test_a_push_takes_one_bucket_of_memory(site: Site) -> None:
     receivers by no more.
     """
     await site.open(1, receivers=1, bucket_bytes=96)
-    first = await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 0), Bucket)
-    again = await site.view.peer("policy.0").call("bucket", BucketRequest(1, 0, 1), Bucket)
+    first = await site.view.peer("policy.0").call(BUCKET, BucketRequest(1, 0, 0))
+    again = await site.view.peer("policy.0").call(BUCKET, BucketRequest(1, 0, 1))
     assert [[spec.name for spec in bucket.tensors] for bucket in (first, again)] == [
         ["embed"],
         ["layer.0"],
@@ -330,7 +339,7 @@ async def refused(site: Site, receiver: Receiver, match: str, version: int = 1) 
 
 
 async def test_a_truncated_push_names_the_first_tensor_that_is_missing(site: Site) -> None:
-    site.tamper("bucket", BucketRequest, lambda bucket: msgspec.structs.replace(bucket, last=True))
+    site.tamper(BUCKET, lambda bucket: msgspec.structs.replace(bucket, last=True))
     await refused(site, Receiver(), r"version 1: the push ended without tensor 'layer\.0'")
 
 
@@ -349,7 +358,7 @@ async def test_a_tensor_that_is_cut_short_is_named(site: Site) -> None:
 
 
 async def test_a_bucket_outside_the_shared_memory_is_refused(site: Site) -> None:
-    site.tamper("bucket", BucketRequest, lambda bucket: msgspec.structs.replace(bucket, offset=90))
+    site.tamper(BUCKET, lambda bucket: msgspec.structs.replace(bucket, offset=90))
     await refused(
         site, Receiver(), r"version 1, bucket 0: tensor 'embed' is not what its sender hashed"
     )
@@ -365,7 +374,7 @@ async def test_an_altered_tensor_is_refused_before_it_is_loaded(altered: str, si
             offset += spec.nbytes
         return bucket
 
-    site.tamper("bucket", BucketRequest, flip)
+    site.tamper(BUCKET, flip)
     receiver = Receiver()
     await refused(
         site, receiver, rf"version 1, bucket \d: tensor '{altered}' is not what its sender hashed"
@@ -373,7 +382,7 @@ async def test_an_altered_tensor_is_refused_before_it_is_loaded(altered: str, si
     assert list(receiver.held) == [
         name for name in NAMES[: NAMES.index(altered)] if name in receiver.held
     ]
-    site.service.add("bucket", BucketRequest, site.shell.bucket)
+    site.service.add(BUCKET, site.shell.bucket)
     await site.open(1, receivers=1, attempt=1)
     await site.pull(receiver, 1, attempt=1)
     assert_holds(receiver, 1)
@@ -385,7 +394,7 @@ async def test_a_bucket_out_of_order_names_the_tensor(site: Site) -> None:
             bucket, tensors=bucket.tensors[::-1], digests=bucket.digests[::-1]
         )
 
-    site.tamper("bucket", BucketRequest, swap)
+    site.tamper(BUCKET, swap)
     await refused(site, Receiver(), "tensor 'empty' is not the one planned here")
 
 
@@ -394,7 +403,7 @@ async def test_a_tensor_of_another_shape_than_planned_is_refused(site: Site) -> 
         tensors = [msgspec.structs.replace(spec, shape=(spec.nbytes, 1)) for spec in plan.tensors]
         return msgspec.structs.replace(plan, tensors=tensors)
 
-    site.tamper("plan", PlanRequest, reshape)
+    site.tamper(PLAN, reshape)
     await refused(site, Receiver(), "tensor 'embed' is not the one planned here")
 
 
@@ -404,7 +413,7 @@ async def test_another_model_is_refused_before_any_byte(site: Site) -> None:
             plan, tensors=[*plan.tensors[:-1], TensorSpec("lm_head", "U8", (40,), 40)]
         )
 
-    site.tamper("plan", PlanRequest, rename)
+    site.tamper(PLAN, rename)
     receiver = Receiver()
     await refused(site, receiver, "tensor 'lm_head': the push is of another model")
     assert receiver.calls == []
@@ -423,7 +432,7 @@ async def test_weights_that_changed_on_loading_are_found_by_the_fingerprint(site
 async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) -> None:
     await site.open(3, receivers=1)
     with pytest.raises(ContractError, match="asked to push version 4, the trainer holds 3"):
-        await site.view.peer("policy.0").call("open_push", OpenPush(4, 48, 1), Nothing)
+        await site.view.peer("policy.0").call(OPEN_PUSH, OpenPush(4, 48, 1))
     with pytest.raises(ContractError, match="no push of version 2, attempt 0, is open"):
         await site.pull(Receiver(), 2)
 
@@ -434,9 +443,7 @@ async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) 
 async def test_opening_twice_is_one_push(site: Site) -> None:
     await site.open(1, receivers=1)
     receiver = Receiver()
-    await site.view.peer("policy.0").call(
-        "bucket", BucketRequest(1, 0, 0, 0, receiver.push_offers()), Bucket
-    )
+    await site.view.peer("policy.0").call(BUCKET, BucketRequest(1, 0, 0, 0, receiver.push_offers()))
     await site.open(1, receivers=1)  # the answer to the first was lost
     await site.pull(receiver, 1)
     assert_holds(receiver, 1)
@@ -447,9 +454,7 @@ async def test_a_bucket_may_be_asked_for_twice(site: Site) -> None:
     await site.open(1, receivers=1)
     peer = site.view.peer("policy.0")
     for index in range(3):
-        first, again = [
-            await peer.call("bucket", BucketRequest(1, 0, index), Bucket) for _ in range(2)
-        ]
+        first, again = [await peer.call(BUCKET, BucketRequest(1, 0, index)) for _ in range(2)]
         assert first == again
 
 
@@ -526,7 +531,7 @@ def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_p
             asked[request.receiver, request.index] += 1
             return await site.shell.bucket(request, call)
 
-        site.service.add("bucket", BucketRequest, bucket)
+        site.service.add(BUCKET, bucket)
         await site.open(1, receivers=2, bucket_bytes=40)
         receivers, computes = [Receiver(), Receiver()], [DirectCompute(), compute]
         source = site.view.peer("policy.0")
@@ -610,7 +615,7 @@ async def test_a_device_gives_its_memory_back_when_all_have_read_all(tmp_path: P
     pulling = asyncio.ensure_future(site.pull(quick, 1, number=0))
     for index in range(3):
         bucket = await site.view.peer("policy.0").call(
-            "bucket", BucketRequest(1, 1, index, 0, slow.push_offers()), Bucket
+            BUCKET, BucketRequest(1, 1, index, 0, slow.push_offers())
         )
     writer = MEMORIES[bucket.handle]
     assert (bucket.transport, "closed" in writer.done, pulling.done()) == ("host", False, False)
@@ -665,10 +670,12 @@ async def test_a_push_that_is_begun_anew_takes_shared_memory_unless_another_way_
     class Peer:
         name = "policy.0"
 
-        async def call(self, method: str, request: Any, reply: type, *, deadline_s: float) -> Any:
-            if method == "open_push":
+        async def call(
+            self, endpoint: Endpoint[Any, Any], request: Any, *, deadline_s: float
+        ) -> Any:
+            if endpoint == OPEN_PUSH:
                 told.append(request.transport)
-            elif method == "pull" and len(told) == 1:
+            elif endpoint == PULL and len(told) == 1:
                 raise WeightMismatch("a bucket's memory cannot be opened")
 
     context = SimpleNamespace(

@@ -7,9 +7,10 @@ import contextlib
 import re
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from types import NoneType
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from gcore_core.contract.errors import (
     WorkerError,
 )
 from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service, encode
 from gcore_core.runtime.rpc.sockets import WINDOW_ITEMS, RpcNetwork, check_free
@@ -38,6 +40,17 @@ class Ask(msgspec.Struct, array_like=True):
     text: str = ""
 
 
+ECHO = Endpoint("echo", Ask, Ask)
+FAIL = Endpoint("fail", Ask, NoneType)
+STUMBLE = Endpoint("stumble", Ask, NoneType)
+COUNT = StreamEndpoint("count", Ask, Ask)
+HANG = Endpoint("hang", Ask, NoneType)
+TOIL = Endpoint("toil", Ask, Ask)
+HUGE = Endpoint("huge", Ask, bytes)
+HUGE_ITEMS = StreamEndpoint("huge_items", Ask, bytes)
+REFUSE = Endpoint("refuse", Ask, NoneType)
+
+
 class Server:
     """A service of odd handlers, and what they noticed."""
 
@@ -49,8 +62,14 @@ class Server:
             asyncio.Event(),
         )
         self.counted = 0
-        for name in ("echo", "fail", "stumble", "count", "hang", "toil", "huge", "huge_items"):
-            self.service.add(name, Ask, getattr(self, name))
+        self.service.add(ECHO, self.echo)
+        self.service.add(FAIL, self.fail)
+        self.service.add(STUMBLE, self.stumble)
+        self.service.add(COUNT, self.count)
+        self.service.add(HANG, self.hang)
+        self.service.add(TOIL, self.toil)
+        self.service.add(HUGE, self.huge)
+        self.service.add(HUGE_ITEMS, self.huge_items)
 
     async def echo(self, request: Ask, call: Call) -> Ask:
         await asyncio.sleep(request.number % 7 / 1000)  # so that answers overtake each other
@@ -64,7 +83,7 @@ class Server:
     async def stumble(self, request: Ask, call: Call) -> None:
         raise KeyError("lost key")
 
-    async def count(self, request: Ask, call: Call) -> AsyncIterator[Ask]:
+    async def count(self, request: Ask, call: Call) -> AsyncGenerator[Ask, None]:
         for number in range(request.number):
             self.counted += 1
             yield Ask(number)
@@ -88,7 +107,7 @@ class Server:
     async def huge(self, request: Ask, call: Call) -> bytes:
         return bytes(request.number)
 
-    async def huge_items(self, request: Ask, call: Call) -> AsyncIterator[bytes]:
+    async def huge_items(self, request: Ask, call: Call) -> AsyncGenerator[bytes, None]:
         try:
             while True:
                 yield bytes(request.number)
@@ -132,7 +151,7 @@ async def reached(
 
 async def test_a_call_answers(addresses: dict[str, str]) -> None:
     async with served(addresses), reached(addresses) as peer:
-        assert await peer.call("echo", Ask(1, "grüße"), Ask) == Ask(1, "grüße")
+        assert await peer.call(ECHO, Ask(1, "grüße")) == Ask(1, "grüße")
 
 
 async def test_a_loopback_port_serves_as_well() -> None:
@@ -141,18 +160,18 @@ async def test_a_loopback_port_serves_as_well() -> None:
         port = probe.getsockname()[1]
     addresses = {"worker.3": f"tcp:127.0.0.1:{port}"}
     async with served(addresses), reached(addresses) as peer:
-        assert await peer.call("echo", Ask(1), Ask) == Ask(1)
+        assert await peer.call(ECHO, Ask(1)) == Ask(1)
 
 
 async def test_answers_of_concurrent_calls_do_not_mix(addresses: dict[str, str]) -> None:
     async with served(addresses), reached(addresses) as peer:
         asked = [Ask(number, "x" * number) for number in range(100)]
-        assert await asyncio.gather(*(peer.call("echo", ask, Ask) for ask in asked)) == asked
+        assert await asyncio.gather(*(peer.call(ECHO, ask) for ask in asked)) == asked
 
 
 async def test_concurrent_streams_keep_their_order(addresses: dict[str, str]) -> None:
     async def drain(peer: Peer, length: int) -> list[int]:
-        return [item.number async for item in peer.stream("count", Ask(length), Ask)]
+        return [item.number async for item in peer.stream(COUNT, Ask(length))]
 
     async with served(addresses), reached(addresses) as peer:
         lengths = [0, 1, 50, 300]
@@ -165,10 +184,10 @@ async def test_a_stream_waits_for_a_reader_that_is_slow_and_calls_beside_it_do_n
     addresses: dict[str, str],
 ) -> None:
     async with served(addresses) as server, reached(addresses) as peer:
-        async with contextlib.aclosing(peer.stream("count", Ask(300), Ask)) as stream:
+        async with contextlib.aclosing(peer.stream(COUNT, Ask(300))) as stream:
             first = await anext(stream)
             for number in range(50):  # time enough for all 300
-                await peer.call("echo", Ask(number), Ask)
+                await peer.call(ECHO, Ask(number))
             assert server.counted == WINDOW_ITEMS + 1  # the last of them has not left
             rest = [item.number async for item in stream]
         assert [first.number, *rest] == list(range(300))
@@ -179,7 +198,7 @@ async def test_a_remote_error_keeps_its_class_its_parts_and_its_process(
 ) -> None:
     async with served(addresses), reached(addresses) as peer:
         with pytest.raises(WeightMismatch) as caught:
-            await peer.call("fail", Ask(0), Ask)
+            await peer.call(FAIL, Ask(0))
     error = caught.value
     assert (error.what, error.where, error.why, error.todo) == (
         "other bytes",
@@ -199,14 +218,14 @@ async def test_any_other_remote_exception_is_a_worker_error_that_says_where(
         with pytest.raises(
             WorkerError, match=r"worker\.3: KeyError: 'lost key'\n  at .*test_rpc\.py:\d+"
         ) as caught:
-            await peer.call("stumble", Ask(0), Ask)
+            await peer.call(STUMBLE, Ask(0))
     assert type(caught.value) is WorkerError
 
 
 async def test_an_unknown_method_is_refused(addresses: dict[str, str]) -> None:
     async with served(addresses), reached(addresses) as peer:
         with pytest.raises(ContractError, match=r"worker\.3: no method 'ecoh'"):
-            await peer.call("ecoh", Ask(0), Ask)
+            await peer.call(Endpoint("ecoh", Ask, Ask), Ask(0))
 
 
 async def test_a_malformed_request_is_refused_with_its_path(addresses: dict[str, str]) -> None:
@@ -214,7 +233,7 @@ async def test_a_malformed_request_is_refused_with_its_path(addresses: dict[str,
         with pytest.raises(
             ContractError, match=r"malformed request 'echo': .*`int`.*`str`.*\$\[0\]"
         ):
-            await peer.call("echo", ["one", "two"], Ask)
+            await peer.call(Endpoint("echo", list[str], Ask), ["one", "two"])
 
 
 async def test_the_deadline_expires_without_progress_and_cancels_the_handler(
@@ -224,7 +243,7 @@ async def test_the_deadline_expires_without_progress_and_cancels_the_handler(
         with pytest.raises(
             DeadlineExceeded, match=r"worker\.3: no sign of progress for 0\.2 s in hang"
         ):
-            await peer.call("hang", Ask(0), Ask, deadline_s=0.2)
+            await peer.call(HANG, Ask(0), deadline_s=0.2)
         async with asyncio.timeout(10):
             await server.cancelled.wait()
 
@@ -234,12 +253,12 @@ async def test_progress_extends_the_deadline(addresses: dict[str, str]) -> None:
     call.
     """
     async with served(addresses), reached(addresses) as peer:
-        assert await peer.call("toil", Ask(10), Ask, deadline_s=1.6) == Ask(10)
+        assert await peer.call(TOIL, Ask(10), deadline_s=1.6) == Ask(10)
 
 
 async def test_closing_a_stream_early_cancels_its_handler(addresses: dict[str, str]) -> None:
     async with served(addresses) as server, reached(addresses) as peer:
-        stream = peer.stream("huge_items", Ask(10), bytes)
+        stream = peer.stream(HUGE_ITEMS, Ask(10))
         async with contextlib.aclosing(stream):
             async for item in stream:
                 assert len(item) == 10
@@ -250,7 +269,7 @@ async def test_closing_a_stream_early_cancels_its_handler(addresses: dict[str, s
 
 async def test_cancelling_a_call_cancels_its_handler(addresses: dict[str, str]) -> None:
     async with served(addresses) as server, reached(addresses) as peer:
-        task = asyncio.ensure_future(peer.call("hang", Ask(0), Ask))
+        task = asyncio.ensure_future(peer.call(HANG, Ask(0)))
         async with asyncio.timeout(10):
             await server.started.wait()
             task.cancel()
@@ -263,7 +282,7 @@ async def test_a_wrong_secret_is_refused(addresses: dict[str, str]) -> None:
             with pytest.raises(
                 ContractError, match=r"refused the connection\n  wrong or missing run secret"
             ):
-                await peer.call("echo", Ask(0), Ask)
+                await peer.call(ECHO, Ask(0))
 
 
 async def test_another_version_is_refused_and_both_are_named(
@@ -280,13 +299,13 @@ async def test_another_version_is_refused_and_both_are_named(
         with pytest.raises(
             ContractError, match=re.escape(f"gcore-core {ours} here") + r".*9\.9\.9 \(.*\) there"
         ):
-            await peer.call("echo", Ask(0), Ask)
+            await peer.call(ECHO, Ask(0))
 
 
 async def test_a_server_that_goes_mid_call_is_a_died_worker(addresses: dict[str, str]) -> None:
     async with reached(addresses) as peer:
         async with served(addresses) as server:
-            calls = [asyncio.ensure_future(peer.call("hang", Ask(0), Ask)) for _ in range(3)]
+            calls = [asyncio.ensure_future(peer.call(HANG, Ask(0))) for _ in range(3)]
             async with asyncio.timeout(10):
                 await server.started.wait()
             server.release.clear()
@@ -301,12 +320,12 @@ async def test_a_server_that_was_started_again_is_reached_again(addresses: dict[
     async with reached(addresses) as peer:
         for number in range(3):
             async with served(addresses):
-                assert await insist(peer, "echo", Ask(number), Ask, 60.0) == Ask(number)
+                assert await insist(peer, ECHO, Ask(number), 60.0) == Ask(number)
 
 
 async def test_a_caller_may_come_before_its_server(addresses: dict[str, str]) -> None:
     async with reached(addresses) as peer:
-        early = asyncio.ensure_future(peer.call("echo", Ask(1), Ask))
+        early = asyncio.ensure_future(peer.call(ECHO, Ask(1)))
         await asyncio.sleep(0)  # it has begun to connect
         async with served(addresses):
             assert await early == Ask(1)
@@ -318,7 +337,7 @@ async def test_all_callers_of_a_server_that_never_comes_fail_together(
     loop = asyncio.get_running_loop()
     async with reached(addresses, timeout_s=0.5) as peer:
         began_s = loop.time()
-        calls = [peer.call("echo", Ask(0), Ask) for _ in range(10)]
+        calls = [peer.call(ECHO, Ask(0)) for _ in range(10)]
         errors = await asyncio.gather(*calls, return_exceptions=True)
         took_s = loop.time() - began_s
     assert [type(error) for error in errors] == [WorkerDied] * 10
@@ -332,13 +351,13 @@ async def test_a_message_over_the_limit_is_an_error_and_harms_no_other_call(
     limit = rf"has \d+ bytes, the limit is {MESSAGE_LIMIT_BYTES}"
     too_long = MESSAGE_LIMIT_BYTES + 1
     async with served(addresses) as server, reached(addresses) as peer:
-        other = asyncio.ensure_future(peer.call("hang", Ask(0), type(None)))
+        other = asyncio.ensure_future(peer.call(HANG, Ask(0)))
         with pytest.raises(ContractError, match=f"a request of echo {limit}"):
-            await peer.call("echo", Ask(0, "x" * too_long), Ask)
+            await peer.call(ECHO, Ask(0, "x" * too_long))
         with pytest.raises(ContractError, match=f"the reply to huge {limit}"):
-            await peer.call("huge", Ask(too_long), bytes)
+            await peer.call(HUGE, Ask(too_long))
         with pytest.raises(ContractError, match=f"an item of huge_items {limit}"):
-            async for _ in peer.stream("huge_items", Ask(too_long), bytes):
+            async for _ in peer.stream(HUGE_ITEMS, Ask(too_long)):
                 pass
         server.release.set()
         assert await other is None
@@ -347,7 +366,7 @@ async def test_a_message_over_the_limit_is_an_error_and_harms_no_other_call(
 async def test_messages_that_together_exceed_the_limit_arrive(addresses: dict[str, str]) -> None:
     size = MESSAGE_LIMIT_BYTES // 2 - 16
     async with served(addresses), reached(addresses) as peer:
-        answers = await asyncio.gather(*(peer.call("huge", Ask(size), bytes) for _ in range(5)))
+        answers = await asyncio.gather(*(peer.call(HUGE, Ask(size)) for _ in range(5)))
     assert [len(answer) for answer in answers] == [size] * 5
 
 
@@ -439,9 +458,9 @@ async def test_every_class_of_the_tree_travels(
         async def refuse(request: Ask, call: Call) -> None:
             raise kind("no", where="here")
 
-        server.service.add("refuse", Ask, refuse)
+        server.service.add(REFUSE, refuse)
         with pytest.raises(kind, match="here: no"):
-            await peer.call("refuse", Ask(0), Ask)
+            await peer.call(REFUSE, Ask(0))
 
 
 @pytest.mark.parametrize("answer", [b"\xff\xff\xff\x7f", framed(b"\xc1"), framed(encode(7))])
@@ -457,7 +476,7 @@ async def test_an_answer_to_a_greeting_that_is_none_is_told_at_once(
     server = await asyncio.start_unix_server(speak, f"{directory}/w")
     async with server, reached({"worker.3": f"unix:{directory}/w"}) as peer:
         with pytest.raises(ContractError, match="malformed"):
-            await peer.call("echo", Ask(0), Ask)
+            await peer.call(ECHO, Ask(0))
 
 
 async def test_who_leaves_instead_of_answering_a_greeting_is_tried_again(directory: Path) -> None:
@@ -470,5 +489,5 @@ async def test_who_leaves_instead_of_answering_a_greeting_is_tried_again(directo
     server = await asyncio.start_unix_server(leave, f"{directory}/w")
     async with server, reached({"worker.3": f"unix:{directory}/w"}, timeout_s=1.0) as peer:
         with pytest.raises(WorkerDied, match="nobody answers at unix:"):
-            await peer.call("echo", Ask(0), Ask)
+            await peer.call(ECHO, Ask(0))
     assert len(tries) > 2

@@ -18,7 +18,14 @@ from hypothesis.extra import numpy as npst
 
 from gcore_core.contract.errors import ContractError, DataError, WorkerDied
 from gcore_core.contract.records import FACTS_LIMIT_BYTES, HEADER_LIMIT_BYTES, Facts, Header, Ref
-from gcore_core.runtime.messages import Nothing, ReadRequest, ReleaseRequest, short_reason
+from gcore_core.runtime.messages import (
+    READ,
+    RELEASE,
+    ReadRequest,
+    ReleaseRequest,
+    short_reason,
+)
+from gcore_core.runtime.rpc.endpoints import Endpoint, Item, StreamEndpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Peer, Service
 from gcore_core.runtime.store import client, server
@@ -448,7 +455,7 @@ async def test_a_release_that_comes_late_takes_nothing_back(
     ref = await writer.put(1, frozenset({0, 1}), [RECORD])
     agent = node.network.view("rollout.0-1").peer("agent.0")
     for told in [{0: (0, 2)}, {0: (0, 1)}, {1: (0, 2)}]:
-        await agent.call("release", ReleaseRequest("rollout.0-1", told), Nothing)
+        await agent.call(RELEASE, ReleaseRequest("rollout.0-1", told))
     assert (await node.writer("rollout.1-1").put(2, ALL, [RECORD])).slab == ref.slab
 
 
@@ -588,9 +595,9 @@ async def test_blobs_are_hashed_once_and_cost_one_call(
     )
     asked, insist = list[str](), client.insist
 
-    async def counted(peer: Peer, method: str, *rest: Any) -> Any:
-        asked.append(method)
-        return await insist(peer, method, *rest)
+    async def counted(peer: Peer, endpoint: Endpoint[Any, Any], *rest: Any) -> Any:
+        asked.append(endpoint.name)
+        return await insist(peer, endpoint, *rest)
 
     monkeypatch.setattr(client, "insist", counted)
     for _ in range(2):  # the second time they are known
@@ -721,11 +728,11 @@ class Breaking:
         self.offsets: list[int] = []
 
     async def stream(
-        self, method: str, request: Any, item: Any, *, deadline_s: float
+        self, endpoint: StreamEndpoint[Any, Item], request: Any, *, deadline_s: float
     ) -> AsyncGenerator[Any, None]:
         self.offsets.append(request.offset)
         sent = 0
-        async for part in self._peer.stream(method, request, item, deadline_s=deadline_s):
+        async for part in self._peer.stream(endpoint, request, deadline_s=deadline_s):
             if sent == self._whole:
                 raise WorkerDied("the connection broke")
             yield self._change(part)
@@ -827,7 +834,7 @@ async def test_a_node_reads_nothing_outside_a_reference_to_another(
     ref = signed(await writer.put(0, ALL, RECORDS), **changes)
     peer = node.network.view("agent.1").peer("agent.0")
     with pytest.raises(DataError, match=message):
-        _ = [part async for part in peer.stream("read", ReadRequest(ref, offset), bytes)]
+        _ = [part async for part in peer.stream(READ, ReadRequest(ref, offset))]
 
 
 async def test_copies_make_room_the_oldest_first_and_what_is_open_stays(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
+
+ECHO = Endpoint("echo", bytes, bytes)
 
 
 async def test_both_ends_of_a_connection_count_the_same_bytes(tmp_path: Path) -> None:
@@ -20,9 +23,9 @@ async def test_both_ends_of_a_connection_count_the_same_bytes(tmp_path: Path) ->
     addresses = {"echo": f"unix:{tmp_path}/echo"}
     here, there = RpcNetwork(addresses, b"secret"), RpcNetwork(addresses, b"secret")
     service = Service("echo")
-    service.add("echo", bytes, echo)
+    service.add(ECHO, echo)
     await there.serve("echo", service)
-    assert await here.peer("echo").call("echo", bytes(1000), bytes) == bytes(1000)
+    assert await here.peer("echo").call(ECHO, bytes(1000)) == bytes(1000)
     assert here.traffic == there.traffic
     assert (
         here.traffic.messages == 4 and 2000 < here.traffic.nbytes < 2200

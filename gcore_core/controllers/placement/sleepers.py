@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from gcore_core.contract.errors import WorkerDied
-from gcore_core.runtime.messages import Nothing, SleepRequest, WakeReply
+from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
+from gcore_core.runtime.rpc.endpoints import ALIVE, Endpoint, Reply, Request
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Peer
 
@@ -65,8 +65,8 @@ class Sleepers:
         self._rested -= set(wake)
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        asked = await self._ask(sleep, "sleep", SleepRequest(self._release_before), Nothing)
-        asked += await self._ask(wake, "wake", Nothing(), WakeReply)
+        asked = await self._ask(sleep, SLEEP, SleepRequest(self._release_before))
+        asked += await self._ask(wake, WAKE, Nothing())
         return clock() - began_s if asked else 0.0
 
     async def gone(self, whom: Collection[Replica]) -> set[Replica]:
@@ -75,7 +75,7 @@ class Sleepers:
         async def answers(role: str, i: int) -> bool:
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    await self._peers[role][i].call("alive", Nothing(), Nothing)
+                    await self._peers[role][i].call(ALIVE, None)
             except (WorkerDied, TimeoutError):
                 return False
             return True
@@ -83,14 +83,14 @@ class Sleepers:
         answered = await asyncio.gather(*(answers(*one) for one in whom))
         return {one for one, is_there in zip(whom, answered, strict=True) if not is_there}
 
-    async def _ask(self, whom: list[Replica], method: str, request: object, reply: Any) -> int:
+    async def _ask(
+        self, whom: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
+    ) -> int:
         """How many of them can do it."""
         peers = [
             self._peers[one[0]][one[1]]
             for one in whom
             if one[0] in self._able and one not in self.lost
         ]
-        await asyncio.gather(
-            *(insist(peer, method, request, reply, MOVE_DEADLINE_S) for peer in peers)
-        )
+        await asyncio.gather(*(insist(peer, endpoint, request, MOVE_DEADLINE_S) for peer in peers))
         return len(peers)

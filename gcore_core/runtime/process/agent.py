@@ -15,18 +15,21 @@ import shutil
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
 
 from gcore_core.contract.errors import WorkerError
 from gcore_core.runtime.messages import (
+    EXITS,
+    KILL,
     RESTART_EXIT_CODE,
+    SPAWN,
+    USAGE,
     KillRequest,
     Nothing,
     SpawnRequest,
-    StopRequest,
     UsageReply,
     WorkerExit,
     WorkerSpec,
@@ -66,11 +69,10 @@ class Agent:
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
-        service.add("spawn", SpawnRequest, self.spawn)
-        service.add("exits", Nothing, self.exits)
-        service.add("usage", Nothing, self.usage)
-        service.add("stop", StopRequest, self.stop)
-        service.add("kill", KillRequest, self.kill)
+        service.add(SPAWN, self.spawn)
+        service.add(EXITS, self.exits)
+        service.add(USAGE, self.usage)
+        service.add(KILL, self.kill)
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
         for spec in request.workers:
@@ -114,7 +116,7 @@ class Agent:
             spec = msgspec.structs.replace(spec, settings={**spec.settings, "restarted": True})
             process = await self._start(spec)
 
-    async def exits(self, request: Nothing, call: Call) -> AsyncIterator[WorkerExit]:
+    async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
         """Tells of every worker that ended, as it happens."""
         while True:
             yield await self._exits.get()
@@ -134,7 +136,7 @@ class Agent:
             await end_hung(process)
         return Nothing()
 
-    async def stop(self, request: StopRequest, call: Call) -> Nothing:
+    async def stop(self, grace_s: float) -> None:
         """Ends all workers: asks, waits, kills."""
         self._stopping = True
         for sign in (signal.SIGTERM, signal.SIGKILL):
@@ -142,9 +144,7 @@ class Agent:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, sign)
             if self._watching:
-                await asyncio.wait(set(self._watching), timeout=request.grace_s)
-        self.stopped.set()
-        return Nothing()
+                await asyncio.wait(set(self._watching), timeout=grace_s)
 
 
 async def end_hung(process: asyncio.subprocess.Process) -> None:
@@ -200,10 +200,9 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
     try:
         await network.serve(spec.name, service)
         await agent.stopped.wait()
-        await asyncio.sleep(0.05)  # the reply to "stop" leaves first
     finally:
         loop.remove_reader(lifeline)
-        await agent.stop(StopRequest(GRACE_S), Call(lambda: None))
+        await agent.stop(GRACE_S)
         await network.close()
         agent.slabs.close()
         shutil.rmtree(spec.meeting, ignore_errors=True)

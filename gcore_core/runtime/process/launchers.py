@@ -11,7 +11,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,11 @@ from typing import Protocol
 
 from gcore_core.contract.errors import AddressError, ConfigError, WorkerError
 from gcore_core.runtime.messages import (
+    EXITS,
+    SPAWN,
+    USAGE,
     Nothing,
     SpawnRequest,
-    StopRequest,
     UsageReply,
     WorkerExit,
     WorkerSpec,
@@ -179,7 +181,7 @@ class InlineLauncher:
                     meeting=directory,
                 )
             finally:
-                await agent.stop(StopRequest(1.0), Call(lambda: None))
+                await agent.stop()
                 agent.slabs.close()
 
 
@@ -194,10 +196,9 @@ class InlineAgent:
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
-        service.add("spawn", SpawnRequest, self.spawn)
-        service.add("exits", Nothing, self.exits)
-        service.add("usage", Nothing, self.usage)
-        service.add("stop", StopRequest, self.stop)
+        service.add(SPAWN, self.spawn)
+        service.add(EXITS, self.exits)
+        service.add(USAGE, self.usage)
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
         for spec in request.workers:
@@ -227,7 +228,7 @@ class InlineAgent:
         finally:
             self._exits.put_nowait(WorkerExit(spec.name, os.getpid(), code, False, ""))
 
-    async def exits(self, request: Nothing, call: Call) -> AsyncIterator[WorkerExit]:
+    async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
         while True:
             yield await self._exits.get()
 
@@ -235,11 +236,10 @@ class InlineAgent:
         cpu_s, memory_mib = process_usage(os.getpid())
         return UsageReply({"inline": cpu_s}, {"inline": memory_mib}, self.slabs.notes())
 
-    async def stop(self, request: StopRequest, call: Call) -> Nothing:
+    async def stop(self) -> None:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        return Nothing()
 
 
 def _cannot_give_up(code: int) -> None:

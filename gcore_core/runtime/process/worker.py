@@ -21,7 +21,16 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.factories import build
 from gcore_core.contract.questions import Sampler
-from gcore_core.runtime.messages import Hello, Hung, Nothing, WorkerSpec
+from gcore_core.runtime.messages import (
+    FAILED,
+    HELLO,
+    HUNG,
+    STOP_RUN,
+    Hello,
+    Hung,
+    Nothing,
+    WorkerSpec,
+)
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.compute import Compute, ThreadCompute
 from gcore_core.runtime.process.spawn import read_spec
@@ -68,7 +77,7 @@ class Worker:
         except Exception as error:  # isolation point: the supervisor reports it
             log.exception("%s ends", spec.name)
             await self._network.peer("supervisor").call(
-                "failed", to_wire(error, spec.name), Nothing, deadline_s=10
+                FAILED, to_wire(error, spec.name), deadline_s=10
             )
             raise
         finally:
@@ -78,7 +87,7 @@ class Worker:
     async def _hello(self) -> None:
         hello = Hello(self._spec.name, os.getpid(), self._versions)
         # A controller's hello is answered when everybody is up, and loading a model may take long.
-        await insist(self._network.peer("supervisor"), "hello", hello, Nothing, float("inf"))
+        await insist(self._network.peer("supervisor"), HELLO, hello, float("inf"))
 
     async def _controller(self) -> None:
         from gcore_core.controllers.context import make_context
@@ -89,7 +98,7 @@ class Worker:
             context.stopping.set()
             return request
 
-        self._service.add("stop", Nothing, stop)
+        self._service.add(STOP_RUN, stop)
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
         gc.freeze()  # what was loaded stays, and no collection has to go through it
@@ -195,7 +204,7 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
     def expired(peer: str, what: str) -> None:
         if peer != "supervisor":
-            told = network.peer("supervisor").call("hung", Hung(peer, spec.name, what), Nothing)
+            told = network.peer("supervisor").call(HUNG, Hung(peer, spec.name, what))
             telling.add(task := loop.create_task(told))
             task.add_done_callback(telling.discard)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
 from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
+from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc.service import (
     Call,
     Peer,
@@ -25,8 +26,6 @@ from gcore_core.runtime.rpc.service import (
     from_wire,
     to_wire,
 )
-
-T = TypeVar("T")
 
 
 class Weather(Protocol):
@@ -73,21 +72,23 @@ class InlinePeer:
         self._network, self._source = network, source
 
     async def call(
-        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
-    ) -> T:
-        async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as messages:
+        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+    ) -> Reply:
+        exchange = self._exchange(endpoint.name, request, deadline_s)
+        async with contextlib.aclosing(exchange) as messages:
             async for kind, body in messages:
                 if kind == "reply":
-                    return msgspec.msgpack.decode(body, type=reply)
-        raise ContractError(f"{method} gave no reply", where=self.name)
+                    return endpoint.reply_decoder.decode(body)
+        raise ContractError(f"{endpoint.name} gave no reply", where=self.name)
 
     async def stream(
-        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
-    ) -> AsyncGenerator[T, None]:
-        async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as messages:
+        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[Item, None]:
+        exchange = self._exchange(endpoint.name, request, deadline_s)
+        async with contextlib.aclosing(exchange) as messages:
             async for kind, body in messages:
                 if kind == "item":
-                    yield msgspec.msgpack.decode(body, type=item)
+                    yield endpoint.item_decoder.decode(body)
 
     async def close(self) -> None:
         pass

@@ -7,22 +7,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Protocol
 
 from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
+from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.service import PROGRESS_S, Peer
 
-T = TypeVar("T")
 TRIES = 100  # three minutes: one that was lost may have a model to load
 
 
-async def insist(peer: Peer, method: str, request: Any, reply: type[T], deadline_s: float) -> T:
+class Insist(Protocol):
+    """How ``insist`` is called, for those who are given it."""
+
+    async def __call__(
+        self, peer: Peer, endpoint: Endpoint[Request, Reply], request: Request, deadline_s: float
+    ) -> Reply: ...
+
+
+async def insist(
+    peer: Peer, endpoint: Endpoint[Request, Reply], request: Request, deadline_s: float
+) -> Reply:
     """Calls until there is an answer, at most ``TRIES`` times; what the peer itself raised is
     raised at once.
     """
     for attempt in range(TRIES):
         try:
-            return await peer.call(method, request, reply, deadline_s=deadline_s)
+            return await peer.call(endpoint, request, deadline_s=deadline_s)
         except (WorkerDied, DeadlineExceeded):
             if attempt == TRIES - 1:
                 raise

@@ -11,11 +11,19 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import msgspec
 
 from gcore_core.contract.errors import ContractError, GcoreError, WorkerError, error_types
+from gcore_core.runtime.rpc.endpoints import (
+    ALIVE,
+    Endpoint,
+    Item,
+    Reply,
+    Request,
+    StreamEndpoint,
+)
 
 T = TypeVar("T")
 Body = bytes | bytearray | memoryview | msgspec.Raw
@@ -71,25 +79,41 @@ class Call:
             self._loop.call_soon_threadsafe(self._report)
 
 
-Handler = Callable[[Any, Call], Any]
+Handler = Callable[[Request, Call], Awaitable[Reply]]
+StreamHandler = Callable[[Request, Call], AsyncGenerator[Item, None]]
 
 
 class Service:
-    """The named handlers of one process.
+    """The handlers of one process, by endpoint.
 
     A handler is ``async def handler(request, call) -> reply``, or an async generator of items.
     Requests are decoded against their type before the handler sees them, so a malformed one is
-    refused with its path. Every service answers ``alive``.
+    refused with its path. Every service answers ``ALIVE``.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._handlers: dict[str, tuple[msgspec.msgpack.Decoder[Any], Handler]] = {}
+        self._handlers: dict[
+            str, tuple[msgspec.msgpack.Decoder[Any], Callable[[Any, Call], Any]]
+        ] = {}
         self._running: set[Call] = set()
         self._clock, self._walked_s = time.monotonic, float("-inf")
 
-    def add(self, method: str, request: type, handler: Handler) -> None:
-        self._handlers[method] = msgspec.msgpack.Decoder(request), handler
+    @overload
+    def add(self, endpoint: Endpoint[Request, Reply], handler: Handler[Request, Reply]) -> None: ...
+
+    @overload
+    def add(
+        self, endpoint: StreamEndpoint[Request, Item], handler: StreamHandler[Request, Item]
+    ) -> None: ...
+
+    def add(
+        self,
+        endpoint: Endpoint[Any, Any] | StreamEndpoint[Any, Any],
+        handler: Callable[[Any, Call], Any],
+    ) -> None:
+        """What was added before under the same name is replaced."""
+        self._handlers[endpoint.name] = endpoint.request_decoder, handler
 
     def progress(self) -> None:
         """Extends the deadline of every running request; any thread may call it, as often as it
@@ -107,8 +131,8 @@ class Service:
         """Runs one request. Items go to ``emit`` encoded; the encoded reply is returned (an empty
         one for a stream).
         """
-        if method == "alive":
-            return encode([])  # Nothing
+        if method == ALIVE.name:
+            return encode(None)
         try:
             decoder, handler = self._handlers[method]
         except KeyError:
@@ -136,15 +160,15 @@ class Peer(Protocol):
     name: str
 
     async def call(
-        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
-    ) -> T:
+        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+    ) -> Reply:
         """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is
         gone.
         """
 
     def stream(
-        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
-    ) -> AsyncGenerator[T, None]:
+        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[Item, None]:
         """Items in the order they were sent; closing it early cancels the request."""
 
     async def close(self) -> None: ...

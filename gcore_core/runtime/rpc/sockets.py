@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -30,6 +30,7 @@ from gcore_core.contract.errors import (
     WorkerDied,
 )
 from gcore_core.runtime.rpc import wire
+from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc.service import (
     MESSAGE_LIMIT_BYTES,
     Call,
@@ -44,7 +45,6 @@ from gcore_core.runtime.rpc.service import (
 )
 from gcore_core.runtime.rpc.wire import Connection, Frame, Greeting
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 WINDOW_ITEMS = 16  # of a stream on their way: its sender waits when its reader is slow
 GREETING_S = 30.0  # for who connects to say who it is
@@ -182,27 +182,25 @@ class RpcPeer:
         self._connecting: asyncio.Task[None] | None = None
 
     async def call(
-        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
-    ) -> T:
-        async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as frames:
+        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+    ) -> Reply:
+        name = endpoint.name
+        async with contextlib.aclosing(self._exchange(name, request, deadline_s)) as frames:
             async for frame in frames:
                 if frame.kind == wire.REPLY:
-                    return decoded(
-                        msgspec.msgpack.Decoder(reply),
-                        frame.body,
-                        f"reply to {method!r}",
-                        self.name,
-                    )
-        raise ContractError(f"{method} gave no reply", where=self.name)
+                    what = f"reply to {name!r}"
+                    return decoded(endpoint.reply_decoder, frame.body, what, self.name)
+        raise ContractError(f"{name} gave no reply", where=self.name)
 
     async def stream(
-        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
-    ) -> AsyncGenerator[T, None]:
-        decoder = msgspec.msgpack.Decoder(item)
-        async with contextlib.aclosing(self._exchange(method, request, deadline_s)) as frames:
+        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[Item, None]:
+        name = endpoint.name
+        async with contextlib.aclosing(self._exchange(name, request, deadline_s)) as frames:
             async for frame in frames:
                 if frame.kind == wire.ITEM:
-                    yield decoded(decoder, frame.body, f"item of {method!r}", self.name)
+                    what = f"item of {name!r}"
+                    yield decoded(endpoint.item_decoder, frame.body, what, self.name)
 
     async def _exchange(
         self, method: str, request: Any, deadline_s: float

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,8 +26,14 @@ from gcore_core.contract.generator import (
 from gcore_core.contract.order import sample_seed
 from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease, Prompt
 from gcore_core.runtime.messages import (
+    ASK,
+    GENERATE,
     GREEDY,
+    OPEN_PUSH,
+    PULL,
+    SLEEP,
     TRAIN,
+    WAKE,
     AnswerItem,
     AskRequest,
     GenerateRequest,
@@ -114,13 +120,15 @@ class GeneratorShell:
 
     def register(self, service: Service) -> None:
         self._progress = service.progress
-        service.add("generate", GenerateRequest, self.generate)
-        service.add("pull", PullWeights, self.pull)
-        service.add("ask", AskRequest, self.ask)
-        service.add("sleep", SleepRequest, self.sleep)
-        service.add("wake", Nothing, self.wake)
+        service.add(GENERATE, self.generate)
+        service.add(PULL, self.pull)
+        service.add(ASK, self.ask)
+        service.add(SLEEP, self.sleep)
+        service.add(WAKE, self.wake)
 
-    async def generate(self, request: GenerateRequest, call: Call) -> AsyncIterator[list[Header]]:
+    async def generate(
+        self, request: GenerateRequest, call: Call
+    ) -> AsyncGenerator[list[Header], None]:
         """Streams headers as records finish. Asking again for a sample gives the record it already
         made.
         """
@@ -276,7 +284,7 @@ class GeneratorShell:
                 opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, self._process * TRIES + attempt)
                 ranks = map(self._network.peer, self._trainers)
                 await asyncio.gather(
-                    *(insist(rank, "open_push", opened, Nothing, PUSH_DEADLINE_S) for rank in ranks)
+                    *(insist(rank, OPEN_PUSH, opened, PUSH_DEADLINE_S) for rank in ranks)
                 )
                 try:
                     await self.pull(
@@ -287,7 +295,7 @@ class GeneratorShell:
                         raise
                     await asyncio.sleep(backoff_s(attempt))
 
-    async def ask(self, request: AskRequest, call: Call) -> AsyncIterator[list[AnswerItem]]:
+    async def ask(self, request: AskRequest, call: Call) -> AsyncGenerator[list[AnswerItem], None]:
         """Streams the answers to a reward's questions as they finish."""
         asked, wanted = await self._asking.open(request, call)
         try:

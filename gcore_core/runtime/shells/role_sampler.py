@@ -14,7 +14,7 @@ import msgspec
 from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
 from gcore_core.contract.questions import Answer, Question
 from gcore_core.contract.records import Inquiry
-from gcore_core.runtime.messages import AnswerItem, AskRequest, QuestionItem
+from gcore_core.runtime.messages import ASK, AskRequest, QuestionItem
 from gcore_core.runtime.rpc.retry import TRIES, backoff_s
 from gcore_core.runtime.rpc.service import Peer
 
@@ -102,9 +102,7 @@ class RoleSampler:
         """Fills in what this replica answers; the error, when it is lost on the way."""
         owed, clock = sum(len(item.samples) for item in part), asyncio.get_running_loop().time
         began_s = clock()
-        stream = self._replicas[replica].stream(
-            "ask", AskRequest(part), list[AnswerItem], deadline_s=ANSWER_DEADLINE_S
-        )
+        stream = self._replicas[replica].stream(ASK, AskRequest(part), deadline_s=ANSWER_DEADLINE_S)
         try:
             async with contextlib.aclosing(stream):
                 async for answers in stream:

@@ -24,7 +24,7 @@ from gcore_core.contract.records import (
     RecordScore,
 )
 from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer
-from gcore_core.runtime.messages import RESTART_EXIT_CODE, TRAIN, ScoreRequest, short_reason
+from gcore_core.runtime.messages import RESTART_EXIT_CODE, SCORE, TRAIN, ScoreRequest, short_reason
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.role_sampler import RoleSampler
@@ -69,7 +69,7 @@ class ScorerShell:
         self._turn = asyncio.Lock()
 
     def register(self, service: Service) -> None:
-        service.add("score", ScoreRequest, self.score)
+        service.add(SCORE, self.score)
 
     async def score(self, request: ScoreRequest, call: Call) -> list[RecordScore]:
         dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]

@@ -16,6 +16,14 @@ from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.runtime.messages import (
+    BUCKET,
+    FINISH_SAVE,
+    OPEN_PUSH,
+    PLAN,
+    PREPARE_RANK,
+    SAVE_PRETRAINED,
+    SAVE_STATE,
+    TRAIN_RANK,
     BucketRequest,
     Nothing,
     OpenPush,
@@ -51,14 +59,14 @@ class TrainerShell:
         self._push: PushSource | None = None
 
     def register(self, service: Service) -> None:
-        service.add("prepare", list[PrepareRequest], self.prepare)
-        service.add("train", list[TrainRequest], self.train)
-        service.add("open_push", OpenPush, self.open_push)
-        service.add("plan", PlanRequest, self.plan)
-        service.add("bucket", BucketRequest, self.bucket)
-        service.add("save_pretrained", SaveWeights, self.save_pretrained)
-        service.add("save_state", SaveState, self.save_state)
-        service.add("finish_save", SaveState, self.finish_save)
+        service.add(PREPARE_RANK, self.prepare)
+        service.add(TRAIN_RANK, self.train)
+        service.add(OPEN_PUSH, self.open_push)
+        service.add(PLAN, self.plan)
+        service.add(BUCKET, self.bucket)
+        service.add(SAVE_PRETRAINED, self.save_pretrained)
+        service.add(SAVE_STATE, self.save_state)
+        service.add(FINISH_SAVE, self.finish_save)
 
     async def prepare(self, parts: list[PrepareRequest], call: Call) -> list[list[list[float]]]:
         """For each shard a row per item, in the order of the names asked for."""

@@ -29,6 +29,10 @@ import xxhash
 from gcore_core.contract.errors import ContractError, DataError
 from gcore_core.contract.records import Header, Ref
 from gcore_core.runtime.messages import (
+    BLOB,
+    FETCH,
+    RELEASE,
+    SLAB,
     BlobRequest,
     Nothing,
     Released,
@@ -151,7 +155,7 @@ class StoreReader:
         if ref is None:
             raise DataError("a record without columns cannot be opened", where="store")
         if ref.node != self._node and self._agent is not None:
-            ref = await insist(self._agent, "fetch", ref, Ref, DEADLINE_S)
+            ref = await insist(self._agent, FETCH, ref, DEADLINE_S)
         return self.open(ref) if ref.dtype == "columns" else self.open_array(ref)
 
     def open(self, ref: Ref) -> Chunk:
@@ -305,7 +309,7 @@ class StoreWriter:
     ) -> dict[Ref, Ref]:
         """Of each blob that was just made the one to keep: the node's, where it had one."""
         request, slab = BlobRequest(dict.fromkeys(shards, step), list(made)), self._open[step, True]
-        end, told = slab.used, await insist(self._agent, "blob", request, list[Ref], DEADLINE_S)
+        end, told = slab.used, await insist(self._agent, BLOB, request, DEADLINE_S)
         pairs = zip(made.items(), told, strict=True)
         kept = {
             own: ref if ref == own or self._holds(ref, flat) else own for (own, flat), ref in pairs
@@ -331,7 +335,7 @@ class StoreWriter:
             or slab.used + STAMP_BYTES + nbytes > len(slab.memory)
         ):
             asked = SlabRequest(self._owner, STAMP_BYTES + nbytes, dict.fromkeys(shards, step))
-            name = await insist(self._agent, "slab", asked, str, DEADLINE_S)
+            name = await insist(self._agent, SLAB, asked, DEADLINE_S)
             if is_over(self._released, asked.held):  # the agent may have given it to another by now
                 raise ContractError(f"its shards have released step {step}", where="store")
             slab = self._open[key] = _Slab(self._slabs[name].data, name, shards)
@@ -344,7 +348,7 @@ class StoreWriter:
 
     async def close(self) -> None:
         """Nothing more is written; what there is stays for as long as shards hold it."""
-        await insist(self._agent, "release", ReleaseRequest(self._owner, {}), Nothing, DEADLINE_S)
+        await insist(self._agent, RELEASE, ReleaseRequest(self._owner, {}), DEADLINE_S)
 
     def release(self, told: Released) -> None:
         """Shards need no record of earlier steps. A later epoch of one takes over, from whatever
@@ -367,8 +371,6 @@ class StoreWriter:
             k: r for k, r in self._blobs.items() if not is_over(released, dict.fromkeys(k[1], k[0]))
         }
         request = ReleaseRequest(self._owner, fresh)
-        telling = asyncio.ensure_future(
-            insist(self._agent, "release", request, Nothing, DEADLINE_S)
-        )
+        telling = asyncio.ensure_future(insist(self._agent, RELEASE, request, DEADLINE_S))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)

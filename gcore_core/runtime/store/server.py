@@ -14,7 +14,7 @@ import contextlib
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,11 @@ import xxhash
 from gcore_core.contract.errors import DataError, DeadlineExceeded, WorkerDied
 from gcore_core.contract.records import Ref
 from gcore_core.runtime.messages import (
+    BLOB,
+    FETCH,
+    READ,
+    RELEASE,
+    SLAB,
     BlobRequest,
     Nothing,
     ReadRequest,
@@ -100,11 +105,11 @@ class SlabService:
 
     def register(self, service: Service) -> None:
         self._progress = service.progress
-        service.add("slab", SlabRequest, self.slab)
-        service.add("release", ReleaseRequest, self.release)
-        service.add("blob", BlobRequest, self.blob)
-        service.add("fetch", Ref, self.fetch)
-        service.add("read", ReadRequest, self.read)
+        service.add(SLAB, self.slab)
+        service.add(RELEASE, self.release)
+        service.add(BLOB, self.blob)
+        service.add(FETCH, self.fetch)
+        service.add(READ, self.read)
 
     def close(self) -> None:
         for directory in (self._directory, self._spill):
@@ -251,7 +256,7 @@ class SlabService:
 
     # -- other nodes -------------------------------------------------------------------------------
 
-    async def read(self, request: ReadRequest, call: Call) -> AsyncIterator[bytes]:
+    async def read(self, request: ReadRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """The bytes from an offset on, for another node's agent, which hashes them."""
         content = self._reader.content(request.ref)
         if not 0 <= request.offset <= len(content):
@@ -301,7 +306,7 @@ class SlabService:
             await asyncio.sleep(backoff_s(failures) if failures else 0)
             failures += 1
             stream = self._peer(ref.node).stream(
-                "read", ReadRequest(ref, have), bytes, deadline_s=READ_DEADLINE_S
+                READ, ReadRequest(ref, have), deadline_s=READ_DEADLINE_S
             )
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 async with contextlib.aclosing(stream) as parts:

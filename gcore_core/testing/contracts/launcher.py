@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gcore_core.runtime.messages import Nothing, UsageReply
+from gcore_core.runtime.messages import USAGE, Nothing
 from gcore_core.runtime.process.launchers import Site
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.base import Contract
@@ -34,7 +34,7 @@ class LauncherContract(Contract):
 
     def test_the_agent_of_a_site_answers(self, launcher: Any, logs: Path) -> None:
         async def look(site: Site) -> None:
-            usage = await site.agent.call("usage", Nothing(), UsageReply, deadline_s=60)
+            usage = await site.agent.call(USAGE, Nothing(), deadline_s=60)
             assert usage.memory_mib, "the agent knows of no process"
             assert all(mib > 0 for mib in usage.memory_mib.values())
 

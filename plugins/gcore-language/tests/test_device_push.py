@@ -33,7 +33,7 @@ from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatc
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.weight_transfer import Bucket
-from gcore_core.runtime.messages import OpenPush, PullWeights, PushConfirmed
+from gcore_core.runtime.messages import PULL, OpenPush, PullWeights
 from gcore_core.runtime.rpc.service import encode
 from gcore_core.testing.push_site import PushSite, open_push_site
 
@@ -262,7 +262,7 @@ async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_
         assert lines[3:] == ["  A generator speaks shm.", "  Use auto, or one of shm."]
         await site.begin(version, "auto", 1, attempt=1)
         request = PullWeights(version, 0, "policy.0", 1)
-        await site.network.peer("rollout.1").call("pull", request, PushConfirmed)
+        await site.network.peer("rollout.1").call(PULL, request)
 
 
 # -- digests ---------------------------------------------------------------------------------------

@@ -14,18 +14,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import cast
 
 from gcore_core.runtime.messages import SpawnRequest, UsageReply, WorkerExit, WorkerSpec
 from gcore_core.runtime.process.agent import process_usage
 from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher, Site
 from gcore_core.runtime.process.spawn import spawn_process
+from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc.in_process import InlineView
 from gcore_core.runtime.rpc.service import Peer, Service
 from gcore_sim.config import CrowdConfig
 from gcore_sim.host import HostSpec, is_emulated, serve
 
-T = TypeVar("T")
 _TAIL_BYTES = 8192
 
 
@@ -73,20 +73,20 @@ class Crowd:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def call(
-        self, method: str, request: Any, reply: type[T], *, deadline_s: float = 60.0
-    ) -> T:
+        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+    ) -> Reply:
         if isinstance(request, SpawnRequest):
-            request = SpawnRequest(await self.start(request.workers))
-        answer = await self._agent.call(method, request, reply, deadline_s=deadline_s)
+            request = cast(Request, SpawnRequest(await self.start(request.workers)))
+        answer = await self._agent.call(endpoint, request, deadline_s=deadline_s)
         if isinstance(answer, UsageReply):
             self.add_usage(answer)
         return answer
 
     async def stream(
-        self, method: str, request: Any, item: type[T], *, deadline_s: float = 60.0
-    ) -> AsyncGenerator[T, None]:
+        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+    ) -> AsyncGenerator[Item, None]:
         """The exits that the agent streams, and those of workers that were started here."""
-        stream = self._agent.stream(method, request, item, deadline_s=deadline_s)
+        stream = self._agent.stream(endpoint, request, deadline_s=deadline_s)
         self._tasks.append(
             asyncio.ensure_future(self._relay(cast(AsyncGenerator[WorkerExit, None], stream)))
         )
@@ -94,7 +94,7 @@ class Crowd:
             gone = await self._exits.get()
             if isinstance(gone, Exception):
                 raise gone
-            yield cast(T, gone)
+            yield cast(Item, gone)
 
     async def _relay(self, stream: AsyncGenerator[WorkerExit, None]) -> None:
         try:

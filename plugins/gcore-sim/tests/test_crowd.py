@@ -17,7 +17,15 @@ from gcore_core.run.display import Display, open_display
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.start import prepare
 from gcore_core.run.supervisor import Supervisor
-from gcore_core.runtime.messages import Hello, Nothing, SpawnRequest, UsageReply, WorkerExit
+from gcore_core.runtime.messages import (
+    EXITS,
+    HELLO,
+    SPAWN,
+    USAGE,
+    Hello,
+    Nothing,
+    SpawnRequest,
+)
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.testing import fake
 
@@ -65,12 +73,12 @@ async def test_64_workers_in_2_hosts_have_64_sockets_and_controllers_their_own_p
         return Nothing()
 
     service = Service("supervisor")
-    service.add("hello", Hello, hello)
+    service.add(HELLO, hello)
     launcher = build(job.plan.factory("launcher"))
     async with launcher.site(job.names(), service, job.directory / "logs") as site:
-        exits = aiter(site.agent.stream("exits", Nothing(), WorkerExit, deadline_s=float("inf")))
+        exits = aiter(site.agent.stream(EXITS, Nothing(), deadline_s=float("inf")))
         gone = asyncio.ensure_future(anext(exits))
-        await site.agent.call("spawn", SpawnRequest(worker_specs(job, site)), Nothing)
+        await site.agent.call(SPAWN, SpawnRequest(worker_specs(job, site)))
         await asyncio.wait(
             {gone, asyncio.ensure_future(everybody.wait())}, return_when=asyncio.FIRST_COMPLETED
         )
@@ -81,7 +89,7 @@ async def test_64_workers_in_2_hosts_have_64_sockets_and_controllers_their_own_p
         assert len(set(others)) == 3 + 1 and not crowd & set(others)
         sockets = {path.name for path in site.meeting.iterdir() if path.is_socket()}
         assert len([name for name in sockets if name.startswith(("policy.", "rollout."))]) == 64
-        usage = await site.agent.call("usage", Nothing(), UsageReply)
+        usage = await site.agent.call(USAGE, Nothing())
         assert {
             "host.0",
             "host.1",
