@@ -119,7 +119,7 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
                         "config": {"max_new_tokens": actions}
                         | ({"kv_cache_gib": 0.5} if engine == "vllm" else {}),
                     }
-                    | ({} if engine == "torch" else {"python": f"env:{engine}"}),
+                    | ({} if engine == "torch" else {"python": f"venv:{engine}"}),
                 },
                 "rewards": {
                     "length": {"use": "core/function", "config": {"path": __file__, "name": "zero"}}

@@ -1,11 +1,11 @@
-"""Any trainer with any generator: short runs of the quickstart, each role in the environment of its
+"""Any trainer with any generator: short runs of the quickstart, each role in the venv of its
 engine.
 
     python benchmarks/engine_pairs.py [--pairs vllm:megatron-tp2 ...] [--json] [--check]
 
 Every pair trains the arithmetic policy for a few steps in float32, with a weight push after each,
 on the machine's devices. After every push the trainer's log-probs of the new samples are compared
-with the generator's. The environments are those of `g-core env create`; the libraries in them must
+with the generator's. The venvs are those of `g-core venv create`; the libraries in them must
 be the real ones, installed where pip puts them.
 """
 
@@ -63,16 +63,16 @@ BAND, SHARE = 5e-4, 0.01
 
 
 def interpreter(name: str) -> str:
-    """The interpreter of the environment ``name``; ends the benchmark when there is none."""
+    """The interpreter of the venv ``name``; ends the benchmark when there is none."""
     told = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "env", "list", "--json"],
+        [sys.executable, "-m", "gcore_core", "venv", "list", "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
     found = {row["name"]: row for row in json.loads(told.stdout)}
     if name not in found or found[name]["state"] != "ready":
-        sys.exit(f"the environment {name} is not ready: g-core env create {name} --cpu")
+        sys.exit(f"the venv {name} is not ready: g-core venv create {name} --cpu")
     return str(found[name]["python"])
 
 
@@ -110,7 +110,7 @@ def overrides(generator: str, trainer: str) -> list[str]:
             "evaluation.prompts=2",
         ]
     pythons = [
-        f"roles.{role}.python=env:{name}"
+        f"roles.{role}.python=venv:{name}"
         for role, name in (("rollout", generator), ("policy", engine))
         if name != "torch"
     ]

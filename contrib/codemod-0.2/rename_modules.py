@@ -38,7 +38,7 @@ MODULES = {
     "config": "config.plan",
     "checks": "config.checks",
     "interpreters": "config.interpreters",
-    "environments": "config.environments",
+    "environments": "config.venvs",
     "user_functions": "config.user_functions",
     # processes and what they carry
     "processes.service": "runtime.rpc.service",

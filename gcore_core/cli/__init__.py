@@ -18,7 +18,6 @@ VERBS = {
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins, or begin a new one",
     "conformance": "hold a plugin to the contracts of what it provides",
-    "env": "make, list and examine the environments that engines run in",
     "trace": "sum up a run's trace, or write it as a timeline",
     "checkpoint": "list what a run has saved, or verify that it is whole",
     "export": "copy a run's weights out",
@@ -31,7 +30,7 @@ examples:
   g-core run job.yaml run.steps=10 roles.rollout.slots=2
   g-core config job.yaml --why roles.rollout.config.dtype
   g-core plugins
-  g-core <plugin> <command>      commands that a plugin brings
+  g-core <plugin> <command>      commands that a plugin brings, such as g-core venv create vllm
 
 Exit codes: 0 well, 2 configuration, 3 plugin, 4 data, 5 worker, 6 training, 7 address,
 8 checkpoint.

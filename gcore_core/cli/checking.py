@@ -49,9 +49,9 @@ class Found:
 def check_one(name: str, python: str | None = None) -> Found:
     """Looks at one plugin in a fresh process of ``python``, or of this interpreter."""
     if python is not None:
-        from gcore_core.config.interpreters import open_environment
+        from gcore_core.config.interpreters import open_interpreter
 
-        python = open_environment(python, where="--python").python
+        python = open_interpreter(python, where="--python").python
     foreign = python is not None and python != sys.executable
     environment = {
         k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))
@@ -120,21 +120,20 @@ def inspect_plugin(name: str) -> Found:
 
 
 def _look_at(item: Provided, found: Found) -> None:
-    from gcore_core.cli.env_recipe import requirements_file
-    from gcore_core.config.interpreters import open_environment
+    from gcore_core.config.interpreters import open_interpreter
     from gcore_core.contract.factories import import_attribute
-    from gcore_core.contract.providers import EnvironmentProvider
+    from gcore_core.contract.providers import VenvProvider
 
     what = f"{item.kind} {item.reference}"
     if item.spec.config is not None and (problem := _config_problem(item.spec.config)):
         found.problems.append(f"{what}: its config class {item.spec.config.__qualname__} {problem}")
-    if isinstance(item.spec, EnvironmentProvider):
+    if isinstance(item.spec, VenvProvider):
         try:
-            requirements_file(item.spec, what)
+            item.spec.requirements_file(what)
         except GcoreError as error:
             found.problems.append(str(error))
         return
-    unmet = open_environment(None, where="").unmet(item.spec.needs)
+    unmet = open_interpreter(None, where="").unmet(item.spec.needs)
     if unmet:
         needs = ", ".join(f"{need} (found {have or 'none'})" for need, have in unmet)
         found.notes.append(f"{what}: {item.spec.factory} was not imported, it needs {needs}")

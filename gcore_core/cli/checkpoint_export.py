@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.cli.exporting import write_whole
-from gcore_core.config.interpreters import open_environment
+from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError, GcoreError
@@ -55,7 +55,7 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
     plan = load_plan(run_dir / CONFIG)
     role = plan.settings.roles[ROLE]
     backend = plan.factory(f"roles.{ROLE}")
-    python = open_environment(role.python, where=f"roles.{ROLE}.python").python
+    python = open_interpreter(role.python, where=f"roles.{ROLE}.python").python
     ranks = replica_slots(config_object(backend))
 
     def write(fresh: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config import catalog
-from gcore_core.config.interpreters import Environment
+from gcore_core.config.interpreters import Interpreter
 from gcore_core.config.plugins import Provided, local_plugin
 
 _FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.+)")
@@ -30,9 +30,9 @@ def find(name: str, *, where: str) -> catalog.Installed:
     )
 
 
-def described(item: Provided, environment: Environment) -> dict[str, Any]:
+def described(item: Provided, interpreter: Interpreter) -> dict[str, Any]:
     """One provider; ``needs`` says of each requirement whether it is met in the environment."""
-    unmet = dict(environment.unmet(item.spec.needs))
+    unmet = dict(interpreter.unmet(item.spec.needs))
     return {
         "kind": item.kind,
         "name": item.reference,

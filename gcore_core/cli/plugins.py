@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
 def _search_path(python: str | None) -> Sequence[str] | None:
     if python is None:
         return None
-    from gcore_core.config.interpreters import open_environment
+    from gcore_core.config.interpreters import open_interpreter
 
-    return open_environment(python, where="--python").path
+    return open_interpreter(python, where="--python").path
 
 
 def _list(rows: Sequence[catalog.Installed], as_json: bool) -> int:
@@ -131,13 +131,13 @@ def _check(name: str | None, python: str | None, as_json: bool) -> int:
 
 def _show(name: str, python: str | None, as_json: bool) -> int:
     from gcore_core.cli.describing import described, find, text
-    from gcore_core.config.interpreters import open_environment
+    from gcore_core.config.interpreters import open_interpreter
     from gcore_core.config.plugins import Plugins
 
-    environment = open_environment(python, where="--python")
+    interpreter = open_interpreter(python, where="--python")
     plugin, plugins = find(name, where="g-core plugins show"), Plugins()
     plugins.load(plugin)
-    providers = [described(item, environment) for item in plugins.provided_by(plugin.name)]
+    providers = [described(item, interpreter) for item in plugins.provided_by(plugin.name)]
     if as_json:
         print(json.dumps(dataclasses.asdict(plugin) | {"provides": providers}, indent=2))
         return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config import schema, yaml_source
-from gcore_core.config.interpreters import Environment, differences, open_environment, unmet_needs
+from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.factories import replica_slots
@@ -84,7 +84,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
     built_in_a_role: set[str] = set()
     for role, node in settings.roles.items():
         try:
-            environment = open_environment(node.python, where=f"roles.{role}.python")
+            interpreter = open_interpreter(node.python, where=f"roles.{role}.python")
         except ConfigError as error:
             found[str(error)] = error
             continue
@@ -93,23 +93,23 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
         chosen = {path: provided[path] for path in paths if path in provided}
         built_in_a_role |= chosen.keys()
         versions = {item.distribution: item.version for item in chosen.values() if item.installed}
-        wrong = list(differences(environment, versions, where=f"roles.{role}.python")) or _unmet(
-            environment, chosen
+        wrong = list(differences(interpreter, versions, where=f"roles.{role}.python")) or _unmet(
+            interpreter, chosen
         )
         found |= {str(error): error for error in wrong}
     rest = {path: item for path, item in provided.items() if path not in built_in_a_role}
-    found |= {str(error): error for error in _unmet(open_environment(None, where=""), rest)}
+    found |= {str(error): error for error in _unmet(open_interpreter(None, where=""), rest)}
     if len(found) == 1:
         raise next(iter(found.values()))
     _raise([" ".join(filter(None, (f"{e.where}: {e.what}", e.todo))) for e in found.values()], file)
 
 
-def _unmet(environment: Environment, chosen: Mapping[str, Provided]) -> list[GcoreError]:
+def _unmet(interpreter: Interpreter, chosen: Mapping[str, Provided]) -> list[GcoreError]:
     """What the chosen providers need there, in vain."""
     return [
         error
         for path, item in chosen.items()
-        for error in unmet_needs(environment, item.owner, item.spec.needs, where=f"{path}.use")
+        for error in unmet_needs(interpreter, item.owner, item.spec.needs, where=f"{path}.use")
     ]
 
 

@@ -18,14 +18,14 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from gcore_core import __version__
-from gcore_core.config import environments
+from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, GcoreError, PluginIncompatible
 
 _CORE_DISTRIBUTION = "gcore-core"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment:
+class Interpreter:
     """The distributions that one interpreter finds. ``path`` is None for the running one."""
 
     python: str
@@ -57,16 +57,16 @@ class Environment:
         return found
 
 
-def open_environment(python: str | None, *, where: str) -> Environment:
-    """The environment of an interpreter given by its path or as ``env:NAME``, or the running one.
+def open_interpreter(python: str | None, *, where: str) -> Interpreter:
+    """The environment of an interpreter given by its path or as ``venv:NAME``, or the running one.
 
     Raises ConfigError, with the config key ``where``, when there is no such interpreter.
     """
     if not python:
-        return Environment(python=sys.executable)
-    python = environments.resolve(python, where=where)
+        return Interpreter(python=sys.executable)
+    python = venvs.resolve(python, where=where)
     program, shown = Path(python), shlex.quote(python)
-    environments.require_made(program, where=where)
+    venvs.require_made(program, where=where)
     root = shlex.quote(str(program.parent.parent))
     todo = f"make it: python3 -m venv {root} && {shown} -m pip install gcore-core=={__version__}"
     if not program.exists():
@@ -90,31 +90,31 @@ def open_environment(python: str | None, *, where: str) -> Environment:
             why="looked beside it for pyvenv.cfg, and for ../lib/python3.*/site-packages",
             todo=todo,
         )
-    return Environment(python=python, path=path)
+    return Interpreter(python=python, path=path)
 
 
 def differences(
-    environment: Environment, plugins: Mapping[str, str], *, where: str
+    interpreter: Interpreter, plugins: Mapping[str, str], *, where: str
 ) -> Iterator[GcoreError]:
     """What another environment has in another version than this one, or not at all: gcore-core,
     then the plugins.
 
     plugins: distribution -> version here.
     """
-    if environment.path is None:
+    if interpreter.path is None:
         return
     wanted = {_CORE_DISTRIBUTION: __version__, **plugins}
-    if environment.version(_CORE_DISTRIBUTION) is None:  # not made for this: everything is missing
+    if interpreter.version(_CORE_DISTRIBUTION) is None:  # not made for this: everything is missing
         yield PluginIncompatible(
-            f"{environment.python} has no {_CORE_DISTRIBUTION}.",
+            f"{interpreter.python} has no {_CORE_DISTRIBUTION}.",
             where=where,
-            todo=_remedy(environment, [f"{name}=={wanted[name]}" for name in wanted]),
-            python=environment.python,
+            todo=_remedy(interpreter, [f"{name}=={wanted[name]}" for name in wanted]),
+            python=interpreter.python,
             distribution=_CORE_DISTRIBUTION,
         )
         return
     for distribution, version in wanted.items():
-        have = environment.version(distribution)
+        have = interpreter.version(distribution)
         if have == version:
             continue
         found = (
@@ -123,38 +123,38 @@ def differences(
             else f"{distribution} {have}, but this is {version}"
         )
         yield PluginIncompatible(
-            f"{environment.python} has {found}.",
+            f"{interpreter.python} has {found}.",
             where=where,
             why=f"this: {sys.executable}" if have is not None else "",
-            todo=_remedy(environment, [f"{distribution}=={version}"]),
-            python=environment.python,
+            todo=_remedy(interpreter, [f"{distribution}=={version}"]),
+            python=interpreter.python,
             distribution=distribution,
         )
 
 
 def unmet_needs(
-    environment: Environment, owner: str, needs: Sequence[str], *, where: str
+    interpreter: Interpreter, owner: str, needs: Sequence[str], *, where: str
 ) -> Iterator[GcoreError]:
     """What a provider's engine requires and the environment does not have; ``owner`` is "gcore-vllm
     1.3.0".
     """
-    for need, have in environment.unmet(needs):
+    for need, have in interpreter.unmet(needs):
         yield PluginIncompatible(
-            f"{owner} needs {need} in {environment.python}, found {have or 'none'}.",
+            f"{owner} needs {need} in {interpreter.python}, found {have or 'none'}.",
             where=where,
             todo=(
-                f"install it there: {shlex.quote(environment.python)} -m pip install "
+                f"install it there: {shlex.quote(interpreter.python)} -m pip install "
                 f"{shlex.quote(need)}"
             ),
-            python=environment.python,
+            python=interpreter.python,
             need=need,
         )
 
 
-def _remedy(environment: Environment, requirements: list[str]) -> str:
-    if environments.record(own := Path(environment.python).parent.parent):
-        return f"make it anew: {environments.command(own)}"
-    return shlex.join([environment.python, "-m", "pip", "install", *requirements])
+def _remedy(interpreter: Interpreter, requirements: list[str]) -> str:
+    if venvs.record(own := Path(interpreter.python).parent.parent):
+        return f"make it anew: {venvs.command(own)}"
+    return shlex.join([interpreter.python, "-m", "pip", "install", *requirements])
 
 
 def _search_path(program: Path) -> Iterator[str]:

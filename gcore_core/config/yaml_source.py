@@ -15,7 +15,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
-from gcore_core.config import environments
+from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.job_settings import JobSettings
 
@@ -91,7 +91,7 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
     for name, role in settings.roles.items():
         if role.python:
             role.python = _interpreter(
-                environments.resolve(role.python, where=f"roles.{name}.python"), base
+                venvs.resolve(role.python, where=f"roles.{name}.python"), base
             )
         _resolve(role.model, base, hub=True)
         if isinstance(role.model.get("make"), MutableMapping):

@@ -120,9 +120,9 @@ def gcore_commands() -> Iterable[p.CommandProvider]:  # type: ignore[empty-body]
 
 
 @hookspec
-def gcore_environments() -> Iterable[p.EnvironmentProvider]:  # type: ignore[empty-body]
+def gcore_venvs() -> Iterable[p.VenvProvider]:  # type: ignore[empty-body]
     """What pip is to install for the plugin's engine, one description a flavour. For ``g-core
-    env``; no factory.
+    venv``; no factory.
     """
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from gcore_core.contract.errors import ContractError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -168,16 +171,17 @@ class CommandProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentProvider(Provider):
-    """What the plugin's engine needs installed, for ``g-core env create <plugin>``. It is never
+class VenvProvider(Provider):
+    """What the plugin's engine needs installed, for ``g-core venv create <plugin>``. It is never
     called: no factory.
 
     name: the flavour; "cuda" is taken where a driver is seen and "cpu" where none is, others when
         they are asked for.
     engine: the distribution that is the engine; its version is shown.
-    requirements: ``"package:file"``, pip requirements with the versions that were tested. no_deps:
-        pip takes them alone, without what they depend on.
-    extras: of the plugin's own distribution. remove: distributions that are uninstalled afterwards.
+    requirements: ``"package:file"``, pip requirements with the versions that were tested.
+    no_deps: pip takes the requirements alone, without what they depend on.
+    extras: of the plugin's own distribution.
+    remove: distributions that are uninstalled afterwards.
     beside: further distributions that go in where they are installed here, such as those of a
         trainer's objectives.
     """
@@ -195,6 +199,30 @@ class EnvironmentProvider(Provider):
             problem for problem in super().problems(plugin) if not problem.startswith("factory ")
         ]
 
+    def requirements_file(self, owner: str) -> Path | None:
+        """The file of ``requirements``, or None where the engine needs none.
+
+        Raises ContractError, in the name of ``owner``, when the plugin has no such file.
+        """
+        if not self.requirements:
+            return None
+        import importlib.resources  # only where a venv is made or a plugin is checked
+
+        package, _, name = self.requirements.partition(":")
+        try:
+            file = Path(str(importlib.resources.files(package) / name))
+        except (ImportError, TypeError) as error:
+            raise ContractError(
+                f"{owner}: there is no package {package!r} for {self.requirements!r}."
+            ) from error
+        if not file.is_file():
+            raise ContractError(
+                f"{owner}: there is no file {self.requirements!r}.",
+                why=f"looked for {file}",
+                todo="declare it as package data",
+            )
+        return file
+
 
 #: kind -> (hook that yields it, class of its descriptions)
 KINDS: dict[str, tuple[str, type[Provider]]] = {
@@ -211,5 +239,5 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "dataset": ("gcore_datasets", DatasetProvider),
     "launcher": ("gcore_launchers", LauncherProvider),
     "command": ("gcore_commands", CommandProvider),
-    "environment": ("gcore_environments", EnvironmentProvider),
+    "venv": ("gcore_venvs", VenvProvider),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import textwrap
+import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,3 +98,13 @@ class InstalledPlugins:
         target.write_text(textwrap.dedent(text), encoding="utf-8")
         if target.suffix == ".py":
             self._modules.add(path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
+
+
+def empty_venv(root: Path) -> InstalledPlugins:
+    """Makes a virtual environment without pip; returns what can be installed into it.
+
+    Its interpreter is ``root/bin/python``.
+    """
+    venv.create(root, symlinks=True)
+    (site,) = root.glob("lib/python3*/site-packages")
+    return InstalledPlugins(site)

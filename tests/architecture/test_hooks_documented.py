@@ -27,7 +27,7 @@ PROVIDER_HOOKS = {
     "gcore_datasets": [],
     "gcore_launchers": [],
     "gcore_commands": [],
-    "gcore_environments": [],
+    "gcore_venvs": [],
 }
 OTHER_HOOKS = {
     "gcore_check": ["plan"],

@@ -1,9 +1,9 @@
-"""Every engine plugin's own tests with its real engine, each in an environment that `g-core env
+"""Every engine plugin's own tests with its real engine, each in the venv that `g-core venv
 create` makes.
 
     python tests/engines/suites.py [--engines vllm ...] [--slow] [--fresh]
 
-The environments lie where G_CORE_ENVS says; one that is there with the same pins is taken as it is.
+The venvs lie where G_CORE_VENVS says; one that is there with the same pins is taken as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from gcore_core.config import environments
+from gcore_core.config import venvs
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm", "sglang", "megatron", "deepspeed")
@@ -25,11 +25,11 @@ TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
 
 
 def run_suite(engine: str, *, slow: bool, fresh: bool) -> int:
-    """Makes the environment and runs the tests; returns pytest's exit code."""
+    """Makes the venv and runs the tests; returns pytest's exit code."""
     beside = [word for name in BESIDE for word in ("--with", name)]
-    create = [sys.executable, "-m", "gcore_core", "env", "create", engine, "--cpu", *beside]
+    create = [sys.executable, "-m", "gcore_core", "venv", "create", engine, "--cpu", *beside]
     subprocess.run([*create, *(["--fresh"] if fresh else [])], check=True)
-    python = environments.resolve(f"env:{engine}", where="")
+    python = venvs.resolve(f"venv:{engine}", where="")
     subprocess.run([python, "-m", "pip", "install", "-q", *TOOLS], check=True)
     marks = "engine" if slow else "engine and not slow"
     began_s = time.perf_counter()
@@ -51,7 +51,7 @@ def main() -> int:
     )
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--slow", action="store_true", help="the slow tests too")
-    parser.add_argument("--fresh", action="store_true", help="make the environments anew")
+    parser.add_argument("--fresh", action="store_true", help="make the venvs anew")
     args = parser.parse_args()
     return max(run_suite(engine, slow=args.slow, fresh=args.fresh) for engine in args.engines)
 

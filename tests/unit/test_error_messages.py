@@ -24,8 +24,8 @@ import pytest
 
 from gcore_core import cli
 from gcore_core.cli.exporting import export
-from gcore_core.config import environments
-from gcore_core.config.interpreters import differences, open_environment, unmet_needs
+from gcore_core.config import venvs
+from gcore_core.config.interpreters import differences, open_interpreter, unmet_needs
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
 from gcore_core.contract.errors import GcoreError, error_types
@@ -94,10 +94,10 @@ class World:
         return str(root / "bin" / "python")
 
     def role(self, *plugins: tuple[str, Wheel], version: str = "1.3.0") -> None:
-        """Compares this core, and a plugin vllm of a version, with an environment."""
-        environment = open_environment(self.python(*plugins), where="")
+        """Compares this core, and a plugin vllm of a version, with another interpreter."""
+        interpreter = open_interpreter(self.python(*plugins), where="")
         wrong = differences(
-            environment,
+            interpreter,
             {"gcore-vllm": version} if len(plugins) > 1 else {},
             where="roles.rollout.python",
         )
@@ -106,15 +106,15 @@ class World:
     def needs(self, need: str) -> None:
         raise next(
             unmet_needs(
-                open_environment(self.python(), where=""),
+                open_interpreter(self.python(), where=""),
                 "gcore-vllm 1.3.0",
                 [need],
                 where="roles.rollout.use",
             )
         )
 
-    def environment(self, python: str) -> None:
-        """Looks into one of two named environments: vllm, with an older core, and sglang, which is
+    def venv(self, python: str) -> None:
+        """Looks into one of two named venvs: vllm, with an older core, and sglang, which is
         half made.
         """
         root = Path(
@@ -124,10 +124,10 @@ class World:
         (root / "sglang").mkdir()
         for name in ("vllm", "sglang"):
             told = {"plugin": name, "complete": name == "vllm"}
-            (root / name / environments.RECORD).write_text(json.dumps(told))
+            (root / name / venvs.RECORD).write_text(json.dumps(told))
         raise next(
             differences(
-                open_environment(python, where="roles.rollout.python"),
+                open_interpreter(python, where="roles.rollout.python"),
                 {},
                 where="roles.rollout.python",
             )
@@ -255,10 +255,10 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "no such template": lambda w: w.command("plugins", "new", "mine", "--kind", "balncer"),
     },
     "Interpreters": {
-        "no such interpreter": lambda w: open_environment(
+        "no such interpreter": lambda w: open_interpreter(
             "/envs/a/bin/python", where="roles.rollout.python"
         ),
-        "not executable": lambda w: open_environment(__file__, where="roles.rollout.python"),
+        "not executable": lambda w: open_interpreter(__file__, where="roles.rollout.python"),
         "no core there": lambda w: w.role(),
         "another core there": lambda w: w.role(
             ("core", Wheel(distribution="gcore-core", version="0.0.9"))
@@ -268,11 +268,12 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             ("vllm", Wheel(version="1.2.0")),
         ),
         "engine is missing there": lambda w: w.needs("vllm>=0.30"),
-        "no such environment": lambda w: w.environment("env:vlm"),
-        "environment that is half made": lambda w: w.environment("env:sglang"),
-        "environment with another version": lambda w: w.environment("env:vllm"),
-        "no description of an environment": lambda w: w.command("env", "create", "fake"),
-        "environment that pip does not make": lambda w: unmakable(w),
+        "no such venv": lambda w: w.venv("venv:vlm"),
+        "venv that is half made": lambda w: w.venv("venv:sglang"),
+        "nothing that makes venvs": lambda w: without_maker(w),
+        "venv with another version": lambda w: w.venv("venv:vllm"),
+        "no description of a venv": lambda w: w.command("venv", "create", "fake"),
+        "venv that pip does not make": lambda w: unmakable(w),
         "worker and supervisor differ": lambda w: handshake.agree(
             "rollout.0",
             worker=Versions("/envs/a/bin/python", "0.2.0", {"gcore-vllm": "1.2.0"}),
@@ -339,10 +340,16 @@ def observer(world: World) -> None:
     raise observer_failure(*told, "its traceback: runs/job/001/logs/supervisor.log")
 
 
+def without_maker(world: World) -> None:
+    """A named venv is missing, and the plugin that makes venvs is not installed."""
+    with mock.patch.object(venvs, "distributions", return_value=[]):
+        world.venv("venv:vlm")
+
+
 def unmakable(world: World) -> None:
     """With an interpreter whose pip knows no index."""
     world.plugin(
-        "@hookimpl\ndef gcore_environments():\n    yield p.EnvironmentProvider(name='cpu', "
+        "@hookimpl\ndef gcore_venvs():\n    yield p.VenvProvider(name='cpu', "
         "summary='-', engine='e')\n"
     )
     python = world.directory / "python"
@@ -352,7 +359,7 @@ def unmakable(world: World) -> None:
         "$3/bin/python\n"
     )
     python.chmod(0o755)
-    world.command("env", "create", "mine", "--python", str(python))
+    world.command("venv", "create", "mine", "--python", str(python))
 
 
 def damaged(world: World) -> Checkpoints:
@@ -398,7 +405,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[
             ):
                 patch.chdir(directory)
                 patch.delenv("G_CORE_PLUGINS", raising=False)
-                patch.setenv("G_CORE_ENVS", str(directory / "envs"))
+                patch.setenv("G_CORE_VENVS", str(directory / "envs"))
                 world = World(directory, installed)
                 with pytest.raises(GcoreError) as caught:
                     provoke(world)

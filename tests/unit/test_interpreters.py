@@ -11,7 +11,7 @@ import pytest
 
 from gcore_core import __version__, cli
 from gcore_core.config import catalog
-from gcore_core.config.interpreters import differences, open_environment, unmet_needs
+from gcore_core.config.interpreters import differences, open_interpreter, unmet_needs
 from gcore_core.contract.errors import ConfigError, PluginIncompatible
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
@@ -51,7 +51,7 @@ def add_core(other: InstalledPlugins, version: str = __version__) -> None:
 
 
 def rows(python: str) -> dict[str, str]:
-    path = open_environment(python, where="--python").path
+    path = open_interpreter(python, where="--python").path
     return {row.name: row.state for row in catalog.scan(path).plugins}
 
 
@@ -62,7 +62,7 @@ def test_a_real_virtual_environment_is_listed_as_it_lists_itself(tmp_path: Path)
         "import sys; print('\\n'.join(path for path in sys.path if path.endswith('site-packages')))"
     )
     shown = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
-    assert list(open_environment(str(python), where="").path or ()) == shown.stdout.split()
+    assert list(open_interpreter(str(python), where="").path or ()) == shown.stdout.split()
 
 
 def test_the_list_of_another_interpreter_does_not_start_it(
@@ -105,7 +105,7 @@ def test_an_editable_install_beside_its_stale_egg_info_is_one_plugin(
     editable.add("mine", wheel=Wheel(version="0.1", egg_info=True))
     other.add("mine", wheel=Wheel(version="0.2"))
     (other.directory / "a.pth").write_text(f"{editable.directory}\n")
-    (row,) = catalog.scan(open_environment(python_of(other), where="").path).plugins
+    (row,) = catalog.scan(open_interpreter(python_of(other), where="").path).plugins
     assert (row.state, row.version, len(row.notes)) == ("ok", "0.2", 1)
 
 
@@ -135,12 +135,12 @@ def test_what_is_no_interpreter_is_refused_by_its_path(tmp_path: Path, make, mes
     program.parent.mkdir()
     make(program)
     with pytest.raises(ConfigError, match=rf"roles.rollout.python: .*{message}") as caught:
-        open_environment(str(program), where="roles.rollout.python")
+        open_interpreter(str(program), where="roles.rollout.python")
     assert str(program) in caught.value.what and len(str(caught.value).splitlines()) <= 6
 
 
 def told(other: InstalledPlugins, plugins: dict[str, str], needs: list[str]) -> list[str]:
-    environment = open_environment(python_of(other), where="")
+    environment = open_interpreter(python_of(other), where="")
     errors = [
         *differences(environment, plugins, where="roles.rollout.python"),
         *unmet_needs(environment, "gcore-vllm 1.0", needs, where="roles.rollout.use"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gcore_core import hookimpl
-from gcore_core.contract.providers import EnvironmentProvider, TrainerProvider
+from gcore_core.contract.providers import TrainerProvider, VenvProvider
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 
 
@@ -23,16 +23,16 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 
 
 @hookimpl
-def gcore_environments() -> Iterable[EnvironmentProvider]:
+def gcore_venvs() -> Iterable[VenvProvider]:
     beside = ("gcore-algorithms",)  # objectives run in the trainer
-    yield EnvironmentProvider(
+    yield VenvProvider(
         name="cpu",
         summary="DeepSpeed for machines without CUDA",
         engine="deepspeed",
         requirements="gcore_deepspeed:cpu.txt",
         beside=beside,
     )
-    yield EnvironmentProvider(
+    yield VenvProvider(
         name="cuda",
         summary="DeepSpeed for CUDA",
         engine="deepspeed",

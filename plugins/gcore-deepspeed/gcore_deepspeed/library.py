@@ -69,5 +69,5 @@ def _check_version(context: WorkerContext) -> None:
         raise ConfigError(
             f"this trainer needs deepspeed {VERSIONS}, and here is {version or 'none'}.",
             where=f"roles.{context.role}.python",
-            todo="pip install 'gcore-deepspeed[engine]' in that environment.",
+            todo="pip install 'gcore-deepspeed[engine]' in that venv.",
         )

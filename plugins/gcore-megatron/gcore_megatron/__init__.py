@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gcore_core import hookimpl
-from gcore_core.contract.providers import EnvironmentProvider, TrainerProvider
+from gcore_core.contract.providers import TrainerProvider, VenvProvider
 from gcore_megatron.config import MegatronTrainerConfig
 
 
@@ -26,16 +26,16 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 
 
 @hookimpl
-def gcore_environments() -> Iterable[EnvironmentProvider]:
+def gcore_venvs() -> Iterable[VenvProvider]:
     beside = ("gcore-algorithms",)  # objectives run in the trainer
-    yield EnvironmentProvider(
+    yield VenvProvider(
         name="cpu",
         summary="Megatron-Core for machines without CUDA",
         engine="megatron-core",
         requirements="gcore_megatron:cpu.txt",
         beside=beside,
     )
-    yield EnvironmentProvider(
+    yield VenvProvider(
         name="cuda",
         summary="Megatron-Core for CUDA",
         engine="megatron-core",

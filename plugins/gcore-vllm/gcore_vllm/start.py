@@ -210,7 +210,6 @@ def not_installed(error: Exception) -> PluginBroken:
         where="vllm",
         why=first_lines(error),
         todo=(
-            "Make an environment that has it: g-core env create vllm (by hand: see the plugin's "
-            "README)."
+            "Make a venv that has it: g-core venv create vllm (by hand: see the plugin's README)."
         ),
     )

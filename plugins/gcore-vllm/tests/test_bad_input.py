@@ -77,7 +77,7 @@ def test_an_engine_that_is_not_installed_is_told(
     for name in (missing, "vllm.platforms"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
-        PluginBroken, match=f"(?s)vLLM cannot be imported here.*{missing}.*g-core env create vllm"
+        PluginBroken, match=f"(?s)vLLM cannot be imported here.*{missing}.*g-core venv create vllm"
     ):
         make(model)
 

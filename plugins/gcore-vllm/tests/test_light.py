@@ -120,7 +120,7 @@ def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path
     problems = list(gcore_vllm.gcore_check({"roles": roles}))
     assert len(problems) == 1
     assert problems[0].startswith(
-        f"roles.numpy.python: {pythons['numpy']} has no vLLM; make an environment"
+        f"roles.numpy.python: {pythons['numpy']} has no vLLM; make a venv"
     )
 
 

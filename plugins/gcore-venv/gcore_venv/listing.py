@@ -1,4 +1,4 @@
-"""The environments that there are, and whether each is still what it should be."""
+"""The venvs that there are, and whether each is still what it should be."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcore_core.cli.env_making import is_being_made
-from gcore_core.cli.env_recipe import Wish, recipe
-from gcore_core.config import environments
+from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, PluginError
+from gcore_venv.making import is_being_made
+from gcore_venv.recipe import Wish, recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,22 +23,22 @@ class Listed:
 
     @property
     def python(self) -> Path:
-        return environments.root() / self.name / "bin" / "python"
+        return venvs.root() / self.name / "bin" / "python"
 
     @property
     def remake(self) -> str:
         """The command that makes it what it should be."""
-        return environments.command(environments.root() / self.name)
+        return venvs.command(venvs.root() / self.name)
 
 
 def listed() -> list[Listed]:
-    """Every named environment; imports the roots of the plugins that they are for."""
-    files = sorted(environments.root().glob(f"*/{environments.RECORD}"))
-    return [_look_at(file.parent.name, environments.record(file.parent)) for file in files]
+    """Every named venv; imports the roots of the plugins that they are for."""
+    files = sorted(venvs.root().glob(f"*/{venvs.RECORD}"))
+    return [_look_at(file.parent.name, venvs.record(file.parent)) for file in files]
 
 
 def _look_at(name: str, record: dict[str, Any]) -> Listed:
-    if is_being_made((environments.root() / name).resolve()):
+    if is_being_made((venvs.root() / name).resolve()):
         return Listed(name=name, record=record, state="being made")
     if not record.get("complete"):
         return Listed(name=name, record=record, state="half made")
@@ -47,7 +47,7 @@ def _look_at(name: str, record: dict[str, Any]) -> Listed:
 
 
 def _stale(record: dict[str, Any]) -> str:
-    """Why the same command would make another environment now; empty when it would not."""
+    """Why the same command would make another venv now; empty when it would not."""
     wish = Wish(
         plugin=record["plugin"],
         flavour=record["flavour"],
@@ -79,7 +79,7 @@ def shown(name: str, record: dict[str, Any], state: str, reason: str = "") -> di
         "name": name,
         "plugin": record.get("plugin", ""),
         "flavour": record.get("flavour", ""),
-        "python": str(environments.root() / name / "bin" / "python"),
+        "python": str(venvs.root() / name / "bin" / "python"),
         "engine": f"{engine} {record.get('versions', {}).get(engine, '')}".strip(),
         "bytes": record.get("bytes", 0),
         "state": state,

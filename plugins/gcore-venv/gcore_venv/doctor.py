@@ -1,4 +1,4 @@
-"""``g-core env doctor``: what on this machine would keep a run from starting, and what mends it."""
+"""``g-core venv doctor``: what on this machine keeps a run from starting, and what mends it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gcore_core import __version__
-from gcore_core.cli.env_listing import Listed, listed, readable
-from gcore_core.cli.env_making import probe
-from gcore_core.config import catalog, environments
-from gcore_core.config.interpreters import open_environment
+from gcore_core.config import catalog, venvs
+from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plugins import Plugins
 from gcore_core.contract.errors import GcoreError
 from gcore_core.run.devices import find_devices
 from gcore_core.runtime.process.spawn import SHARED_MEMORY
+from gcore_venv.listing import Listed, listed, readable
+from gcore_venv.making import probe
 
 DRIVER = Path("/proc/driver/nvidia")
 #: Slabs of a few workers, and what engines of several processes put there. Containers often have 64
@@ -32,7 +32,7 @@ DRIVER = Path("/proc/driver/nvidia")
 SHARED_MEMORY_BYTES = 1 << 30
 OPEN_FILES = 1024
 RUN_BYTES = 1 << 30  # a run's final weights, of a small model
-ENVIRONMENT_BYTES = 10 << 30  # an engine with torch for CUDA
+VENV_BYTES = 10 << 30  # an engine with torch for CUDA
 _SMI_TIMEOUT_S = 60.0
 
 
@@ -52,7 +52,7 @@ def examine() -> Iterator[Finding]:
     made = listed()
     yield from _this_interpreter()
     for item in made:
-        yield _environment(item)
+        yield _venv(item)
     yield _driver(made)
     yield _shared_memory()
     yield _loopback()
@@ -61,9 +61,7 @@ def examine() -> Iterator[Finding]:
     yield _disk(
         "disk for runs", Path.cwd(), RUN_BYTES, "start runs elsewhere: cd DIR, or run.dir=DIR"
     )
-    yield _disk(
-        "disk for environments", environments.root(), ENVIRONMENT_BYTES, "export G_CORE_ENVS=DIR"
-    )
+    yield _disk("disk for venvs", venvs.root(), VENV_BYTES, "export G_CORE_VENVS=DIR")
 
 
 def print_findings(findings: Iterator[Finding], *, as_json: bool) -> int:
@@ -99,8 +97,8 @@ def _this_interpreter() -> Iterator[Finding]:
             )
 
 
-def _environment(item: Listed) -> Finding:
-    what = f"environment {item.name}"
+def _venv(item: Listed) -> Finding:
+    what = f"venv {item.name}"
     if item.state == "being made":
         return Finding(what=what, told=item.state)
     if item.state != "ready":
@@ -111,7 +109,7 @@ def _environment(item: Listed) -> Finding:
     again = f"{item.remake} --fresh"
     try:
         found = probe(item.python, list(record["versions"]))
-        unmet = open_environment(str(item.python), where=what).unmet(_needs(record["plugin"]))
+        unmet = open_interpreter(str(item.python), where=what).unmet(_needs(record["plugin"]))
     except GcoreError as error:
         return Finding(what=what, told=error.what, mend=again)
     wrong = [

@@ -1,6 +1,4 @@
-"""What goes into an environment, which interpreter ``env:NAME`` means, and what the doctor
-finds.
-"""
+"""What goes into a venv, what is refused, what the list shows and what the doctor finds."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_venv import doctor
+from gcore_venv.recipe import Recipe, Wish, recipe
 
 from gcore_core import __version__, cli
-from gcore_core.cli import env_doctor
-from gcore_core.cli.env_recipe import Recipe, Wish, recipe
-from gcore_core.config import checks, environments
-from gcore_core.config.plan import load_plan
+from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
@@ -27,25 +24,33 @@ from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 
 @hookimpl
-def gcore_environments():
-    yield p.EnvironmentProvider(
+def gcore_venvs():
+    yield p.VenvProvider(
         name="cpu", summary="-", engine="toy-engine", requirements="gcore_toy_pins:cpu.txt", beside=("gcore-losses",)
     )
-    yield p.EnvironmentProvider(name="cuda", summary="-", engine="toy-engine", extras=("engine",))
+    yield p.VenvProvider(name="cuda", summary="-", engine="toy-engine", extras=("engine",))
 """  # noqa: E501
 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("G_CORE_ENVS", str(tmp_path / "envs"))
+    monkeypatch.setenv("G_CORE_VENVS", str(tmp_path / "venvs"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    return tmp_path / "envs"
+    return tmp_path / "venvs"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[InstalledPlugins]:
+    """Fabricated distributions on ``sys.path``; the plugin ``fake`` offers nothing."""
+    with InstalledPlugins(tmp_path / "site") as plugins:
+        plugins.add("fake")
+        yield plugins
 
 
 @pytest.fixture
 def toy(installed: InstalledPlugins) -> InstalledPlugins:
-    """A plugin that describes two environments; it requires gcore-shared, which requires a
-    distribution of others'.
+    """A plugin that describes two venvs; it requires gcore-shared, which requires a distribution
+    of others'.
     """
     requires = ["gcore-core>=0.2,<0.3", "gcore-shared>=0.1", "toy-engine; extra == 'engine'"]
     pins = {"gcore_toy_pins/__init__.py": "", "gcore_toy_pins/cpu.txt": "toy-engine==1.0\n"}
@@ -71,15 +76,12 @@ def came_from(installed: InstalledPlugins, name: str, **direct: Any) -> None:
     (folder / "direct_url.json").write_text(json.dumps(direct))
 
 
-def write_record(root: Path, name: str, **more: Any) -> Path:
-    """An environment whose interpreter is there and fails when it is started."""
+def write_record(root: Path, name: str, **more: Any) -> None:
+    """A venv whose interpreter is there and fails when it is started."""
     (root / name / "bin").mkdir(parents=True)
     (root / name / "bin" / "python").write_text("#!/bin/sh\necho broken >&2; exit 9\n")
     (root / name / "bin" / "python").chmod(0o755)
-    site = root / name / f"lib/python3.{sys.version_info.minor}/site-packages"
-    site.mkdir(parents=True)
-    (root / name / "pyvenv.cfg").write_text("version = 3.11.7\n")
-    told = {
+    written = {
         "plugin": "toy",
         "flavour": "cpu",
         "python": sys.executable,
@@ -87,8 +89,7 @@ def write_record(root: Path, name: str, **more: Any) -> Path:
         "complete": True,
         **more,
     }
-    (root / name / environments.RECORD).write_text(json.dumps(told))
-    return site
+    (root / name / venvs.RECORD).write_text(json.dumps(written))
 
 
 # -- what goes in ----------------------------------------------------------------------------------
@@ -162,9 +163,9 @@ def test_the_flavour_is_that_of_the_machine_or_the_only_one(
     assert recipe(Wish(plugin="toy"), where="").spec.name == "cuda"
     only = PLUGIN.replace('name="cuda"', 'name="rocm"').replace('name="cpu"', 'name="tpu"')
     toy.add("two", only)
-    with pytest.raises(ConfigError, match="'two' has no environment 'cuda'"):
+    with pytest.raises(ConfigError, match="'two' has no venv 'cuda'"):
         recipe(Wish(plugin="two"), where="")
-    toy.add("one", only[: only.index("    yield p.EnvironmentProvider(name=")])
+    toy.add("one", only[: only.index("    yield p.VenvProvider(name=")])
     assert recipe(Wish(plugin="one"), where="").spec.name == "tpu"
 
 
@@ -211,67 +212,7 @@ def test_pins_that_are_not_there_are_named(
         recipe(Wish(plugin="bad"), where="")
     monkeypatch.setenv("PYTHONPATH", str(toy.directory), prepend=os.pathsep)
     assert cli.main(["plugins", "check", "bad"]) == 3 and cli.main(["plugins", "check", "toy"]) == 0
-    assert "environment bad/cpu: there is no " in capsys.readouterr().out
-
-
-# -- env:NAME --------------------------------------------------------------------------------------
-
-
-def test_a_name_in_a_job_is_the_interpreter_of_that_environment(
-    root: Path, job, installed: InstalledPlugins
-) -> None:  # type: ignore[no-untyped-def]
-    plan = load_plan(job(), ["roles.rollout.python=env:toy"])
-    assert plan.config["roles"]["rollout"]["python"] == str(root / "toy/bin/python")
-    with pytest.raises(
-        ConfigError, match=r"roles\.rollout\.python: there is no environment 'toy'"
-    ) as missing:
-        checks.interpreters(plan.settings, plan.provided, plan.source)
-    assert "g-core env create toy" in missing.value.todo
-    site = InstalledPlugins(write_record(root, "toy"))
-    site.add("core", wheel=Wheel(distribution="gcore-core", version=__version__, requires=()))
-    site.add("fake")
-    checks.interpreters(plan.settings, plan.provided, plan.source)
-
-
-def test_one_with_other_versions_is_to_be_made_anew(
-    root: Path, job, installed: InstalledPlugins
-) -> None:  # type: ignore[no-untyped-def]
-    plan = load_plan(job(), ["roles.rollout.python=env:mine"])
-    site = InstalledPlugins(write_record(root, "mine"))
-    site.add("core", wheel=Wheel(distribution="gcore-core", version="0.0.9", requires=()))
-    with pytest.raises(ConfigError, match="make it anew: g-core env create toy --name mine"):
-        checks.interpreters(plan.settings, plan.provided, plan.source)
-
-
-def test_one_that_is_half_made_is_refused_and_one_of_the_users_own_is_not(root: Path) -> None:
-    from gcore_core.config.interpreters import open_environment
-
-    write_record(root, "half", complete=False)
-    write_record(root, "own")
-    (root / "own" / environments.RECORD).unlink()
-    with pytest.raises(ConfigError, match="--python: environment 'half' is half made"):
-        open_environment("env:half", where="--python")
-    assert open_environment("env:own", where="--python").path
-
-
-@pytest.mark.parametrize("name", ["", "../a", "a/b", ".a", "a b"])
-def test_what_cannot_be_a_name_is_refused_where_it_stands(
-    name: str, job, installed: InstalledPlugins
-) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigError, match=r"roles\.rollout\.python: .* cannot name an environment"):
-        load_plan(job(), [f"roles.rollout.python='env:{name}'"])
-
-
-def test_they_are_where_the_user_keeps_data_unless_said_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("G_CORE_ENVS")
-    monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert environments.root() == Path("/data/g-core/envs")
-    monkeypatch.delenv("XDG_DATA_HOME")
-    assert environments.root() == Path.home() / ".local/share/g-core/envs"
-    monkeypatch.setenv("G_CORE_ENVS", "here/../envs")
-    assert environments.root() == Path.cwd() / "envs"
+    assert "venv bad/cpu: there is no " in capsys.readouterr().out
 
 
 # -- create, refused; list -------------------------------------------------------------------------
@@ -283,15 +224,15 @@ def test_they_are_where_the_user_keeps_data_unless_said_otherwise(
         (["create"], "for which plugin"),
         (["list", "toy"], "takes no name, but 'toy' is given"),
         (["create", "tyo"], "no plugin named 'tyo'"),
-        (["create", "fake"], "does not say what an environment for it needs"),
+        (["create", "fake"], "does not say what a venv for it needs"),
         (["create", "toy", "--flavour", "cdua"], r"did you mean 'cuda'\?"),
         (
             ["create", "toy", "--python", "/no/python"],
             "--python: there is no interpreter /no/python",
         ),
-        (["create", "toy", "--name", "a/b"], "--name: 'a/b' cannot name an environment"),
-        (["create", "fake", "--name", "made"], "environment 'made' is one of plugin 'toy'"),
-        (["create", "toy", "--name", "made", "--dir", "elsewhere"], "environment 'made' is in "),
+        (["create", "toy", "--name", "a/b"], "--name: 'a/b' cannot name a venv"),
+        (["create", "fake", "--name", "made"], "venv 'made' is one of plugin 'toy'"),
+        (["create", "toy", "--name", "made", "--dir", "elsewhere"], "venv 'made' is in "),
         (
             ["create", "toy", "--dir", "."],
             "holds files that g-core did not write; nothing was done",
@@ -311,7 +252,7 @@ def test_what_cannot_be_made_is_refused_before_anything_is_written(
     write_record(root, "made")
     monkeypatch.chdir(toy.directory)
     before = written(toy.directory)
-    assert cli.main(["env", *words]) in (2, 3)
+    assert cli.main(["venv", *words]) in (2, 3)
     assert re.search(message, capsys.readouterr().err)
     assert written(toy.directory) == before and [path.name for path in root.iterdir()] == ["made"]
 
@@ -324,8 +265,8 @@ def written(directory: Path) -> list[Path]:
 def test_the_list_tells_each_state(
     toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["env"]) == 0
-    assert "no environments" in capsys.readouterr().out
+    assert cli.main(["venv"]) == 0
+    assert "no venvs" in capsys.readouterr().out
     digest, versions = (
         recipe(Wish(plugin="toy"), where="").digest(),
         {"gcore-core": __version__, "toy-engine": "1.0"},
@@ -336,7 +277,7 @@ def test_the_list_tells_each_state(
     write_record(root, "c", digest="", versions={**known, "gcore-toy": "1.1"}, engine="toy-engine")
     write_record(root, "d", digest="", versions=known, engine="toy-engine")
     write_record(root, "e", digest="", versions=known, plugin="gone")
-    assert cli.main(["env", "list"]) == 0
+    assert cli.main(["venv", "list"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown] == ["name", *"abcde"]
     for line, told in zip(
@@ -351,7 +292,7 @@ def test_the_list_tells_each_state(
         strict=True,
     ):
         assert told in line
-    assert cli.main(["env", "list", "--json"]) == 0
+    assert cli.main(["venv", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["state"] for row in rows] == ["ready", "half made", "stale", "stale", "stale"]
     assert rows[0]["python"] == str(root / "a/bin/python") and rows[0]["bytes"] == 2_300_000_000
@@ -362,7 +303,7 @@ def test_the_list_tells_each_state(
 
 def findings(capsys: pytest.CaptureFixture[str], code: int) -> Iterator[tuple[str, dict[str, Any]]]:
     capsys.readouterr()
-    assert cli.main(["env", "doctor", "--json"]) == code
+    assert cli.main(["venv", "doctor", "--json"]) == code
     for row in json.loads(capsys.readouterr().out):
         assert row["ok"] == (not row["mend"])
         yield row["what"], row
@@ -377,12 +318,12 @@ def test_the_doctor_names_what_mends_each_environment(
     )
     write_record(root, "half", complete=False)
     found = dict(findings(capsys, 2))
-    assert found["environment half"]["mend"] == "g-core env create toy --name half"
-    assert found["environment broken"]["told"].endswith("cannot import gcore_core: broken.")
-    assert found["environment broken"]["mend"] == "g-core env create toy --name broken --fresh"
-    assert cli.main(["env", "doctor"]) == 2
+    assert found["venv half"]["mend"] == "g-core venv create toy --name half"
+    assert found["venv broken"]["told"].endswith("cannot import gcore_core: broken.")
+    assert found["venv broken"]["mend"] == "g-core venv create toy --name broken --fresh"
+    assert cli.main(["venv", "doctor"]) == 2
     assert (
-        "FAULT  environment half: half made\n       g-core env create toy --name half\n"
+        "FAULT  venv half: half made\n       g-core venv create toy --name half\n"
         in capsys.readouterr().out
     )
 
@@ -393,16 +334,16 @@ def test_an_environment_for_cuda_needs_a_driver(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(env_doctor, "DRIVER", root / "no-driver")
+    monkeypatch.setattr(doctor, "DRIVER", root / "no-driver")
     assert dict(findings(capsys, 0))["driver"]["ok"]
     write_record(root, "toy", flavour="cuda", complete=False)
-    assert dict(findings(capsys, 2))["driver"]["mend"] == "g-core env create toy --cpu"
+    assert dict(findings(capsys, 2))["driver"]["mend"] == "g-core venv create toy --cpu"
 
 
 def test_a_driver_that_gives_no_answer_is_a_fault(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(env_doctor, "DRIVER", tmp_path)
+    monkeypatch.setattr(doctor, "DRIVER", tmp_path)
     smi = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     smi.write_text("#!/bin/sh\necho 'GPU of ours, 570.1'\n")
@@ -415,11 +356,11 @@ def test_a_driver_that_gives_no_answer_is_a_fault(
 def test_a_small_shared_memory_and_a_full_disk_are_faults(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("SHARED_MEMORY_BYTES", "RUN_BYTES", "ENVIRONMENT_BYTES"):
-        monkeypatch.setattr(env_doctor, name, 1 << 60)
+    for name in ("SHARED_MEMORY_BYTES", "RUN_BYTES", "VENV_BYTES"):
+        monkeypatch.setattr(doctor, name, 1 << 60)
     faults = {what for what, row in findings(capsys, 2) if not row["ok"]}
-    shared = {"shared memory"} if env_doctor.SHARED_MEMORY.is_dir() else set()
-    assert faults == {"disk for runs", "disk for environments"} | shared
+    shared = {"shared memory"} if doctor.SHARED_MEMORY.is_dir() else set()
+    assert faults == {"disk for runs", "disk for venvs"} | shared
 
 
 def test_a_process_that_may_open_few_files_or_has_too_long_a_temporary_path_is_told(
@@ -427,7 +368,7 @@ def test_a_process_that_may_open_few_files_or_has_too_long_a_temporary_path_is_t
 ) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    script = f"ulimit -S -n 200; exec {sys.executable} -m gcore_core env doctor --json"
+    script = f"ulimit -S -n 200; exec {sys.executable} -m gcore_core venv doctor --json"
     done = subprocess.run(
         ["bash", "-c", script],
         env={**os.environ, "TMPDIR": str(long)},
@@ -435,7 +376,5 @@ def test_a_process_that_may_open_few_files_or_has_too_long_a_temporary_path_is_t
         text=True,
     )
     found = {row["what"]: row for row in json.loads(done.stdout)}
-    assert (
-        done.returncode == 2 and found["open files"]["mend"] == f"ulimit -n {env_doctor.OPEN_FILES}"
-    )
+    assert done.returncode == 2 and found["open files"]["mend"] == f"ulimit -n {doctor.OPEN_FILES}"
     assert found["sockets"]["mend"] == "export TMPDIR=/tmp"

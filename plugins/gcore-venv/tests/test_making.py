@@ -1,4 +1,4 @@
-"""``g-core env create`` with real interpreters and a real pip, which gets everything from wheels
+"""``g-core venv create`` with real interpreters and a real pip, which gets everything from wheels
 made here.
 """
 
@@ -16,24 +16,24 @@ from pathlib import Path
 import pytest
 
 from gcore_core import __version__
-from gcore_core.config import environments
+from gcore_core.config import venvs
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 PLUGIN = """
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 
 @hookimpl
-def gcore_environments():
-    yield p.EnvironmentProvider(
+def gcore_venvs():
+    yield p.VenvProvider(
         name="cpu", summary="-", engine="toy-engine", requirements="gcore_toy_pins:cpu.txt",
         no_deps=True, remove=("toy-ballast",),
     )
 """
 
-#: An interpreter whose ``-m venv`` copies an environment instead of making one. With TOY_BLOCK, a
+#: An interpreter whose ``-m venv`` copies a venv instead of making one. With TOY_BLOCK, a
 #: directory, it says there that it has begun and waits.
 FAST = """#!/bin/sh
 if [ "$2" = venv ]; then
@@ -116,16 +116,16 @@ class Place:
         )
 
     @property
-    def env(self) -> Path:
-        return self.directory / "envs" / "toy"
+    def venv(self) -> Path:
+        return self.directory / "venvs" / "toy"
 
     def environment(self, **more: str) -> dict[str, str]:
         paths = os.pathsep.join([str(self.here.directory), str(REPOSITORY)])
-        own = {"PYTHONPATH": paths, "G_CORE_ENVS": str(self.env.parent), "PIP_NO_INDEX": "1"}
+        own = {"PYTHONPATH": paths, "G_CORE_VENVS": str(self.venv.parent), "PIP_NO_INDEX": "1"}
         return {**os.environ, **own, **more}
 
     def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "gcore_core", "env", *words]
+        command = [sys.executable, "-m", "gcore_core", "venv", *words]
         return subprocess.Popen(
             command,
             env=self.environment(**more),
@@ -152,7 +152,7 @@ def place(tmp_path: Path) -> Place:
 
 @dataclass
 class Blocked:
-    """A process that makes an environment and has got as far as venv."""
+    """A process that makes a venv and has got as far as venv."""
 
     process: subprocess.Popen[str]
     directory: Path
@@ -163,7 +163,7 @@ class Blocked:
 
 @pytest.fixture
 def fast(place: Place, template: Path) -> str:
-    """An interpreter with which environments are made at once."""
+    """An interpreter with which venvs are made at once."""
     file = place.directory / "python"
     file.write_text(
         FAST.format(directory=place.directory, template=template, python=sys.executable)
@@ -188,17 +188,17 @@ def test_an_environment_is_made_once_with_its_pins_and_what_runs_here(place: Pla
     assert (
         "pip install --no-deps -r cpu.txt" in shown
         and "made in " in shown
-        and "python: env:toy" in shown
+        and "python: venv:toy" in shown
     )
-    python = place.env / "bin" / "python"
+    python = place.venv / "bin" / "python"
     listed = subprocess.run(
         [python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
     )
     have = {row["name"]: row["version"] for row in json.loads(listed.stdout)}
     assert have.keys() - {"pip", "setuptools"} == {"gcore-core", "gcore-toy", "toy-engine"}
-    inode = place.env.stat().st_ino
+    inode = place.venv.stat().st_ino
     assert "is ready: toy-engine 1.0" in place.g_core("create", "toy")
-    assert place.env.stat().st_ino == inode and place.states() == {"toy": "ready"}
+    assert place.venv.stat().st_ino == inode and place.states() == {"toy": "ready"}
     (row,) = json.loads(place.g_core("list", "--json"))
     assert (
         row["engine"] == "toy-engine 1.0"
@@ -206,15 +206,15 @@ def test_an_environment_is_made_once_with_its_pins_and_what_runs_here(place: Pla
         and row["python"] == str(python)
     )
     found = {row["what"]: row for row in json.loads(place.g_core("doctor", "--json"))}
-    assert found["environment toy"] == {
-        "what": "environment toy",
+    assert found["venv toy"] == {
+        "what": "venv toy",
         "told": f"cpu, toy-engine 1.0, gcore-core {__version__}",
         "mend": "",
         "ok": True,
     }
     subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "toy-engine"], check=True)
     found = {row["what"]: row for row in json.loads(place.g_core("doctor", "--json", code=2))}
-    assert found["environment toy"]["told"] == "toy-engine is missing, 1.0 was installed"
+    assert found["venv toy"]["told"] == "toy-engine is missing, 1.0 was installed"
 
 
 def test_a_failing_pip_is_quoted_and_leaves_an_environment_that_is_made_anew(
@@ -224,13 +224,13 @@ def test_a_failing_pip_is_quoted_and_leaves_an_environment_that_is_made_anew(
     good = pins.read_text()
     pins.write_text("no-such-engine==9\n")
     error = place.g_core("create", "toy", "--python", fast, code=3).splitlines()
-    assert error[0] == f"{place.env}: `pip install --no-deps -r cpu.txt` failed with exit code 1."
+    assert error[0] == f"{place.venv}: `pip install --no-deps -r cpu.txt` failed with exit code 1."
     assert "No matching distribution found for no-such-engine==9" in error[2]
-    assert error[-1] == f"  all of its output: {place.env / 'g-core-pip.log'}"
+    assert error[-1] == f"  all of its output: {place.venv / 'g-core-pip.log'}"
     assert place.states() == {"toy": "half made"}
     pins.write_text(good)
     assert "made in" in place.g_core("create", "toy")
-    assert json.loads((place.env / environments.RECORD).read_text())["python"] == fast, (
+    assert json.loads((place.venv / venvs.RECORD).read_text())["python"] == fast, (
         "what it had been asked for"
     )
 
@@ -239,18 +239,18 @@ def test_other_pins_make_it_stale_and_it_is_made_anew(place: Place, fast: str) -
     place.g_core("create", "toy", "--python", fast)
     pins = place.here.directory / "gcore_toy_pins" / "cpu.txt"
     pins.write_text(pins.read_text() + "# tested again\n")
-    (place.env / "left").touch()
+    (place.venv / "left").touch()
     assert place.states() == {"toy": "stale"}
     assert "made in" in place.g_core("create", "toy")
-    assert place.states() == {"toy": "ready"} and not (place.env / "left").exists()
+    assert place.states() == {"toy": "ready"} and not (place.venv / "left").exists()
 
 
 def test_an_environment_somewhere_else_is_found_by_its_name(place: Place, fast: str) -> None:
     elsewhere = place.directory / "elsewhere"
     place.g_core("create", "toy", "--python", fast, "--name", "far", "--dir", str(elsewhere))
-    assert (elsewhere / environments.RECORD).exists() and place.states() == {"far": "ready"}
+    assert (elsewhere / venvs.RECORD).exists() and place.states() == {"far": "ready"}
     assert "is ready" in place.g_core("create", "toy", "--name", "far")
-    assert "environment 'far' is in" in place.g_core(
+    assert "venv 'far' is in" in place.g_core(
         "create", "toy", "--name", "far", "--dir", "/elsewhere", code=2
     )
 
@@ -259,13 +259,13 @@ def test_two_at_once_make_one(place: Place, fast: str, blocked: Blocked) -> None
     other = place.start("create", "toy", "--python", fast)
     assert other.stdout is not None
     assert other.stdout.readline().startswith("toy (cpu)")
-    assert other.stdout.readline() == f"waiting for another process that makes {place.env}\n"
+    assert other.stdout.readline() == f"waiting for another process that makes {place.venv}\n"
     assert place.states() == {"toy": "being made"}
     blocked.release()
     assert "made in" in blocked.process.communicate()[0]
     assert "is ready" in other.communicate()[0]
     assert (blocked.process.returncode, other.returncode) == (0, 0)
-    assert (place.directory / "made").read_text().splitlines() == [str(place.env)]
+    assert (place.directory / "made").read_text().splitlines() == [str(place.venv)]
 
 
 def test_one_that_was_killed_half_way_is_made_anew_when_what_it_started_has_ended(

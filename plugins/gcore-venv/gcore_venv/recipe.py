@@ -1,11 +1,10 @@
-"""What goes into an environment: a plugin's tested pins, and G-Core's own distributions as they are
+"""What goes into a venv: a plugin's tested pins, and G-Core's own distributions as they are
 installed here.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import json
 import os
 import shutil
@@ -24,12 +23,12 @@ from packaging.utils import canonicalize_name
 from gcore_core import __version__
 from gcore_core.config import catalog
 from gcore_core.config.plugins import Plugins
-from gcore_core.contract.errors import ConfigError, ContractError, did_you_mean
-from gcore_core.contract.providers import EnvironmentProvider
+from gcore_core.contract.errors import ConfigError, did_you_mean
+from gcore_core.contract.providers import VenvProvider
 from gcore_core.run.devices import find_devices
 
 _CORE = "gcore-core"
-_FORMAT = 1  # counts changes of how an environment is made, which make those that there are stale
+_FORMAT = 1  # counts changes of how a venv is made, which make those that there are stale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +60,12 @@ class Recipe:
     """A wish with everything looked up. ``requirements`` is a file for pip."""
 
     wish: Wish
-    spec: EnvironmentProvider
+    spec: VenvProvider
     requirements: Path | None
     sources: tuple[Source, ...]
 
     def digest(self) -> str:
-        """Changes with anything that would make another environment. Code of an editable install
+        """Changes with anything that would make another venv. Code of an editable install
         makes none.
         """
         spec = self.spec
@@ -113,19 +112,19 @@ def recipe(wish: Wish, *, where: str) -> Recipe:
     """Looks everything up; imports the plugin's root. Raises ConfigError, PluginError."""
     installed, plugins = catalog.scan().get(wish.plugin, where=where), Plugins()
     plugins.load(installed, where=where)
-    offered = {item.spec.name: item.spec for item in plugins.providers("environment", wish.plugin)}
+    offered = {item.spec.name: item.spec for item in plugins.providers("venv", wish.plugin)}
     flavour = wish.flavour or _flavour(list(offered))
     spec = offered.get(flavour)
     if not offered:
         raise ConfigError(
-            f"plugin {wish.plugin!r} does not say what an environment for it needs.",
+            f"plugin {wish.plugin!r} does not say what a venv for it needs.",
             where=where,
             todo="make one with venv and pip: docs/how-to/venvs.md",
         )
-    if not isinstance(spec, EnvironmentProvider):
+    if not isinstance(spec, VenvProvider):
         raise ConfigError(
             (
-                f"plugin {wish.plugin!r} has no environment "
+                f"plugin {wish.plugin!r} has no venv "
                 f"{flavour!r}{did_you_mean(flavour, list(offered))}."
             ),
             where=where,
@@ -138,7 +137,7 @@ def recipe(wish: Wish, *, where: str) -> Recipe:
     return Recipe(
         wish=wish,
         spec=spec,
-        requirements=requirements_file(spec, f"plugin {installed.name!r} ({installed.owner})"),
+        requirements=spec.requirements_file(f"plugin {installed.name!r} ({installed.owner})"),
         sources=tuple(_source(name, extras.get(name, ())) for name in _with_ours(names)),
     )
 
@@ -146,28 +145,6 @@ def recipe(wish: Wish, *, where: str) -> Recipe:
 def _flavour(offered: Sequence[str]) -> str:
     """The only one, or that of this machine."""
     return offered[0] if len(offered) == 1 else find_devices("auto")[0].kind
-
-
-def requirements_file(spec: EnvironmentProvider, owner: str) -> Path | None:
-    """The file of pins in the plugin's package, or None where it needs none. Raises
-    ContractError.
-    """
-    if not spec.requirements:
-        return None
-    package, _, name = spec.requirements.partition(":")
-    try:
-        file = Path(str(importlib.resources.files(package) / name))
-    except (ImportError, TypeError) as error:
-        raise ContractError(
-            f"{owner}: there is no package {package!r} for {spec.requirements!r}."
-        ) from error
-    if not file.is_file():
-        raise ContractError(
-            f"{owner}: there is no file {spec.requirements!r}.",
-            why=f"looked for {file}",
-            todo="declare it as package data",
-        )
-    return file
 
 
 def _distribution(name: str) -> str:

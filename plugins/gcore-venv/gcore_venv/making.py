@@ -1,4 +1,4 @@
-"""Makes an environment with the venv and the pip of an interpreter, one at a time, and only
+"""Makes a venv with the venv and the pip of an interpreter, one at a time, and only
 once.
 """
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from gcore_core.cli.env_recipe import Recipe
-from gcore_core.config import environments
+from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, PluginError
+from gcore_venv.recipe import Recipe
 
 LOG = "g-core-pip.log"
 _PROBE = """
@@ -94,7 +94,7 @@ def progress() -> Iterator[Progress]:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """An environment that is ready; ``record`` is what is written in it. seconds: 0 when it was
+    """A venv that is ready; ``record`` is what is written in it. seconds: 0 when it was
     ready before.
     """
 
@@ -104,7 +104,7 @@ class Made:
 
 
 def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
-    """Makes the environment, unless it is there with the same digest; one that is half made is made
+    """Makes the venv, unless it is there with the same digest; one that is half made is made
     anew.
 
     Waits while another process makes it. Raises ConfigError when the directory holds something
@@ -112,7 +112,7 @@ def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
     """
     digest = recipe.digest()
     with _alone(directory) as lock:
-        there = environments.record(directory)
+        there = venvs.record(directory)
         if there.get("complete") and there.get("digest") == digest and not fresh:
             return Made(directory=directory, record=there, seconds=0.0)
         start_s = time.monotonic()
@@ -219,7 +219,7 @@ class _Steps:
 
 
 def _environment() -> dict[str, str]:
-    """Of venv and pip: nothing that would lead them out of the new environment."""
+    """Of venv and pip: nothing that would lead them out of the new venv."""
     left_out = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV")
     own = {
         "PIP_USER": "0",
@@ -232,7 +232,7 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[IO[bytes]]:
-    """Holds the environment's lock, which ends with the last process that holds it."""
+    """Holds the venv's lock, which ends with the last process that holds it."""
     file = _lock_file(directory)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +241,7 @@ def _alone(directory: Path) -> Iterator[IO[bytes]]:
         raise ConfigError(
             f"cannot be written: {error.strerror}.",
             where=str(file.parent),
-            todo="name another place: G_CORE_ENVS=DIR, or --dir DIR",
+            todo="name another place: G_CORE_VENVS=DIR, or --dir DIR",
         ) from error
     with lock:
         try:
@@ -257,7 +257,7 @@ def _lock_file(directory: Path) -> Path:
 
 
 def _clear(directory: Path, record: dict[str, Any]) -> None:
-    """Removes what is there, if it is an environment of ours."""
+    """Removes what is there, if it is a venv of ours."""
     if not record and directory.is_dir() and any(directory.iterdir()):
         raise ConfigError(
             "holds files that g-core did not write; nothing was done.",
@@ -271,9 +271,9 @@ def _clear(directory: Path, record: dict[str, Any]) -> None:
 
 def _write(directory: Path, record: dict[str, Any]) -> None:
     """By an atomic rename: what says "complete" is complete."""
-    new = directory / f"{environments.RECORD}.new"
+    new = directory / f"{venvs.RECORD}.new"
     new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    new.replace(directory / environments.RECORD)
+    new.replace(directory / venvs.RECORD)
 
 
 def _verified(recipe: Recipe, python: str) -> dict[str, str | None]:

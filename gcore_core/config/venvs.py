@@ -1,0 +1,85 @@
+"""Which interpreter ``venv:NAME`` means.
+
+A venv that has a name is a directory below `root`, with a record in it. The plugin gcore-venv makes
+venvs and writes their records: what was asked for and, from the moment when all of it is installed,
+what the venv holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from gcore_core.contract.errors import ConfigError, did_you_mean
+
+RECORD = "g-core-venv.json"
+MAKER = "gcore-venv"  # the distribution that brings `g-core venv`
+_PREFIX = "venv:"
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+def root() -> Path:
+    """``$G_CORE_VENVS``, or ``g-core/venvs`` where the user's data lies."""
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    place = os.environ.get("G_CORE_VENVS") or f"{data}/g-core/venvs"
+    return Path(os.path.abspath(Path(place).expanduser()))
+
+
+def directory(name: str, *, where: str) -> Path:
+    """Where the venv of a name is or would be. Raises ConfigError for what is no name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot name a venv; letters, digits, '_', '-' and '.' can.",
+            where=where,
+        )
+    return root() / name
+
+
+def resolve(python: str, *, where: str) -> str:
+    """The interpreter that ``venv:NAME`` means, whether it is made or not; anything else stays as
+    it is.
+    """
+    if not python.startswith(_PREFIX):
+        return python
+    return str(directory(python.removeprefix(_PREFIX), where=where) / "bin" / "python")
+
+
+def record(venv: Path) -> dict[str, Any]:
+    """What is written in a venv; empty when nothing, or nothing readable, is."""
+    try:
+        return dict(json.loads((venv / RECORD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def command(venv: Path) -> str:
+    """What makes the venv, or makes it anew where it is no longer what it should be."""
+    plugin = record(venv).get("plugin", venv.name)
+    name = f" --name {venv.name}" if plugin != venv.name else ""
+    return f"g-core venv create {plugin}{name}"
+
+
+def require_made(program: Path, *, where: str) -> None:
+    """Raises ConfigError when this is the interpreter of a named venv that is not there, or only
+    half made.
+    """
+    venv = program.parent.parent
+    written = record(venv)
+    of_the_user = not written and program.exists()
+    if venv.parent != root() or written.get("complete") or of_the_user:
+        return
+    made = sorted(path.parent.name for path in root().glob(f"*/{RECORD}"))
+    missing = f"there is no venv {venv.name!r}{did_you_mean(venv.name, made)}."
+    todo = f"make it: {command(venv)}      list: g-core venv list"
+    if not any(distributions(name=MAKER)):
+        todo = f"install what makes it: pip install {MAKER}      then: {command(venv)}"
+    raise ConfigError(
+        f"venv {venv.name!r} is half made." if written else missing,
+        where=where,
+        why=f"in {root()}: {', '.join(made) or 'none'}",
+        todo=todo,
+    )

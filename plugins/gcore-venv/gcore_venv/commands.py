@@ -1,0 +1,204 @@
+"""``g-core venv create``, ``list`` and ``doctor``: what each takes, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from gcore_core.config import venvs
+from gcore_core.contract.errors import ConfigError, did_you_mean
+
+_COMMANDS = ("create", "list", "doctor")
+_EPILOG = """\
+commands (each has its own --help):
+  create PLUGIN  make the venv that a plugin's engine needs, with the versions it was tested with
+  list           every venv with its state
+  doctor         look at the machine and at every venv; each fault with what mends it
+
+In a job, `python: venv:vllm` is the interpreter of the venv named vllm. Venvs are made in
+$G_CORE_VENVS, or in ~/.local/share/g-core/venvs. To remove one, remove its directory.
+
+examples:
+  g-core venv create vllm
+  g-core venv create vllm --cpu --python python3.12
+  g-core venv create megatron --with algorithms --name megatron-nightly
+  g-core venv doctor
+"""
+_EPILOG_OF_CREATE = """\
+What an option leaves open is what the venv had, if it was made before. pip is configured as ever,
+by PIP_... and pip.conf.
+"""
+
+
+def default(words: list[str]) -> int:
+    """``g-core venv``: the list, and the overview for ``--help``."""
+    if words and not words[0].startswith("-"):
+        raise ConfigError(
+            f"no such command: {words[0]!r}{did_you_mean(words[0], list(_COMMANDS))}.",
+            where="g-core venv",
+            todo=f"choices: {', '.join(_COMMANDS)}",
+            choices=list(_COMMANDS),
+        )
+    parser = _parser("", "Makes, lists and examines the venvs that engines run in.", _EPILOG)
+    _add_json(parser)
+    return _list(parser.parse_args(words).json)
+
+
+def list_venvs(words: list[str]) -> int:
+    """``g-core venv list``."""
+    return _list(_parse_without_name("list", "Lists every venv with its state.", words).json)
+
+
+def doctor(words: list[str]) -> int:
+    """``g-core venv doctor``: 0 when nothing is wrong, else 2."""
+    description = "Looks at the machine and at every venv; exit code 0 when nothing is wrong."
+    as_json = _parse_without_name("doctor", description, words).json
+    from gcore_venv.doctor import examine, print_findings
+
+    return print_findings(examine(), as_json=as_json)
+
+
+def create(words: list[str]) -> int:
+    """``g-core venv create PLUGIN``."""
+    args = _parser_of_create().parse_args(words)
+    where = "g-core venv create"
+    if not args.plugin:
+        raise ConfigError("for which plugin?", where=where, todo=f"{where} PLUGIN")
+    from gcore_venv.listing import readable, shown
+    from gcore_venv.making import make
+    from gcore_venv.recipe import Wish, interpreter, recipe
+
+    name = args.name or args.plugin
+    link = venvs.directory(name, where="--name" if args.name else where)
+    before = {} if args.fresh else venvs.record(link)
+    owner = before.get("plugin", args.plugin)
+    if owner != args.plugin:
+        raise ConfigError(
+            f"venv {name!r} is one of plugin {owner!r}.",
+            where=where,
+            todo="call this one otherwise: --name NAME",
+        )
+    python_before = shutil.which(before.get("python", ""))
+    wish = Wish(
+        plugin=args.plugin,
+        flavour=args.flavour or before.get("flavour", ""),
+        python=interpreter(args.python or python_before),
+        extra=tuple(args.extra or before.get("with", ())),
+    )
+    wanted = recipe(wish, where=where)
+    directory = _place(link, args.dir)
+    if not args.json:
+        print(f"{name} ({wanted.spec.name}): {link}", flush=True)
+    made = make(wanted, directory, fresh=args.fresh)
+    if directory != link and not link.is_symlink():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(directory)
+    row = shown(name, made.record, "ready")
+    if args.json:
+        print(json.dumps(row | {"seconds": round(made.seconds, 1)}, indent=2))
+        return 0
+    took = f"made in {made.seconds:.0f} s" if made.seconds else "is ready"
+    print(f"{took}: {row['engine']}, {readable(row['bytes'])}\n  in a job: python: venv:{name}")
+    return 0
+
+
+def _place(link: Path, given: Path | None) -> Path:
+    """The directory itself: the named one, what its name links to, or the one that is given."""
+    named = link.resolve()
+    if given is None:
+        return named
+    wanted = given.expanduser().resolve()
+    if (link.exists() or link.is_symlink()) and wanted != named:
+        raise ConfigError(
+            f"venv {link.name!r} is in {named}.",
+            where="--dir",
+            todo="call this one otherwise: --name NAME",
+        )
+    return wanted
+
+
+def _list(as_json: bool) -> int:
+    from gcore_venv.listing import listed, readable, shown
+
+    rows = [shown(item.name, item.record, item.state, item.reason) for item in listed()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    if not rows:
+        print(f"no venvs in {venvs.root()}; to make one: g-core venv create PLUGIN")
+        return 0
+    from gcore_core.cli.table import print_table
+
+    columns = ["name", "plugin", "flavour", "python", "engine", "size", "state", "reason"]
+    cells = [
+        [str(row[column]) if column != "size" else readable(row["bytes"]) for column in columns]
+        for row in rows
+    ]
+    print_table(columns, cells)
+    return 0
+
+
+# -- what each command takes -----------------------------------------------------------------------
+
+
+def _parser(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"g-core venv {command}".rstrip(),
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _parse_without_name(command: str, description: str, words: list[str]) -> argparse.Namespace:
+    parser = _parser(command, description)
+    _add_json(parser)
+    parser.add_argument("name", nargs="?", help=argparse.SUPPRESS)  # refused below, in our words
+    args = parser.parse_args(words)
+    if args.name:
+        where = f"g-core venv {command}"
+        raise ConfigError(f"takes no name, but {args.name!r} is given.", where=where, todo=where)
+    return args
+
+
+def _parser_of_create() -> argparse.ArgumentParser:
+    description = "Makes the venv that a plugin's engine needs."
+    parser = _parser("create", description, _EPILOG_OF_CREATE)
+    parser.add_argument(
+        "plugin", nargs="?", metavar="PLUGIN", help="the plugin whose engine it is for"
+    )
+    flavour = parser.add_mutually_exclusive_group()
+    flavour.add_argument(
+        "--cpu",
+        dest="flavour",
+        action="store_const",
+        const="cpu",
+        help="for a machine without GPUs",
+    )
+    flavour.add_argument(
+        "--cuda",
+        dest="flavour",
+        action="store_const",
+        const="cuda",
+        help="default where a driver is",
+    )
+    flavour.add_argument("--flavour", metavar="NAME", help="another that the plugin offers")
+    parser.add_argument(
+        "--python", metavar="PY", help="the interpreter whose venv is used; default: this one"
+    )
+    parser.add_argument(
+        "--with", dest="extra", action="append", metavar="NAME", help="another plugin that goes in"
+    )
+    parser.add_argument("--name", metavar="NAME", help="what it is called; default: as the plugin")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="where it is made; the name becomes a link to it"
+    )
+    parser.add_argument("--fresh", action="store_true", help="make it anew, whatever is there")
+    _add_json(parser)
+    return parser
