@@ -17,6 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gcore_core.config.catalog import CORE, Installed
+from gcore_core.config.interpreters import (
+    Interpreter,
+    open_interpreter,
+    without_paths_of_this,
+)
 from gcore_core.contract.errors import GcoreError
 
 if TYPE_CHECKING:
@@ -46,17 +51,12 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def check_one(name: str, python: str | None = None) -> Found:
-    """Looks at one plugin in a fresh process of ``python``, or of this interpreter."""
-    if python is not None:
-        from gcore_core.config.interpreters import open_interpreter
-
-        python = open_interpreter(python, where="--python").python
-    foreign = python is not None and python != sys.executable
-    environment = {
-        k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))
-    }
-    command = [python or sys.executable, "-m", "gcore_core.cli.checking", name]
+def check_one(name: str, interpreter: Interpreter | None = None) -> Found:
+    """Looks at one plugin in a fresh process of an interpreter; by default of this one."""
+    python = interpreter.python if interpreter else sys.executable
+    foreign = python != sys.executable
+    environment = without_paths_of_this(os.environ) if foreign else dict(os.environ)
+    command = [python, "-m", "gcore_core.cli.checking", name]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S
@@ -77,12 +77,12 @@ def check_one(name: str, python: str | None = None) -> Found:
         )
 
 
-def check_all(rows: Sequence[Installed], python: str | None = None) -> list[Installed]:
+def check_all(rows: Sequence[Installed], interpreter: Interpreter | None = None) -> list[Installed]:
     """The rows, those that fail with the state "broken" and the first reason."""
     usable = [row.name for row in rows if row.state in ("ok", "undeclared") and row.name != CORE]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = dict(
-            zip(usable, pool.map(lambda name: check_one(name, python), usable), strict=True)
+            zip(usable, pool.map(lambda name: check_one(name, interpreter), usable), strict=True)
         )
     wrong = {
         name: item.problems[0].splitlines()[0] for name, item in found.items() if item.problems
@@ -120,7 +120,6 @@ def inspect_plugin(name: str) -> Found:
 
 
 def _look_at(item: Provided, found: Found) -> None:
-    from gcore_core.config.interpreters import open_interpreter
     from gcore_core.contract.factories import import_attribute
     from gcore_core.contract.providers import VenvProvider
 

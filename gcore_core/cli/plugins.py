@@ -12,13 +12,17 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gcore_core.config import catalog
+
+if TYPE_CHECKING:
+    from gcore_core.config.interpreters import Interpreter
 
 KINDS = "generator, trainer, reward, placement, balancer, advantage, objective, launcher, observer"
 _EPILOG = f"""\
 actions:
-  list         every plugin with its state; --python: of another interpreter, which is not started
+  list         every plugin with its state; --python: of another interpreter
   show NAME    providers, capabilities, settings, engine requirements
   check [NAME] import it, in a process of its own, and say what is wrong; without NAME: every plugin
   new NAME     write a distribution to begin with, with a test that fails until its marked lines are filled in
@@ -45,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python",
         metavar="PATH",
-        help="the interpreter whose environment is meant; default: this one",
+        help="the interpreter that is meant; default: this one",
     )
     parser.add_argument("--kind", metavar="KIND", help="new: what it provides")
     parser.add_argument(
@@ -56,7 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "list" and not args.name:
-        return _list(catalog.scan(_search_path(args.python)).plugins, args.json)
+        interpreter = _interpreter(args.python)
+        path = interpreter.path if interpreter else None
+        return _list(catalog.scan(path).plugins, args.json)
     if args.action == "check":
         return _check(args.name, args.python, args.json)
     from gcore_core.contract.errors import ConfigError
@@ -77,12 +83,13 @@ def run(args: argparse.Namespace) -> int:
     return _show(args.name, args.python, args.json)
 
 
-def _search_path(python: str | None) -> Sequence[str] | None:
+def _interpreter(python: str | None) -> Interpreter | None:
+    """What ``--python`` names, if it is given."""
     if python is None:
         return None
     from gcore_core.config.interpreters import open_interpreter
 
-    return open_interpreter(python, where="--python").path
+    return open_interpreter(python, where="--python")
 
 
 def _list(rows: Sequence[catalog.Installed], as_json: bool) -> int:
@@ -112,11 +119,13 @@ def _check(name: str | None, python: str | None, as_json: bool) -> int:
     """3 when something is wrong, else 0."""
     from gcore_core.cli.checking import check_all, check_one
 
+    interpreter = _interpreter(python)
     if name is None:
-        rows = check_all(catalog.scan(_search_path(python)).plugins, python)
+        path = interpreter.path if interpreter else None
+        rows = check_all(catalog.scan(path).plugins, interpreter)
         _list(rows, as_json)
         return 3 if any(row.state in ("broken", "clash", "incompatible") for row in rows) else 0
-    found = check_one(name, python)
+    found = check_one(name, interpreter)
     if as_json:
         print(json.dumps({"plugin": name, **dataclasses.asdict(found)}, indent=2))
     else:

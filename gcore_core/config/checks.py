@@ -82,12 +82,15 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
     """
     found: dict[str, GcoreError] = {}
     built_in_a_role: set[str] = set()
+    opened: dict[str | None, Interpreter] = {}  # each is started once, however many roles it has
     for role, node in settings.roles.items():
         try:
-            interpreter = open_interpreter(node.python, where=f"roles.{role}.python")
+            if node.python not in opened:
+                opened[node.python] = open_interpreter(node.python, where=f"roles.{role}.python")
         except ConfigError as error:
             found[str(error)] = error
             continue
+        interpreter = opened[node.python]
         trains = provided[f"roles.{role}"].kind == "trainer"
         paths = [f"roles.{role}", *(["objective"] if trains else ["data", "evaluation.data"])]
         chosen = {path: provided[path] for path in paths if path in provided}

@@ -1,18 +1,17 @@
-"""What another interpreter has installed, read from its files alone: that interpreter is never
-started.
+"""What another interpreter has installed.
 
 A role may name its own ``python:``. Whether its workers can start there is said before anything
-starts.
+starts: the interpreter is asked where it looks for modules, and the metadata there is read.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shlex
-import site
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -22,11 +21,26 @@ from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, GcoreError, PluginIncompatible
 
 _CORE_DISTRIBUTION = "gcore-core"
+#: Run by the other interpreter. The first entry of its path is the directory that it is started in,
+#: which has nothing to do with what it has installed, and must not give it a json module.
+_QUESTION = """
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+import json
+print(json.dumps(sys.path))
+"""
+_ANSWER_WITHIN_S = (
+    60.0  # a start takes some 20 ms, but the first one from a network's disk far more
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """The distributions that one interpreter finds. ``path`` is None for the running one."""
+    """One interpreter, and where it looks for modules.
+
+    python: its program.
+    path: its ``sys.path``; None for the running one.
+    """
 
     python: str
     path: tuple[str, ...] | None = None
@@ -58,20 +72,24 @@ class Interpreter:
 
 
 def open_interpreter(python: str | None, *, where: str) -> Interpreter:
-    """The environment of an interpreter given by its path or as ``venv:NAME``, or the running one.
+    """The interpreter given by its path or as ``venv:NAME``, or the running one.
 
-    Raises ConfigError, with the config key ``where``, when there is no such interpreter.
+    Starts it for a moment. Raises ConfigError, with the config key ``where``, when there is no such
+    interpreter, or none that can be started.
     """
     if not python:
         return Interpreter(python=sys.executable)
     python = venvs.resolve(python, where=where)
-    program, shown = Path(python), shlex.quote(python)
+    program = Path(python)
     venvs.require_made(program, where=where)
-    root = shlex.quote(str(program.parent.parent))
-    todo = f"make it: python3 -m venv {root} && {shown} -m pip install gcore-core=={__version__}"
     if not program.exists():
+        root = shlex.quote(str(program.parent.parent))
+        install = f"{shlex.quote(python)} -m pip install gcore-core=={__version__}"
         raise ConfigError(
-            f"there is no interpreter {python}.", where=where, todo=todo, python=python
+            f"there is no interpreter {python}.",
+            where=where,
+            todo=f"make it: python3 -m venv {root} && {install}",
+            python=python,
         )
     if not program.is_file() or not os.access(program, os.X_OK):
         raise ConfigError(
@@ -79,24 +97,55 @@ def open_interpreter(python: str | None, *, where: str) -> Interpreter:
             where=where,
             todo="name the interpreter itself: .../bin/python",
         )
-    found: dict[str, str] = {}
-    for folder in _search_path(program):
-        found.setdefault(os.path.realpath(folder), folder)  # lib64 is often a link to lib
-    path = tuple(found.values())
-    if not path:
-        raise ConfigError(
-            f"{python} has no site-packages.",
-            where=where,
-            why="looked beside it for pyvenv.cfg, and for ../lib/python3.*/site-packages",
-            todo=todo,
+    return Interpreter(python=python, path=_search_path(python, where=where))
+
+
+def without_paths_of_this(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables for another interpreter: it must not be given this one's
+    modules.
+    """
+    return {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+
+
+def _search_path(python: str, *, where: str) -> tuple[str, ...]:
+    """``sys.path`` of another interpreter as a worker there would find it."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _QUESTION],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=without_paths_of_this(os.environ),
+            timeout=_ANSWER_WITHIN_S,
         )
-    return Interpreter(python=python, path=path)
+    except OSError as error:
+        raise _cannot_start(python, error.strerror or str(error), where) from error
+    except subprocess.TimeoutExpired as error:
+        reason = f"no answer within {_ANSWER_WITHIN_S:.0f} s"
+        raise _cannot_start(python, reason, where) from error
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise _cannot_start(python, reason, where)
+    try:
+        # What runs when any interpreter starts may print too, so the answer is the last line.
+        return tuple(str(folder) for folder in json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, TypeError, ValueError) as error:
+        raise _cannot_start(python, "it does not answer as Python would", where) from error
+
+
+def _cannot_start(python: str, reason: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{python} cannot be started: {reason.rstrip('.')}.",
+        where=where,
+        todo=f"check it by hand: {shlex.quote(python)} -m gcore_core --version",
+        python=python,
+    )
 
 
 def differences(
     interpreter: Interpreter, plugins: Mapping[str, str], *, where: str
 ) -> Iterator[GcoreError]:
-    """What another environment has in another version than this one, or not at all: gcore-core,
+    """What another interpreter has in another version than this one, or not at all: gcore-core,
     then the plugins.
 
     plugins: distribution -> version here.
@@ -135,7 +184,7 @@ def differences(
 def unmet_needs(
     interpreter: Interpreter, owner: str, needs: Sequence[str], *, where: str
 ) -> Iterator[GcoreError]:
-    """What a provider's engine requires and the environment does not have; ``owner`` is "gcore-vllm
+    """What a provider's engine requires and the interpreter does not have; ``owner`` is "gcore-vllm
     1.3.0".
     """
     for need, have in interpreter.unmet(needs):
@@ -155,60 +204,3 @@ def _remedy(interpreter: Interpreter, requirements: list[str]) -> str:
     if venvs.record(own := Path(interpreter.python).parent.parent):
         return f"make it anew: {venvs.command(own)}"
     return shlex.join([interpreter.python, "-m", "pip", "install", *requirements])
-
-
-def _search_path(program: Path) -> Iterator[str]:
-    """Directories in the interpreter's order: its own site-packages, what its .pth files add, the
-    base's.
-    """
-    for root in (program.parent.parent, program.parent):
-        if settings := _settings(root / "pyvenv.cfg"):
-            version = settings.get("version") or settings.get("version_info", "")
-            yield from _with_pth_files(_site_packages(root, version))
-            if (
-                settings.get("include-system-site-packages", "").lower() == "true"
-                and "home" in settings
-            ):
-                yield from _search_path(Path(settings["home"]) / program.name)
-            return
-    real = program.resolve()
-    named = re.search(r"3\.\d+", real.name)
-    yield from _with_pth_files(_site_packages(real.parent.parent, named[0] if named else ""))
-    if site.ENABLE_USER_SITE and named:
-        yield from _with_pth_files(_site_packages(Path(site.getuserbase()), named[0]))
-
-
-def _settings(file: Path) -> dict[str, str]:
-    """The keys of a pyvenv.cfg; empty when there is none."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition("=") for line in lines)
-    return {key.strip().lower(): value.strip() for key, equals, value in pairs if equals}
-
-
-def _site_packages(root: Path, version: str) -> Iterator[Path]:
-    """Existing package directories below a prefix; ``version`` ("3.11.7", or empty) picks among
-    several.
-    """
-    found = re.match(r"3\.\d+", version)
-    python = f"python{found[0]}" if found else "python3.*"
-    folders = (f"lib/{python}/site-packages", f"lib64/{python}/site-packages")
-    of_debian = (f"local/lib/{python}/dist-packages", "lib/python3/dist-packages")
-    for pattern in (*folders, *of_debian):
-        yield from sorted(root.glob(pattern))
-
-
-def _with_pth_files(folders: Iterable[Path]) -> Iterator[str]:
-    """Each folder, then the directories that its .pth files name. An editable install with a finder
-    needs no line: its metadata lies in the folder itself.
-    """
-    for folder in folders:
-        yield str(folder)
-        for file in sorted(folder.glob("*.pth")):
-            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                if line.strip() and not line.startswith(("#", "import ", "import\t")):
-                    added = folder / line.strip()
-                    if added.is_dir():
-                        yield str(added)

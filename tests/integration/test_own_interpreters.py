@@ -225,14 +225,16 @@ def test_an_engine_that_is_missing_in_a_roles_interpreter_is_named_with_the_comm
     ]
 
 
-def test_an_interpreter_whose_metadata_lies_is_caught_by_the_handshake(
+def test_an_interpreter_that_answers_otherwise_than_its_workers_is_caught_by_the_handshake(
     place: Place, tmp_path: Path
 ) -> None:
-    """Its files say 0.1.0 when the job is checked; the process that is started then finds 0.2.0."""
+    """It finds 0.1.0 when it is asked, as `python -c`; the worker that is started then, 0.2.0."""
     (site,) = tmp_path.glob("b/lib/python3*/site-packages")
     hidden = InstalledPlugins(tmp_path / "hidden")
     hidden.add("telling", PLUGIN, Wheel(version="0.2.0"), files={"gcore_telling_engine.py": ENGINE})
-    (site / "hidden.pth").write_text(f"import sys; sys.path.insert(0, {str(hidden.directory)!r})\n")
+    (site / "hidden.pth").write_text(
+        f"import sys; '-c' in sys.argv or sys.path.insert(0, {str(hidden.directory)!r})\n"
+    )
     done = place.g_core("run")
     assert done.returncode == 3, done.stdout + done.stderr
     assert done.stderr.splitlines() == [
@@ -246,10 +248,28 @@ def test_an_interpreter_whose_metadata_lies_is_caught_by_the_handshake(
     )
 
 
-def test_an_interpreter_that_cannot_be_started_is_named(place: Place) -> None:
+def test_an_interpreter_that_cannot_be_started_is_named_before_anything_starts(
+    place: Place, tmp_path: Path
+) -> None:
     place.b.unlink()
-    place.b.write_text("#!/no/such/shell\n")
-    place.b.chmod(0o755)
+    write_program(place.b, "#!/no/such/shell\n")
+    done = place.g_core("run")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert (
+        f"roles.rollout.python: {place.b} cannot be started: No such file or directory."
+        in done.stderr
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_an_interpreter_that_is_gone_when_its_worker_is_to_start_is_named(place: Place) -> None:
+    place.b.rename(place.b.with_name("real"))
+    write_program(place.b, '#!/bin/sh\nrm "$0"\nexec "$(dirname "$0")/real" "$@"\n')
     done = place.g_core("run")
     assert done.returncode == 5, done.stdout + done.stderr
     assert (

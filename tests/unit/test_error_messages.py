@@ -37,7 +37,7 @@ from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.runtime.messages import Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
-from gcore_core.testing.installed import InstalledPlugins, Wheel
+from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = Path(__file__).with_name("error_messages.json")
@@ -82,15 +82,11 @@ class World:
         self.load(f"plugins=[{name}]")
 
     def python(self, *plugins: tuple[str, Wheel]) -> str:
-        """An interpreter with these plugins. It is a file that does nothing."""
+        """The interpreter of a virtual environment with these plugins."""
         root = self.directory / "envs" / "a"
-        (root / "bin").mkdir(parents=True)
-        (root / "bin" / "python").touch(0o755)
-        (root / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
-        site = root / "lib" / "python3.11" / "site-packages"
-        site.mkdir(parents=True)
+        site = empty_venv(root)
         for name, wheel in plugins:
-            InstalledPlugins(site).add(name, wheel=wheel)
+            site.add(name, wheel=wheel)
         return str(root / "bin" / "python")
 
     def role(self, *plugins: tuple[str, Wheel], version: str = "1.3.0") -> None:
@@ -259,6 +255,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             "/envs/a/bin/python", where="roles.rollout.python"
         ),
         "not executable": lambda w: open_interpreter(__file__, where="roles.rollout.python"),
+        "cannot be started": lambda w: unstartable(w),
         "no core there": lambda w: w.role(),
         "another core there": lambda w: w.role(
             ("core", Wheel(distribution="gcore-core", version="0.0.9"))
@@ -312,6 +309,13 @@ def linked(world: World) -> str:
         ("core", Wheel(distribution="gcore-core", version="0.2.0")),
         ("fake", Wheel()),
     )
+
+
+def unstartable(world: World) -> None:
+    python = world.directory / "python"
+    python.write_text("#!/no/such/shell\n")
+    python.chmod(0o755)
+    open_interpreter(str(python), where="roles.rollout.python")
 
 
 def disabled(world: World) -> None:

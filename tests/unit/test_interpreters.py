@@ -1,37 +1,27 @@
-"""What another interpreter has is read from its files; it is never started."""
+"""Another interpreter is asked where it looks for modules; what lies there is read."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import venv
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from gcore_core import __version__, cli
-from gcore_core.config import catalog
+from gcore_core.config import catalog, interpreters
 from gcore_core.config.interpreters import differences, open_interpreter, unmet_needs
 from gcore_core.contract.errors import ConfigError, PluginIncompatible
-from gcore_core.testing.installed import InstalledPlugins, Wheel
+from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 
 SITE = f"lib/python3.{sys.version_info.minor}/site-packages"
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> InstalledPlugins:
-    """The site-packages of a fabricated environment whose interpreter fails when it is started."""
-    root = tmp_path / "other"
-    (root / SITE).mkdir(parents=True)
-    (root / "bin").mkdir()
-    python = root / "bin" / "python"
-    python.write_text("#!/bin/sh\nexit 99\n")
-    python.chmod(0o755)
-    (root / "pyvenv.cfg").write_text(
-        f"home = {Path(sys.base_prefix) / 'bin'}\nversion = 3.{sys.version_info.minor}.1\n"
-        "include-system-site-packages = false\n"
-    )
-    return InstalledPlugins(root / SITE)
+    """The site-packages of a virtual environment without pip."""
+    return empty_venv(tmp_path / "other")
 
 
 def python_of(other: InstalledPlugins) -> str:
@@ -56,16 +46,24 @@ def rows(python: str) -> dict[str, str]:
 
 
 def test_a_real_virtual_environment_is_listed_as_it_lists_itself(tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", symlinks=True)
-    python = tmp_path / "env" / "bin" / "python"
-    code = (
-        "import sys; print('\\n'.join(path for path in sys.path if path.endswith('site-packages')))"
-    )
+    python = python_of(empty_venv(tmp_path / "env"))
+    code = "import sys; print('\\n'.join(sys.path))"
     shown = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
-    assert list(open_interpreter(str(python), where="").path or ()) == shown.stdout.split()
+    assert list(open_interpreter(python, where="").path or ()) == shown.stdout.split()
+    assert any(path.endswith("site-packages") for path in shown.stdout.split())
 
 
-def test_the_list_of_another_interpreter_does_not_start_it(
+def test_neither_this_directory_nor_this_interpreters_paths_are_taken_for_anothers(
+    other: InstalledPlugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with InstalledPlugins(tmp_path / "here") as here:
+        here.add("mine", files={"json.py": "raise RuntimeError('imported from this directory')"})
+        monkeypatch.chdir(here.directory)
+        monkeypatch.setenv("PYTHONPATH", str(here.directory))
+        assert rows(python_of(other)) == {}
+
+
+def test_the_list_of_another_interpreter_is_of_what_it_has(
     other: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_core(other)
@@ -87,15 +85,18 @@ def test_an_empty_environment_has_no_plugins(
     assert capsys.readouterr().out == "no plugins\n"
 
 
-def test_directories_that_pth_files_name_are_seen_and_lines_that_run_code_are_not_run(
+def test_what_pth_files_name_and_what_code_in_them_adds_is_seen_as_by_the_interpreter_itself(
     other: InstalledPlugins, tmp_path: Path
 ) -> None:
     editable = InstalledPlugins(tmp_path / "source")
     editable.add("mine", wheel=Wheel(egg_info=True))
+    added = InstalledPlugins(tmp_path / "added")
+    added.add("theirs")
     (other.directory / "a.pth").write_text(
-        f"# a comment\nimport sys; sys.exit(1)\n/nowhere\n{editable.directory}\n"
+        f"# a comment\nimport sys; sys.path.append({str(added.directory)!r})\n/nowhere\n"
+        f"{editable.directory}\n"
     )
-    assert rows(python_of(other)) == {"mine": "ok"}
+    assert rows(python_of(other)) == {"mine": "ok", "theirs": "ok"}
 
 
 def test_an_editable_install_beside_its_stale_egg_info_is_one_plugin(
@@ -112,13 +113,24 @@ def test_an_editable_install_beside_its_stale_egg_info_is_one_plugin(
 def test_one_that_includes_the_systems_packages_has_those_too(
     other: InstalledPlugins, tmp_path: Path
 ) -> None:
-    base = tmp_path / "base"
-    (base / "bin").mkdir(parents=True)
+    base = copy_of_base(tmp_path / "base")
     InstalledPlugins(base / SITE).add("shared")
     settings = Path(python_of(other)).parents[1] / "pyvenv.cfg"
     settings.write_text(f"home = {base / 'bin'}\ninclude-system-site-packages = true\n")
     other.add("own")
     assert rows(python_of(other)) == {"own": "ok", "shared": "ok"}
+
+
+def copy_of_base(root: Path) -> Path:
+    """A prefix with this Python's standard library, by links, and site-packages of its own."""
+    library = root / Path(SITE).parent
+    library.mkdir(parents=True)
+    for path in Path(sysconfig.get_path("stdlib")).iterdir():
+        if path.name not in ("site-packages", "dist-packages"):
+            (library / path.name).symlink_to(path)
+    (root / SITE).mkdir()
+    (root / "bin").mkdir()
+    return root
 
 
 @pytest.mark.parametrize(
@@ -127,23 +139,55 @@ def test_one_that_includes_the_systems_packages_has_those_too(
         (lambda path: None, "there is no interpreter"),
         (lambda path: path.write_text("#!/bin/sh\n"), "is not an executable file"),
         (lambda path: path.mkdir(), "is not an executable file"),
-        (lambda path: (path.write_text(""), path.chmod(0o755)), "has no site-packages"),
+        (lambda path: program(path, ""), "cannot be started: Exec format error"),
+        (lambda path: program(path, "#!/no/such/shell\n"), "cannot be started: No such file"),
+        (lambda path: program(path, "#!/bin/sh\nexit 9\n"), "cannot be started: exit code 9"),
+        (lambda path: program(path, "#!/bin/sh\necho no >&2; exit 1\n"), "cannot be started: no"),
+        (lambda path: program(path, "#!/bin/sh\n"), "cannot be started: it does not answer as"),
+        (lambda path: program(path, "#!/bin/sh\necho 7\n"), "cannot be started: it does not"),
     ],
 )
 def test_what_is_no_interpreter_is_refused_by_its_path(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]
-    program = tmp_path / "env" / "python"
-    program.parent.mkdir()
-    make(program)
+    python = tmp_path / "env" / "python"
+    python.parent.mkdir()
+    make(python)
     with pytest.raises(ConfigError, match=rf"roles.rollout.python: .*{message}") as caught:
-        open_interpreter(str(program), where="roles.rollout.python")
-    assert str(program) in caught.value.what and len(str(caught.value).splitlines()) <= 6
+        open_interpreter(str(python), where="roles.rollout.python")
+    assert str(python) in caught.value.what and len(str(caught.value).splitlines()) <= 6
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_one_that_gives_no_answer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "python", "#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(interpreters, "_ANSWER_WITHIN_S", 0.2)
+    with pytest.raises(ConfigError, match="cannot be started: no answer within 0 s"):
+        open_interpreter(str(tmp_path / "python"), where="--python")
+
+
+def test_a_job_starts_each_interpreter_once(
+    installed: InstalledPlugins, other: InstalledPlugins, job
+) -> None:  # type: ignore[no-untyped-def]
+    add_core(other)
+    other.add("fake")
+    python = Path(python_of(other))
+    python.rename(python.with_name("real"))
+    program(python, f'#!/bin/sh\necho . >>{python}.starts\nexec {python.with_name("real")} "$@"\n')
+    own = [f"roles.{role}.python={python}" for role in ("policy", "rollout")]
+    assert cli.main(["check", str(job()), *own]) == 0
+    assert Path(f"{python}.starts").read_text() == ".\n"
 
 
 def told(other: InstalledPlugins, plugins: dict[str, str], needs: list[str]) -> list[str]:
-    environment = open_interpreter(python_of(other), where="")
+    interpreter = open_interpreter(python_of(other), where="")
     errors = [
-        *differences(environment, plugins, where="roles.rollout.python"),
-        *unmet_needs(environment, "gcore-vllm 1.0", needs, where="roles.rollout.use"),
+        *differences(interpreter, plugins, where="roles.rollout.python"),
+        *unmet_needs(interpreter, "gcore-vllm 1.0", needs, where="roles.rollout.use"),
     ]
     assert all(isinstance(error, PluginIncompatible) for error in errors)
     return [error.what.replace(python_of(other), "PYTHON") for error in errors]

@@ -20,6 +20,7 @@ from gcore_sglang.pixels import PixelFiles, check_patches
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError, WorkerError
 from gcore_core.contract.records import TensorSpec
+from gcore_core.testing.installed import Wheel, empty_venv
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 
 KNOWN = ["attention_backend", "chunked_prefill_size", "mem_fraction_static", "port"]
@@ -129,23 +130,16 @@ def test_a_model_whose_patches_sglang_would_misread_is_refused() -> None:
         )
 
 
-def environment(root: Path, distribution: str, version: str) -> str:
-    """An interpreter, by its files, that has one distribution."""
-    (root / "bin").mkdir(parents=True)
-    python = root / "bin" / "python"
-    python.write_text("#!/bin/sh\n")
-    python.chmod(0o755)
-    info = root / "lib" / "python3.11" / "site-packages" / f"{distribution}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
-    )
-    return str(python)
+def python_with(root: Path, distribution: str, version: str) -> str:
+    """The interpreter of a virtual environment that has one distribution."""
+    wheel = Wheel(distribution=distribution, version=version, requires=())
+    empty_venv(root).add("none", wheel=wheel)
+    return str(root / "bin" / "python")
 
 
 def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path) -> None:
     versions = {"right": ("sglang", "0.5.23"), "old": ("sglang", "0.4.9"), "none": ("numpy", "2.0")}
-    pythons = {name: environment(tmp_path / name, *versions[name]) for name in versions}
+    pythons = {name: python_with(tmp_path / name, *versions[name]) for name in versions}
     roles = {name: {"use": "sglang", "python": python} for name, python in pythons.items()}
     roles["policy"] = {"use": "torch", "python": pythons["none"]}
     old, none = gcore_sglang.gcore_check({"roles": roles})

