@@ -12,14 +12,13 @@ import pytest
 from gcore_language.state_files import write_numbers
 
 from gcore_core.contract.errors import ConfigError, DataError
+from tests.support import deepspeed_trainers as tools
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def open_trainer(
-    model_dirs: dict[str, Path], tools: Any, tmp_path: Path
-) -> Iterator[Callable[..., Any]]:
+def open_trainer(model_dirs: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Makes a trainer, and closes it after the test."""
     from gcore_deepspeed.config import DeepSpeedTrainerConfig
     from gcore_deepspeed.trainer import DeepSpeedTrainer
@@ -43,9 +42,7 @@ def open_trainer(
         trainer.close()
 
 
-def gradients(
-    trainer: Any, tools: Any, records: Any, advantages: np.ndarray
-) -> tuple[dict[str, float], Any]:
+def gradients(trainer: Any, records: Any, advantages: np.ndarray) -> tuple[dict[str, float], Any]:
     """Metrics and the gradient of a first update, which is its first moment divided by 1 -
     beta1.
     """
@@ -70,7 +67,7 @@ def test_it_is_the_real_library() -> None:
 @pytest.mark.parametrize("name", ["ppo-clip", "gspo", "cispo"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_objectives_have_the_value_and_gradient_of_plain_torch(
-    stage: int, name: str, packing: str, open_trainer: Any, model_dirs: dict[str, Path], tools: Any
+    stage: int, name: str, packing: str, open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     """Records that share prompts, padded, or in micro-batches of one record."""
     from gcore_algorithms.config import CispoConfig, GspoConfig, PpoClipConfig
@@ -91,7 +88,6 @@ def test_objectives_have_the_value_and_gradient_of_plain_torch(
     }
     metrics, found = gradients(
         open_trainer("qwen2", objective, stage=stage, clip_grad_norm=0.0, **how),
-        tools,
         records,
         advantages,
     )
@@ -106,27 +102,25 @@ def test_objectives_have_the_value_and_gradient_of_plain_torch(
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_checkpointed_layers_and_chunks_of_the_vocabulary_change_nothing(
-    stage: int, open_trainer: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+    stage: int, open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = tools.make_records()
     advantages = tools.make_advantages(records)
-    told, expected = gradients(open_trainer("qwen2", stage=stage), tools, records, advantages)
+    told, expected = gradients(open_trainer("qwen2", stage=stage), records, advantages)
     monkeypatch.setattr("gcore_language.policy._CHUNK_LOGITS", 7 * tools.VOCABULARY)
     trainer = open_trainer("qwen2", stage=stage, gradient_checkpointing=True)
-    metrics, found = gradients(trainer, tools, records, advantages)
+    metrics, found = gradients(trainer, records, advantages)
     assert metrics == pytest.approx(told, abs=1e-5, rel=1e-5)
     assert tools.largest_difference(found, expected) < 1e-6
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_bfloat16_learns_like_float32_on_weights_in_float32(
-    stage: int, open_trainer: Any, tools: Any
-) -> None:
+def test_bfloat16_learns_like_float32_on_weights_in_float32(stage: int, open_trainer: Any) -> None:
     records = tools.make_records()
     advantages = tools.make_advantages(records)
-    _, exact = gradients(open_trainer(stage=stage), tools, records, advantages)
+    _, exact = gradients(open_trainer(stage=stage), records, advantages)
     trainer = open_trainer(stage=stage, dtype="bfloat16")
-    _, rough = gradients(trainer, tools, records, advantages)
+    _, rough = gradients(trainer, records, advantages)
     for name in exact:
         one, other = exact[name].ravel(), rough[name].ravel()
         cosine = float(one @ other / np.sqrt((one @ one) * (other @ other)))
@@ -138,7 +132,7 @@ def test_bfloat16_learns_like_float32_on_weights_in_float32(
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_reference_stays_what_the_policy_was(
-    stage: int, open_trainer: Any, model_dirs: dict[str, Path], tools: Any
+    stage: int, open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     trainer = open_trainer("qwen2", stage=stage, reference=True, learning_rate=0.01)
     records = tools.make_records()
@@ -162,7 +156,7 @@ def test_layouts_are_those_that_every_rank_reduces_alike(open_trainer: Any) -> N
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_state_from_before_the_first_update_forgets_later_moments(
-    stage: int, open_trainer: Any, tools: Any, tmp_path: Path
+    stage: int, open_trainer: Any, tmp_path: Path
 ) -> None:
     trainer = open_trainer(stage=stage)
     records = tools.make_records()
@@ -209,7 +203,7 @@ def test_another_version_is_refused(open_trainer: Any, monkeypatch: pytest.Monke
         open_trainer()
 
 
-def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any, tools: Any) -> None:
+def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any) -> None:
     class Critic(tools.Reinforce):
         requires = frozenset({"values"})
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from gcore_core.testing.runs import run_together
+from tests.support import deepspeed_trainers as tools
 
 pytestmark = pytest.mark.engine
 
-TESTS = Path(__file__).parent
 LIMIT_S = 300
 #: family, then the settings; every stage, and what is kept in host memory
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,7 +46,8 @@ def run_ranks(cases: list[dict[str, Any]], ranks: int, room: Path) -> None:
     spec = room / "cases.json"
     spec.write_text(json.dumps(cases))
     programs = [
-        [str(TESTS / "two_ranks.py"), str(rank), str(ranks), str(spec)] for rank in range(ranks)
+        ["-m", "tests.support.deepspeed_ranks", str(rank), str(ranks), str(spec)]
+        for rank in range(ranks)
     ]
     path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
     run_together(programs, LIMIT_S, PATH=path, COMPILERS=str(stubs))
@@ -86,7 +87,7 @@ def together(
 
 
 @pytest.fixture(scope="module")
-def plain(model_dirs: dict[str, Path], tools: Any) -> Callable[[str], dict[str, Any]]:
+def plain(model_dirs: dict[str, Path]) -> Callable[[str], dict[str, Any]]:
     """What plain torch makes of the same two updates, by family."""
     made: dict[str, dict[str, Any]] = {}
 
@@ -124,7 +125,7 @@ def test_log_probs_are_those_of_plain_torch(name: str, together: Any, plain: Any
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_updates_are_those_of_plain_torch(name: str, together: Any, plain: Any, tools: Any) -> None:
+def test_updates_are_those_of_plain_torch(name: str, together: Any, plain: Any) -> None:
     """Loss, gradient norm before clipping and weights, with unequal shares of the records."""
     work, expected = together["updates", name], plain(RUNS[name][0])
     metrics = left(work, "updates")["metrics"]
@@ -158,7 +159,7 @@ def test_a_directory_of_a_pretrained_model_holds_the_weights(together: Any) -> N
             assert (work / "pretrained" / "tokenizer.json").is_file()
 
 
-def test_no_more_than_a_bucket_is_whole_at_once(together: Any, tools: Any) -> None:
+def test_no_more_than_a_bucket_is_whole_at_once(together: Any) -> None:
     found = left(together["gathered", "zero3"], "gathered")
     assert found["before"] == 0
     assert all(
@@ -170,9 +171,7 @@ def test_no_more_than_a_bucket_is_whole_at_once(together: Any, tools: Any) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "universal" not in name])
-def test_numbers_that_are_not_finite_change_nothing(
-    name: str, together: Any, plain: Any, tools: Any
-) -> None:
+def test_numbers_that_are_not_finite_change_nothing(name: str, together: Any, plain: Any) -> None:
     """Nor does an update in which nothing is trained; none of them has a part in the next one."""
     work, expected = together["spoiled", name], plain(RUNS[name][0])
     gradient, masked, loss, after = left(work, "spoiled")["told"]
@@ -186,7 +185,7 @@ def test_numbers_that_are_not_finite_change_nothing(
 
 
 @pytest.fixture
-def open_torch(model_dirs: dict[str, Path], tools: Any) -> Callable[[str], Any]:
+def open_torch(model_dirs: dict[str, Path]) -> Callable[[str], Any]:
     from gcore_torch.config import TorchTrainerConfig
     from gcore_torch.trainer import TorchTrainer
 
@@ -201,7 +200,7 @@ def open_torch(model_dirs: dict[str, Path], tools: Any) -> Callable[[str], Any]:
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "zero3-offload"])
 def test_a_saved_state_goes_on_in_the_torch_trainer(
-    name: str, together: Any, plain: Any, tools: Any, open_torch: Any
+    name: str, together: Any, plain: Any, open_torch: Any
 ) -> None:
     family = RUNS[name][0]
     trainer = open_torch(family)
@@ -215,7 +214,7 @@ def test_a_saved_state_goes_on_in_the_torch_trainer(
 
 
 def test_a_state_of_the_torch_trainer_goes_on_here(
-    case_of: Any, plain: Any, tools: Any, open_torch: Any, tmp_path: Path
+    case_of: Any, plain: Any, open_torch: Any, tmp_path: Path
 ) -> None:
     trainer = open_torch("qwen2")
     records = tools.make_records(seed=0)
@@ -235,9 +234,7 @@ def test_a_state_of_the_torch_trainer_goes_on_here(
         )
 
 
-def test_a_state_of_two_ranks_goes_on_in_one(
-    together: Any, case_of: Any, tools: Any, tmp_path: Path
-) -> None:
+def test_a_state_of_two_ranks_goes_on_in_one(together: Any, case_of: Any, tmp_path: Path) -> None:
     names = ["zero1", "zero3", "zero2-universal", "zero3-universal"]
     cases = [
         case_of("resume", name, state=str(together["updates", name] / "state")) for name in names

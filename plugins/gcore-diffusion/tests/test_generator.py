@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,10 @@ from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.generator import Prompt, SampleRequest
 from gcore_core.contract.records import FAILED
 from gcore_core.testing.contracts.weights import push
+from tests.support import diffusion_models as kit
 
 
-def test_a_record_keeps_the_trained_positions_alone(kit: Any, tiny_dir: Path) -> None:
+def test_a_record_keeps_the_trained_positions_alone(tiny_dir: Path) -> None:
     records = kit.sampled(kit.make_generator(tiny_dir, window=3), kit.make_requests())
     for record in records:
         columns = record.columns
@@ -28,13 +28,13 @@ def test_a_record_keeps_the_trained_positions_alone(kit: Any, tiny_dir: Path) ->
         assert record.media["image"].shape == (8, 8, 1) and record.media["image"].dtype == np.uint8
 
 
-def test_the_image_is_the_clean_latent(kit: Any, tiny_dir: Path) -> None:
+def test_the_image_is_the_clean_latent(tiny_dir: Path) -> None:
     (record,) = kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 1))
     expected = ((record.columns["clean"].clip(-1, 1) + 1) * 127.5).round()
     np.testing.assert_array_equal(record.media["image"].reshape(-1), expected)
 
 
-def test_a_group_shares_one_condition(kit: Any, tiny_dir: Path) -> None:
+def test_a_group_shares_one_condition(tiny_dir: Path) -> None:
     """The very same bytes, which the store keeps once."""
     records = kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(2, 4))
     held = {
@@ -49,7 +49,7 @@ def test_a_group_shares_one_condition(kit: Any, tiny_dir: Path) -> None:
     assert held[0] != held[1]
 
 
-def test_a_sample_depends_on_its_seed_and_not_on_its_batch(kit: Any, tiny_dir: Path) -> None:
+def test_a_sample_depends_on_its_seed_and_not_on_its_batch(tiny_dir: Path) -> None:
     requests = kit.make_requests(3, 4)
     together = kit.sampled(kit.make_generator(tiny_dir), requests)
     apart = kit.sampled(kit.make_generator(tiny_dir, max_batch=5), requests)
@@ -58,14 +58,14 @@ def test_a_sample_depends_on_its_seed_and_not_on_its_batch(kit: Any, tiny_dir: P
     assert len({r.media["image"].tobytes() for r in together}) == len(together)
 
 
-def test_the_same_batch_repeats_bit_for_bit(kit: Any, tiny_dir: Path) -> None:
+def test_the_same_batch_repeats_bit_for_bit(tiny_dir: Path) -> None:
     one, other = (kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()) for _ in range(2))
     for first, second in zip(one, other, strict=True):
         assert first.columns["latents"].tobytes() == second.columns["latents"].tobytes()
         assert first.columns["logp"].tobytes() == second.columns["logp"].tobytes()
 
 
-def test_greedy_samples_have_no_actions_and_repeat(kit: Any, tiny_dir: Path) -> None:
+def test_greedy_samples_have_no_actions_and_repeat(tiny_dir: Path) -> None:
     generator = kit.make_generator(tiny_dir)
     one, other = (kit.sampled(generator, kit.make_requests(2, 2, greedy=True)) for _ in range(2))
     for first, second in zip(one, other, strict=True):
@@ -74,7 +74,7 @@ def test_greedy_samples_have_no_actions_and_repeat(kit: Any, tiny_dir: Path) -> 
     assert one[0].media["image"].tobytes() != one[1].media["image"].tobytes(), "seeds still differ"
 
 
-def test_same_noise_starts_a_group_at_one_point(kit: Any, tiny_dir: Path) -> None:
+def test_same_noise_starts_a_group_at_one_point(tiny_dir: Path) -> None:
     records = kit.sampled(kit.make_generator(tiny_dir, same_noise=True), kit.make_requests(2, 3))
     firsts = [record.columns["latents"][0].tobytes() for record in records]
     assert len(set(firsts[:3])) == len(set(firsts[3:])) == 1
@@ -82,7 +82,7 @@ def test_same_noise_starts_a_group_at_one_point(kit: Any, tiny_dir: Path) -> Non
     assert len({record.media["image"].tobytes() for record in records}) == 6
 
 
-def test_guidance_changes_the_samples(kit: Any, tiny_dir: Path) -> None:
+def test_guidance_changes_the_samples(tiny_dir: Path) -> None:
     plain, guided = (
         kit.sampled(kit.make_generator(tiny_dir, guidance=g), kit.make_requests(1, 2))
         for g in (1.0, 3.0)
@@ -102,7 +102,7 @@ def test_guidance_changes_the_samples(kit: Any, tiny_dir: Path) -> None:
     ],
 )
 def test_a_prompt_that_cannot_be_read_fails_alone(
-    kit: Any, tiny_dir: Path, prompt: Prompt, reason: str
+    tiny_dir: Path, prompt: Prompt, reason: str
 ) -> None:
     good = kit.make_requests(1, 2)
     bad = SampleRequest(ordinal=99, sample=0, seed=1, prompt=prompt)
@@ -111,9 +111,7 @@ def test_a_prompt_that_cannot_be_read_fails_alone(
     assert reason in records[-1].reason and not records[-1].columns
 
 
-def test_pushed_weights_are_used_and_fingerprinted(
-    kit: Any, tiny_dir: Path, tmp_path: Path
-) -> None:
+def test_pushed_weights_are_used_and_fingerprinted(tiny_dir: Path, tmp_path: Path) -> None:
     from gcore_core.testing.contracts.weights import digests, exported, perturbed
 
     generator = kit.make_generator(tiny_dir)
@@ -126,9 +124,7 @@ def test_pushed_weights_are_used_and_fingerprinted(
     assert before[0].columns["clean"].tobytes() != after[0].columns["clean"].tobytes()
 
 
-def test_noise_that_does_not_go_with_the_model_is_refused(
-    kit: Any, tiny_dir: Path, tmp_path: Path
-) -> None:
+def test_noise_that_does_not_go_with_the_model_is_refused(tiny_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="noise ddim does not go with a model that predicts flow"):
         kit.make_generator(tiny_dir, noise="ddim")
     epsilon = kit.random_tiny(tmp_path, prediction="epsilon")
@@ -138,7 +134,7 @@ def test_noise_that_does_not_go_with_the_model_is_refused(
         kit.make_generator(epsilon)
 
 
-def test_a_directory_that_holds_no_model_is_named(kit: Any, tmp_path: Path) -> None:
+def test_a_directory_that_holds_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="model directory does not exist"):
         kit.make_generator(tmp_path / "gone")
     with pytest.raises(DataError, match="holds no model that this plugin knows"):

@@ -19,6 +19,8 @@ from gcore_diffusion.rows import transitions  # noqa: E402
 
 from gcore_core.contract.errors import ConfigError, DataError  # noqa: E402
 from gcore_core.testing.contracts.weights import exported, push  # noqa: E402
+from tests.support import diffusion_models as kit  # noqa: E402
+from tests.support import diffusion_pipelines  # noqa: E402
 
 GUIDANCE = {"sd3": 4.5, "flux": 3.5, "sana": 3.0, "qwen": 2.0}
 SIZE = {"height": 32, "width": 32, "steps": 4, "max_sequence_length": 16}
@@ -27,20 +29,12 @@ SIZE = {"height": 32, "width": 32, "steps": 4, "max_sequence_length": 16}
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Name -> directory; each pipeline is made when it is first asked for."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location(
-        "tiny_pipelines", Path(__file__).with_name("tiny_pipelines.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     made: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
         if name not in made:
             made[name] = tmp_path_factory.mktemp(name)
-            module.save(name, made[name])
+            diffusion_pipelines.save(name, made[name])
         return made[name]
 
     return folder
@@ -58,9 +52,7 @@ def gap(trainer: Any, records: list[Any]) -> float:
 
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("name", list(GUIDANCE))
-def test_a_trainer_repeats_what_the_pipeline_sampled(
-    kit: Any, folders: Any, name: str, guided: bool
-) -> None:
+def test_a_trainer_repeats_what_the_pipeline_sampled(folders: Any, name: str, guided: bool) -> None:
     """0 in the same batches, at most 1e-6 in others."""
     same = {
         "guidance": GUIDANCE[name] if guided else 1.0,
@@ -82,7 +74,7 @@ def test_a_trainer_repeats_what_the_pipeline_sampled(
 
 @pytest.mark.parametrize("name", list(GUIDANCE))
 def test_adapters_are_trained_pushed_and_switched_off_for_the_reference(
-    kit: Any, folders: Any, name: str
+    folders: Any, name: str
 ) -> None:
     """The push holds the adapters alone; KL is 0 before the first update and positive after it;
     they agree again.
@@ -101,9 +93,7 @@ def test_adapters_are_trained_pushed_and_switched_off_for_the_reference(
     assert told[1]["logprob_gap_max"] <= 1e-6
 
 
-def test_a_saved_pipeline_is_one_that_diffusers_loads(
-    kit: Any, folders: Any, tmp_path: Path
-) -> None:
+def test_a_saved_pipeline_is_one_that_diffusers_loads(folders: Any, tmp_path: Path) -> None:
     trainer = kit.make_trainer(folders("sana"), max_sequence_length=16, learning_rate=1e-2)
     records = kit.records_of(
         kit.sampled(kit.make_generator(folders("sana"), **SIZE), kit.make_requests(2, 2))
@@ -121,9 +111,7 @@ def test_a_saved_pipeline_is_one_that_diffusers_loads(
     )
 
 
-def test_a_pipeline_without_an_adapter_is_named_with_those_there_are(
-    kit: Any, tmp_path: Path
-) -> None:
+def test_a_pipeline_without_an_adapter_is_named_with_those_there_are(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "KandinskyPipeline"}))
     with pytest.raises(ConfigError, match="no adapter for KandinskyPipeline") as caught:
         kit.make_generator(tmp_path)
@@ -132,7 +120,7 @@ def test_a_pipeline_without_an_adapter_is_named_with_those_there_are(
     )
 
 
-def test_a_half_written_pipeline_is_a_data_error(kit: Any, tmp_path: Path) -> None:
+def test_a_half_written_pipeline_is_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
     with pytest.raises(DataError, match="the pipeline cannot be read"):
         kit.make_generator(tmp_path)
@@ -140,6 +128,6 @@ def test_a_half_written_pipeline_is_a_data_error(kit: Any, tmp_path: Path) -> No
         kit.make_trainer(tmp_path)
 
 
-def test_a_trainer_opens_the_transformer_alone(kit: Any, folders: Any) -> None:
+def test_a_trainer_opens_the_transformer_alone(folders: Any) -> None:
     trainer = kit.make_trainer(folders("sd3"), max_sequence_length=16)
     assert trainer._denoising.denoiser.pipeline is None

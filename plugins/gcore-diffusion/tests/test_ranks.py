@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from gcore_core.testing.runs import run_together
+from tests.support import diffusion_models as kit
 
 
-def test_two_ranks_train_as_one(kit: Any, tiny_dir: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one(tiny_dir: Path, tmp_path: Path) -> None:
     """Unequal shares of the records: the same metrics and weights."""
     (tmp_path / "meet").mkdir()
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(4, 3)))
@@ -23,11 +23,11 @@ def test_two_ranks_train_as_one(kit: Any, tiny_dir: Path, tmp_path: Path) -> Non
         for name, array in {**record.columns, **record.media}.items()
     }
     save_file(held, tmp_path / "records.safetensors")
-    program = str(Path(__file__).with_name("two_ranks.py"))
+    program = ["-m", "tests.support.diffusion_ranks"]
     for ranks in (1, 2):
         run_together(
             [
-                [program, str(rank), str(ranks), str(tiny_dir), str(tmp_path)]
+                [*program, str(rank), str(ranks), str(tiny_dir), str(tmp_path)]
                 for rank in range(ranks)
             ]
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gcore_core.contract.factories import import_file
 from gcore_core.contract.run_files import read_metrics, read_samples
 
 RECIPE = Path(__file__).parents[3] / "recipes/digits.yaml"
@@ -20,13 +20,7 @@ RECIPE = Path(__file__).parents[3] / "recipes/digits.yaml"
 
 @pytest.fixture(scope="module")
 def digits() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "digits_recipe", RECIPE.with_suffix("") / "digits.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(RECIPE.with_suffix("") / "digits.py")
 
 
 def test_the_committed_files_are_what_the_script_writes(digits: ModuleType, tmp_path: Path) -> None:

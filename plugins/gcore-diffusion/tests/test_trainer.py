@@ -20,6 +20,7 @@ from gcore_diffusion.rows import transitions
 from gcore_core.contract.errors import ConfigError, ContractError, NonFiniteLoss, WeightMismatch
 from gcore_core.contract.trainer import Trainer
 from gcore_core.testing.contracts.weights import digests, exported, largest_change, push
+from tests.support import diffusion_models as kit
 
 KERNELS = [
     {"noise": "sde"},
@@ -38,9 +39,7 @@ def replay_gap(trainer: Any, records: list[Any]) -> float:
 
 
 @pytest.mark.parametrize("settings", KERNELS, ids=lambda s: "-".join(map(str, s.values())))
-def test_replayed_logprobs_are_the_sampler_s(
-    kit: Any, tiny_dir: Path, settings: dict[str, Any]
-) -> None:
+def test_replayed_logprobs_are_the_sampler_s(tiny_dir: Path, settings: dict[str, Any]) -> None:
     """0 in the same batches, at most 1e-6 in others."""
     records = kit.records_of(
         kit.sampled(kit.make_generator(tiny_dir, **settings), kit.make_requests(4, 6))
@@ -56,7 +55,7 @@ def test_replayed_logprobs_are_the_sampler_s(
         )
 
 
-def test_in_bfloat16_both_sides_round_alike(kit: Any, tiny_dir: Path) -> None:
+def test_in_bfloat16_both_sides_round_alike(tiny_dir: Path) -> None:
     """0 in the same batches; in others within the band, since the model's output has 8 bits."""
     generator = kit.make_generator(tiny_dir, dtype="bfloat16")
     records = kit.records_of(kit.sampled(generator, kit.make_requests(4, 6)))
@@ -70,7 +69,7 @@ def test_in_bfloat16_both_sides_round_alike(kit: Any, tiny_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
-def test_ddim_with_eta_replays_too(kit: Any, tmp_path: Path, prediction: str) -> None:
+def test_ddim_with_eta_replays_too(tmp_path: Path, prediction: str) -> None:
     directory = kit.random_tiny(tmp_path, prediction=prediction)
     generator = kit.make_generator(directory, noise="ddim", scale=1.0)
     records = kit.records_of(kit.sampled(generator, kit.make_requests(2, 4)))
@@ -80,7 +79,7 @@ def test_ddim_with_eta_replays_too(kit: Any, tmp_path: Path, prediction: str) ->
     assert kit.train(trainer, records)["logprob_gap_max"] <= 1e-6
 
 
-def test_latents_of_less_than_float32_are_refused(kit: Any, tiny_dir: Path) -> None:
+def test_latents_of_less_than_float32_are_refused(tiny_dir: Path) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 2)))
     low = [
         replace(r, columns={**r.columns, "latents": r.columns["latents"].astype(np.float16)})
@@ -90,7 +89,7 @@ def test_latents_of_less_than_float32_are_refused(kit: Any, tiny_dir: Path) -> N
         kit.make_trainer(tiny_dir).prepare(low, frozenset())
 
 
-def test_it_is_a_trainer(kit: Any, tiny_dir: Path) -> None:
+def test_it_is_a_trainer(tiny_dir: Path) -> None:
     assert isinstance(kit.make_trainer(tiny_dir), Trainer)
 
 
@@ -108,7 +107,7 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_objectives_of_language_train_denoising_steps_as_they_are(
-    kit: Any, tiny_dir: Path, name: str
+    tiny_dir: Path, name: str
 ) -> None:
     """Rewarded ways become likelier; on policy the ratio is 1."""
     generator = kit.make_generator(tiny_dir)
@@ -127,9 +126,7 @@ def test_objectives_of_language_train_denoising_steps_as_they_are(
 
 
 @pytest.mark.parametrize("objective", ["ppo_clip", "ppo_clip-recompute-kl", "gspo"])
-def test_an_update_does_not_depend_on_how_it_is_split(
-    kit: Any, tiny_dir: Path, objective: str
-) -> None:
+def test_an_update_does_not_depend_on_how_it_is_split(tiny_dir: Path, objective: str) -> None:
     """In rows of a pass, and (but for objectives over whole batches of records) in
     micro-batches.
     """
@@ -146,7 +143,7 @@ def test_an_update_does_not_depend_on_how_it_is_split(
         assert largest_change(found[0][1], weights) <= 1e-5
 
 
-def test_after_a_push_sampler_and_trainer_agree_again(kit: Any, tiny_dir: Path) -> None:
+def test_after_a_push_sampler_and_trainer_agree_again(tiny_dir: Path) -> None:
     generator, trainer = kit.make_generator(tiny_dir), kit.make_trainer(tiny_dir)
     for step in range(3):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))
@@ -155,7 +152,7 @@ def test_after_a_push_sampler_and_trainer_agree_again(kit: Any, tiny_dir: Path) 
     assert trainer.version == 3
 
 
-def test_a_push_that_did_not_come_is_seen(kit: Any, tiny_dir: Path) -> None:
+def test_a_push_that_did_not_come_is_seen(tiny_dir: Path) -> None:
     generator, trainer = kit.make_generator(tiny_dir), kit.make_trainer(tiny_dir)
     for step in range(2):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))
@@ -163,9 +160,7 @@ def test_a_push_that_did_not_come_is_seen(kit: Any, tiny_dir: Path) -> None:
     assert metrics["logprob_gap_max"] > trainer._diffusion.logprob_band()
 
 
-def test_other_weights_stop_the_run_before_the_first_update(
-    kit: Any, tiny_dir: Path, tmp_path: Path
-) -> None:
+def test_other_weights_stop_the_run_before_the_first_update(tiny_dir: Path, tmp_path: Path) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()))
     other = kit.random_tiny(tmp_path)
     net = kit.make_trainer(other)
@@ -177,7 +172,7 @@ def test_other_weights_stop_the_run_before_the_first_update(
     assert digests(exported(net)) == before
 
 
-def test_another_guidance_is_named_with_both_numbers(kit: Any, tiny_dir: Path) -> None:
+def test_another_guidance_is_named_with_both_numbers(tiny_dir: Path) -> None:
     records = kit.records_of(
         kit.sampled(kit.make_generator(tiny_dir, guidance=3.0), kit.make_requests(1, 2))
     )
@@ -185,7 +180,7 @@ def test_another_guidance_is_named_with_both_numbers(kit: Any, tiny_dir: Path) -
         kit.make_trainer(tiny_dir).prepare(records, frozenset())
 
 
-def test_kl_to_the_initial_weights_begins_at_zero_and_grows(kit: Any, tiny_dir: Path) -> None:
+def test_kl_to_the_initial_weights_begins_at_zero_and_grows(tiny_dir: Path) -> None:
     generator, trainer = (
         kit.make_generator(tiny_dir),
         kit.make_trainer(tiny_dir, learning_rate=1e-2),
@@ -198,7 +193,7 @@ def test_kl_to_the_initial_weights_begins_at_zero_and_grows(kit: Any, tiny_dir: 
     assert told[0] == 0 < told[1] < told[2]
 
 
-def test_a_moving_reference_stays_nearer(kit: Any, tiny_dir: Path) -> None:
+def test_a_moving_reference_stays_nearer(tiny_dir: Path) -> None:
     told = []
     for decay in (1.0, 0.5):
         generator = kit.make_generator(tiny_dir)
@@ -211,9 +206,7 @@ def test_a_moving_reference_stays_nearer(kit: Any, tiny_dir: Path) -> None:
     assert 0 < told[1] < told[0]
 
 
-def test_a_saved_trainer_goes_on_as_if_never_stopped(
-    kit: Any, tiny_dir: Path, tmp_path: Path
-) -> None:
+def test_a_saved_trainer_goes_on_as_if_never_stopped(tiny_dir: Path, tmp_path: Path) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()))
     trainer = kit.make_trainer(tiny_dir, kl_coefficient=0.1, reference_decay=0.9)
     kit.train(trainer, records)
@@ -226,7 +219,7 @@ def test_a_saved_trainer_goes_on_as_if_never_stopped(
 
 
 def test_numbers_that_are_not_finite_stop_the_run_and_are_kept(
-    kit: Any, tiny_dir: Path, tmp_path: Path
+    tiny_dir: Path, tmp_path: Path
 ) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 2)))
     trainer = kit.make_trainer(tiny_dir, dump_dir=str(tmp_path))
@@ -238,20 +231,20 @@ def test_numbers_that_are_not_finite_stop_the_run_and_are_kept(
     assert list(tmp_path.glob("nonfinite-*.safetensors"))
 
 
-def test_a_rank_may_get_no_records(kit: Any, tiny_dir: Path) -> None:
+def test_a_rank_may_get_no_records(tiny_dir: Path) -> None:
     trainer = kit.make_trainer(tiny_dir)
     assert trainer.prepare([], frozenset()) == []
     trainer.train(4, np.zeros(0), 1, 1)
     assert trainer.version == 5
 
 
-def test_preparation_scalars_are_sums_over_a_record(kit: Any, tiny_dir: Path) -> None:
+def test_preparation_scalars_are_sums_over_a_record(tiny_dir: Path) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 2)))
     rows = kit.make_trainer(tiny_dir).prepare(records, frozenset({"kl_k1"}))
     assert [row["kl_k1"] for row in rows] == [0.0, 0.0]
 
 
-def test_the_forward_process_teaches_without_logprobs(kit: Any, tiny_dir: Path) -> None:
+def test_the_forward_process_teaches_without_logprobs(tiny_dir: Path) -> None:
     """Records of the deterministic sampler; images that are liked are denoised better, others
     worse.
     """
@@ -267,9 +260,7 @@ def test_the_forward_process_teaches_without_logprobs(kit: Any, tiny_dir: Path) 
 
 
 @pytest.mark.parametrize("kind", ["nft", "ppo_clip-recompute-kl"])
-def test_later_epochs_compare_with_the_weights_before_the_first(
-    kit: Any, tiny_dir: Path, kind: str
-) -> None:
+def test_later_epochs_compare_with_the_weights_before_the_first(tiny_dir: Path, kind: str) -> None:
     """In the second epoch the old policy is still the one that sampled."""
     forward = kind == "nft"
     generator = kit.make_generator(tiny_dir, scale=0.0 if forward else 0.7)
@@ -302,7 +293,7 @@ def test_the_expanded_forward_loss_is_the_written_one() -> None:
 
 @pytest.mark.parametrize("word", ["entropy", "values"])
 def test_what_an_objective_requires_in_vain_is_named_before_anything_is_loaded(
-    kit: Any, tmp_path: Path, word: str
+    tmp_path: Path, word: str
 ) -> None:
     objective = kit.Reinforce(frozenset({word}))
     with pytest.raises(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from gcore_diffusion.watch import ALARMS, after_step, alarm_in, coverage, divers
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run.directory import MetricsFile
+from tests.support import diffusion_models as kit
 
 
 def test_equal_images_have_no_diversity_and_one_has_none_to_speak_of() -> None:
@@ -107,9 +107,7 @@ def test_of_a_long_run_the_first_and_the_last_steps_are_read(tmp_path: Path) -> 
 # -- on the digits ---------------------------------------------------------------------------------
 
 
-def test_the_alarm_fires_before_brightness_alone_has_cost_coverage(
-    kit: Any, taught_dir: Path
-) -> None:
+def test_the_alarm_fires_before_brightness_alone_has_cost_coverage(taught_dir: Path) -> None:
     """KL off: the pictures turn white, and the reward alone would call that a success."""
     reward, seen = Brightness(None, WorkerContext(role="scorer")), []
     for metrics, covered in kit.run_digits(taught_dir, reward):
@@ -121,7 +119,7 @@ def test_the_alarm_fires_before_brightness_alone_has_cost_coverage(
     assert seen[-1]["reward"] > seen[0]["reward"]
 
 
-def test_no_alarm_while_the_digits_are_learned(kit: Any, taught_dir: Path) -> None:
+def test_no_alarm_while_the_digits_are_learned(taught_dir: Path) -> None:
     reward = Classifier(ClassifierConfig(path=str(taught_dir)), WorkerContext(role="scorer"))
     seen: list[dict[str, float]] = []
     coverages = []

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gcore_diffusion.config import ClassifierConfig
 from gcore_diffusion.rewards import Classifier
 
 from gcore_core.contract.context import WorkerContext
+from tests.support import diffusion_models as kit
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from gcore_core.contract.context import WorkerContext
     [("slide", 8, 0.06), ("random", 15, 0.08)],
 )
 def test_a_moving_window_of_two_steps_learns_the_digits(
-    kit: Any, taught_dir: Path, moves: str, steps: int, gain: float
+    taught_dir: Path, moves: str, steps: int, gain: float
 ) -> None:
     """The reward of 500 images by the deterministic sampler rises; measured: 0.10 and 0.11."""
     reward = Classifier(ClassifierConfig(path=str(taught_dir)), WorkerContext(role="scorer"))

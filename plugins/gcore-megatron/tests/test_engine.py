@@ -14,6 +14,7 @@ from gcore_megatron.config import MegatronTrainerConfig
 
 from gcore_core.contract.errors import DataError
 from gcore_core.testing.safetensors_files import read_safetensors
+from tests.support import megatron_trainers as tools
 
 pytestmark = pytest.mark.engine
 
@@ -25,9 +26,7 @@ OBJECTIVES = [
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
-def engine(
-    request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]], tools: Any
-) -> Iterator[Any]:
+def engine(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]]) -> Iterator[Any]:
     from gcore_megatron.engine import MegatronEngine
 
     model, reference = models[request.param]
@@ -56,7 +55,7 @@ def batches_of(records: list[Any], layout: Any, budget: int) -> list[Any]:
     ("layout", "budget"), [("padded", 10**6), ("padded", 1), ("shared", 10**6), ("shared", 40)]
 )
 def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
-    engine: Any, tools: Any, objective: tuple[str, Any], layout: str, budget: int
+    engine: Any, objective: tuple[str, Any], layout: str, budget: int
 ) -> None:
     """Whole and split batches, to 1e-5 of the normalised loss and of each tensor's largest
     gradient.
@@ -114,7 +113,7 @@ def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
 
 
 @pytest.mark.parametrize("layout", ["padded", "shared"])
-def test_the_reference_is_swapped_in_and_out(engine: Any, tools: Any, layout: str) -> None:
+def test_the_reference_is_swapped_in_and_out(engine: Any, layout: str) -> None:
     """Log-probs of both models to 1e-5; the policy's weights come back bit by bit."""
     records = tools.make_records()
     batches = batches_of(records, layout, 64)
@@ -140,7 +139,7 @@ def test_exported_weights_are_the_models(engine: Any) -> None:
 
 
 def test_chunks_of_the_output_layer_do_not_matter(
-    engine: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = batches_of(tools.make_records(), "padded", 10**6)
     norms = []
@@ -153,7 +152,7 @@ def test_chunks_of_the_output_layer_do_not_matter(
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights(engine: Any, tools: Any) -> None:
+def test_a_gradient_that_is_not_finite_leaves_the_weights(engine: Any) -> None:
     before = [array.tobytes() for _, array in engine.export_weights()]
     engine.accumulate(
         batches_of(tools.make_records(), "padded", 64),
@@ -185,9 +184,7 @@ def test_weights_are_written_in_files_of_bounded_size(engine: Any, tmp_path: Pat
     assert found == {spec.name: array.tobytes() for spec, array in engine.export_weights()}
 
 
-def test_bfloat16_trains_on_float32_weights(
-    models: dict[str, tuple[Path, Path]], tools: Any
-) -> None:
+def test_bfloat16_trains_on_float32_weights(models: dict[str, tuple[Path, Path]]) -> None:
     """Exports are bfloat16; log-probs within 5e-2 of float32's; small updates add up, as they would
     not in bfloat16.
     """
@@ -232,7 +229,7 @@ SCALED = {
     ids=["llama3", "linear", "mistral"],
 )
 def test_log_probs_are_those_of_transformers(
-    models: dict[str, tuple[Path, Path]], tools: Any, tmp_path: Path, changes: dict[str, Any]
+    models: dict[str, tuple[Path, Path]], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """For scaled rotary embeddings and another family too; what was changed matters."""
     from gcore_megatron.engine import MegatronEngine
@@ -259,7 +256,7 @@ def test_log_probs_are_those_of_transformers(
 @pytest.mark.parametrize("shared", [True, False], ids=["distributed optimizer", "whole optimizer"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_whole_tensors_hold_float32_weights_and_moments_bit_by_bit(
-    models: dict[str, tuple[Path, Path]], tools: Any, tmp_path: Path, dtype: str, shared: bool
+    models: dict[str, tuple[Path, Path]], tmp_path: Path, dtype: str, shared: bool
 ) -> None:
     """What goes on from them makes the same update; what has not had an update has no moments to
     save.
@@ -323,7 +320,7 @@ def test_a_state_that_is_half_written_is_refused(engine: Any, tmp_path: Path) ->
 
 
 def test_the_state_of_another_model_is_refused(
-    engine: Any, models: dict[str, tuple[Path, Path]], tools: Any, tmp_path: Path
+    engine: Any, models: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     from gcore_megatron.engine import MegatronEngine
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from gcore_megatron.config import MegatronTrainerConfig
 
 from gcore_core.contract.errors import ConfigError, DataError
+from tests.support import megatron_trainers as tools
 
 pytestmark = pytest.mark.engine
 
@@ -84,7 +85,6 @@ ROTARY = {"rope_theta": 10000.0}
 )
 def test_a_model_that_is_not_built_here_is_refused(
     models: dict[str, tuple[Path, Path]],
-    tools: Any,
     tmp_path: Path,
     changes: dict[str, Any],
     message: str,
@@ -116,7 +116,6 @@ def test_a_model_that_is_not_built_here_is_refused(
 )
 def test_a_split_that_cannot_be_is_refused_before_ranks_meet(
     models: dict[str, tuple[Path, Path]],
-    tools: Any,
     ranks: int,
     settings: dict[str, Any],
     message: str,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from gcore_core.testing.runs import run_together
+from tests.support import megatron_trainers as tools
 
 pytestmark = pytest.mark.engine
 
-TESTS = Path(__file__).parent
 LIMIT_S = 240
 PPO = ("PpoClip", {"kl": {"coefficient": 0.1}, "entropy_coefficient": 0.01})
 GSPO = ("Gspo", {"clip_low": 0.05, "clip_high": 0.05})
@@ -60,25 +60,26 @@ def run(work: Path, ranks: int, spec: dict[str, Any]) -> None:
     file = work / "spec.json"
     file.write_text(json.dumps({**spec, "ranks": ranks, "work": str(work)}))
     run_together(
-        [[str(TESTS / "one_rank.py"), str(file), str(rank)] for rank in range(ranks)], LIMIT_S
+        [["-m", "tests.support.megatron_ranks", str(file), str(rank)] for rank in range(ranks)],
+        LIMIT_S,
     )
 
 
 @pytest.fixture(scope="module")
 def expected(
-    models: dict[str, tuple[Path, Path]], tools: Any
+    models: dict[str, tuple[Path, Path]],
 ) -> Callable[[str, tuple[str, Any]], dict[str, Any]]:
     """What plain torch makes of the three steps, once for each family and objective."""
     known: dict[str, dict[str, Any]] = {}
 
     def of(family: str, objective: tuple[str, Any]) -> dict[str, Any]:
         if family + objective[0] not in known:
-            from one_rank import inputs
-
             plain = tools.Plain(*models[family], tools.SETTINGS, tools.make_objective(*objective))
             known[family + objective[0]] = {
-                "kl": plain.kl(inputs(0)[0]),
-                "steps": [(plain.train(*inputs(step), 2, 2), plain.weights()) for step in range(3)],
+                "kl": plain.kl(tools.inputs(0)[0]),
+                "steps": [
+                    (plain.train(*tools.inputs(step), 2, 2), plain.weights()) for step in range(3)
+                ],
             }
         return known[family + objective[0]]
 
@@ -86,41 +87,47 @@ def expected(
 
 
 @pytest.fixture(scope="module")
-def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("works")
+def trained(
+    models: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Runs a split when it is first asked for, after the one whose state it resumes.
+
+    Returns the directory that it wrote. So a test needs no other test to have run before it.
+    """
+    works = tmp_path_factory.mktemp("works")
+    done: set[str] = set()
+
+    def work_of(split: str) -> Path:
+        if split in done:
+            return works / split
+        family, ranks, settings, objective, resumed = SPLITS[split]
+        model, reference = models[family]
+        spec = {
+            "settings": {**tools.SETTINGS, **settings, "reference_path": str(reference)},
+            "model": str(model),
+            "objective": objective,
+            "resume": str(work_of(resumed) / "state") if resumed else "",
+        }
+        run(works / split, ranks, spec)
+        done.add(split)
+        return works / split
+
+    return work_of
 
 
 @pytest.mark.parametrize(
     "split", [pytest.param(s, marks=pytest.mark.slow if SPLITS[s][1] > 2 else ()) for s in SPLITS]
 )
 def test_a_split_model_trains_as_a_whole_one(
-    split: str,
-    models: dict[str, tuple[Path, Path]],
-    tools: Any,
-    works: Path,
-    expected: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    split: str, trained: Callable[[str], Path], expected: Any
 ) -> None:
     """Metrics, reference log-probs and weights; also from the state of another split, saved while
     training went on.
     """
-    monkeypatch.syspath_prepend(TESTS)
-    family, ranks, settings, objective, resumed = SPLITS[split]
-    model, reference = models[family]
-    state = works / resumed / "state"
-    if resumed and not state.is_dir():
-        pytest.skip(f"the state of {resumed!r} is not there")
-    spec = {
-        "settings": {**tools.SETTINGS, **settings, "reference_path": str(reference)},
-        "model": str(model),
-        "objective": objective,
-        "resume": str(state) if resumed else "",
-    }
-    run(works / split, ranks, spec)
-    found = [
-        json.loads((works / split / f"numbers{rank}.json").read_text()) for rank in range(ranks)
-    ]
-    weights = dict(np.load(works / split / "weights.npz"))
+    family, ranks, _, objective, resumed = SPLITS[split]
+    work = trained(split)
+    found = [json.loads((work / f"numbers{rank}.json").read_text()) for rank in range(ranks)]
+    weights = dict(np.load(work / "weights.npz"))
     plain = expected(family, objective)
     told = {int(i): value for numbers in found for i, value in numbers["kl"].items()}
     np.testing.assert_allclose([told[i] for i in sorted(told)], plain["kl"], atol=1e-5)
@@ -138,4 +145,4 @@ def test_a_split_model_trains_as_a_whole_one(
             )
         assert sum(key.startswith(when + "/") for key in weights) == len(plain["steps"][step][1])
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        assert (works / split / "pretrained" / name).is_file()
+        assert (work / "pretrained" / name).is_file()

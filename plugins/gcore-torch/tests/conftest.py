@@ -1,24 +1,11 @@
-"""Tiny random models with a tokenizer of single characters beside them, and objectives to train
-them with.
-"""
+"""Models that are made once."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from gcore_language.tiny import CONFIGS, VOCABULARY, save_model, save_tokenizer
-
-from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.generator import SampleRequest
-from gcore_core.contract.records import Prompt
-from gcore_core.contract.trainer import TrainRecord
-
-__all__ = ["VOCABULARY", "save_model", "save_tokenizer"]
+from gcore_language.tiny import CONFIGS, save_model
 
 
 @pytest.fixture(scope="session")
@@ -28,111 +15,3 @@ def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[family] = tmp_path_factory.mktemp(family)
         save_model(found[family], family)
     return found
-
-
-@pytest.fixture(scope="session")
-def tiny() -> Any:
-    """This module: the makers below, for tests that import nothing from each other."""
-    return sys.modules[__name__]
-
-
-class Reinforce:
-    """-advantage * logp, averaged over trained actions."""
-
-    requires = frozenset()
-
-    def loss(self, columns: Any, current: Any) -> Any:
-        mask = columns["mask"].float()
-        loss = -(columns["advantage"] * current["logp"] * mask).sum()
-        return loss, mask.sum(), {}
-
-
-class Clip:
-    """PPO's clipped ratio, with a KL term to the reference when ``beta`` is set."""
-
-    def __init__(self, beta: float = 0.0) -> None:
-        self.beta = beta
-        self.requires = frozenset({"old_logp", "ref_logp"} if beta else {"old_logp"})
-
-    def loss(self, columns: Any, current: Any) -> Any:
-        mask, advantage = columns["mask"].float(), columns["advantage"]
-        ratio = (current["logp"] - columns["old_logp"]).exp()
-        terms = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-        if self.beta:
-            terms = terms + self.beta * (current["logp"] - columns["ref_logp"]) ** 2
-        clipped = ((ratio - 1).abs() > 0.2).float() * mask
-        return (
-            (terms * mask).sum(),
-            mask.sum(),
-            {"clip_share": (clipped.sum().detach(), mask.sum())},
-        )
-
-
-def make_context(directory: Path, objective: Any = None, **changes: Any) -> WorkerContext:
-    facts = {
-        "role": "policy",
-        "steps": 10,
-        "model": {"path": str(directory)},
-        "parts": {"objective": objective},
-    }
-    return WorkerContext(**(facts | changes))
-
-
-def make_requests(
-    groups: int = 3, samples: int = 4, *, first: int = 0, greedy: bool = False
-) -> list[SampleRequest]:
-    """Prompts of different lengths."""
-    return [
-        SampleRequest(
-            ordinal=first + group,
-            sample=sample,
-            seed=1000 * (first + group) + sample,
-            prompt=Prompt(row=group, text="12+34+56+78"[: 3 + 2 * (group % 4)] + "="),
-            greedy=greedy,
-        )
-        for group in range(groups)
-        for sample in range(samples)
-    ]
-
-
-def drain(generator: Any) -> list[Any]:
-    """Steps until nothing is left; sorted by (ordinal, sample)."""
-    finished = []
-    while True:
-        part = generator.step()
-        finished += part
-        if not part and not generator._rows.count and not generator._queue:
-            return sorted(finished, key=lambda f: (f.request.ordinal, f.request.sample))
-
-
-def make_records(
-    groups: int = 4, samples: int = 4, *, minibatches: int = 1, seed: int = 0
-) -> list[TrainRecord]:
-    """Random records with prompts and completions of different lengths; the last action of each is
-    masked.
-    """
-    draw = np.random.default_rng(seed)
-    records = []
-    for group in range(groups):
-        prompt = draw.integers(3, VOCABULARY, int(draw.integers(2, 9))).astype(np.int32)
-        for sample in range(samples):
-            actions = int(draw.integers(1, 9))
-            mask = np.ones(actions, np.uint8)
-            mask[-1] = actions == 1
-            columns = {
-                "prompt_ids": prompt,
-                "action_ids": draw.integers(2, VOCABULARY, actions).astype(np.int32),
-                "logp": np.log(draw.uniform(0.01, 0.1, actions)).astype(np.float32),
-                "action_mask": mask,
-                "temperature": np.array(np.float32(0.7 if group == 1 else 1.0)),
-            }
-            records.append(
-                TrainRecord(
-                    ordinal=group, sample=sample, minibatch=group % minibatches, columns=columns
-                )
-            )
-    return records
-
-
-def make_advantages(records: list[TrainRecord], seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(len(records))

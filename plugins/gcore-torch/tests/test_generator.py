@@ -21,12 +21,13 @@ from gcore_core.contract.generator import (
     ScoresLogprobs,
 )
 from gcore_core.contract.records import Prompt, WeightPlan
+from tests.support import language_models as tiny
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gpt2"]
 
 
 @pytest.fixture
-def open_generator(model_dirs: dict[str, Path], tiny: Any) -> Any:
+def open_generator(model_dirs: dict[str, Path]) -> Any:
     def make(family: str = "llama", deterministic: bool = False, **config: Any) -> TorchGenerator:
         settings = TorchGeneratorConfig(**({"max_new_tokens": 12} | config))
         return TorchGenerator(
@@ -56,7 +57,7 @@ def test_it_has_the_protocols_it_claims(open_generator: Any) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logp_is_that_of_the_models_own_forward_pass(
-    family: str, open_generator: Any, model_dirs: dict[str, Path], tiny: Any
+    family: str, open_generator: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator = open_generator(family, temperature=0.8)
     kind = TransformersDecoder if family == "gpt2" else FusedDecoder
@@ -78,7 +79,7 @@ def test_logp_is_that_of_the_models_own_forward_pass(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers_generate(
-    family: str, open_generator: Any, model_dirs: dict[str, Path], tiny: Any
+    family: str, open_generator: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator = open_generator(family, temperature=0.5)
     generator.submit(tiny.make_requests(samples=1, greedy=True))
@@ -92,7 +93,7 @@ def test_greedy_tokens_are_those_of_transformers_generate(
         assert record.columns["temperature"] == 1
 
 
-def test_a_finished_record_says_how_it_ended(open_generator: Any, tiny: Any) -> None:
+def test_a_finished_record_says_how_it_ended(open_generator: Any) -> None:
     generator = open_generator(max_new_tokens=6)
     generator.submit(tiny.make_requests(groups=8, samples=8))
     finished = tiny.drain(generator)
@@ -115,7 +116,7 @@ def test_a_finished_record_says_how_it_ended(open_generator: Any, tiny: Any) -> 
         )
 
 
-def test_a_stop_string_ends_a_sample(open_generator: Any, tiny: Any) -> None:
+def test_a_stop_string_ends_a_sample(open_generator: Any) -> None:
     generator = open_generator(stop=["1", "+"])
     generator.submit(tiny.make_requests(groups=4, samples=8))
     finished = tiny.drain(generator)
@@ -129,7 +130,7 @@ def test_a_stop_string_ends_a_sample(open_generator: Any, tiny: Any) -> None:
 
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
 def test_rows_that_leave_or_join_do_not_change_the_others(
-    decoder: str, open_generator: Any, tiny: Any
+    decoder: str, open_generator: Any
 ) -> None:
     alone = open_generator(decoder=decoder)
     requests = tiny.make_requests(groups=4, samples=5)
@@ -150,7 +151,7 @@ def test_rows_that_leave_or_join_do_not_change_the_others(
         np.testing.assert_allclose(record.columns["logp"], other.columns["logp"], atol=5e-5)
 
 
-def test_deterministic_batches_repeat_bit_for_bit(open_generator: Any, tiny: Any) -> None:
+def test_deterministic_batches_repeat_bit_for_bit(open_generator: Any) -> None:
     requests = tiny.make_requests(groups=4, samples=6)
     runs = []
     for order in (requests, requests[::-1]):
@@ -163,7 +164,7 @@ def test_deterministic_batches_repeat_bit_for_bit(open_generator: Any, tiny: Any
 
 
 def test_aborted_samples_keep_what_they_have(
-    open_generator: Any, model_dirs: dict[str, Path], tiny: Any
+    open_generator: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator = open_generator(max_batch=6)
     generator.submit(tiny.make_requests(groups=2, samples=4))
@@ -206,7 +207,7 @@ def weights_of(generator: Any) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_a_push_changes_outputs_and_the_old_weights_restore_them(
-    family: str, open_generator: Any, tmp_path: Path, tiny: Any
+    family: str, open_generator: Any, tmp_path: Path
 ) -> None:
     tiny.save_model(tmp_path, family, seed=5)
     other = TorchGenerator(TorchGeneratorConfig(max_new_tokens=12), tiny.make_context(tmp_path))
@@ -230,7 +231,7 @@ def test_a_push_changes_outputs_and_the_old_weights_restore_them(
 
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
 def test_samples_running_during_a_push_go_on_under_the_new_weights(
-    decoder: str, open_generator: Any, model_dirs: dict[str, Path], tmp_path: Path, tiny: Any
+    decoder: str, open_generator: Any, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
     tiny.save_model(tmp_path, "llama", seed=5)
     other = TorchGenerator(TorchGeneratorConfig(), tiny.make_context(tmp_path))
@@ -246,7 +247,7 @@ def test_samples_running_during_a_push_go_on_under_the_new_weights(
         np.testing.assert_allclose(record.columns["logp"][2:], new[2:], atol=5e-5)
 
 
-def test_a_push_of_another_model_is_refused_by_name(open_generator: Any, tiny: Any) -> None:
+def test_a_push_of_another_model_is_refused_by_name(open_generator: Any) -> None:
     generator = open_generator()
     arrays = weights_of(generator)
     plan, tensors = plan_of(generator, arrays, 3)
@@ -275,7 +276,7 @@ def test_a_push_of_another_model_is_refused_by_name(open_generator: Any, tiny: A
         generator.begin_weights(WeightPlan(2, plan.tensors))
 
 
-def test_a_prompt_that_fills_the_context_fails_alone(open_generator: Any, tiny: Any) -> None:
+def test_a_prompt_that_fills_the_context_fails_alone(open_generator: Any) -> None:
     generator = open_generator(context_length=8)
     long = SampleRequest(ordinal=9, sample=0, seed=1, prompt=Prompt(row=9, text="1+2+3+4="))
     generator.submit([long, *tiny.make_requests(groups=1, samples=1)])
@@ -285,7 +286,7 @@ def test_a_prompt_that_fills_the_context_fails_alone(open_generator: Any, tiny: 
 
 
 def test_chat_turns_go_through_the_tokenizers_template(
-    open_generator: Any, model_dirs: dict[str, Path], tiny: Any
+    open_generator: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator = open_generator()
     turns = [{"role": "user", "content": "1+2"}, {"role": "user", "content": "3"}]
@@ -297,9 +298,7 @@ def test_chat_turns_go_through_the_tokenizers_template(
     assert record.columns["prompt_ids"].tolist() == tokenizer("1+23:").input_ids
 
 
-def test_bfloat16_samples_as_the_models_own_forward_pass_says(
-    open_generator: Any, tiny: Any
-) -> None:
+def test_bfloat16_samples_as_the_models_own_forward_pass_says(open_generator: Any) -> None:
     generator = open_generator("qwen2", dtype="bfloat16", decoder="fused")
     generator.submit(tiny.make_requests())
     finished = tiny.drain(generator)
@@ -311,7 +310,7 @@ def test_bfloat16_samples_as_the_models_own_forward_pass_says(
         np.testing.assert_allclose(record.columns["logp"], logp, atol=0.15)
 
 
-def test_settings_for_an_engine_are_refused(model_dirs: dict[str, Path], tiny: Any) -> None:
+def test_settings_for_an_engine_are_refused(model_dirs: dict[str, Path]) -> None:
     context = tiny.make_context(model_dirs["llama"], engine={"enforce_eager": True})
     with pytest.raises(ConfigError, match="no engine to pass enforce_eager to"):
         TorchGenerator(TorchGeneratorConfig(), context)

@@ -24,6 +24,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import Prompt, WeightPlan
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.runs import run_together
+from tests.support import language_models as tiny
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -68,7 +69,7 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture
-def open_generator(image_models: dict[str, Path], tiny: Any) -> Open:
+def open_generator(image_models: dict[str, Path]) -> Open:
     def make(family: str = "qwen2_vl", model: Path | None = None, **config: Any) -> TorchGenerator:
         settings = TorchGeneratorConfig(**({"max_new_tokens": 12} | config))
         return TorchGenerator(
@@ -79,7 +80,7 @@ def open_generator(image_models: dict[str, Path], tiny: Any) -> Open:
 
 
 @pytest.fixture
-def open_trainer(image_models: dict[str, Path], tiny: Any) -> Open:
+def open_trainer(image_models: dict[str, Path]) -> Open:
     def make(family: str = "qwen2_vl", **config: Any) -> TorchTrainer:
         settings = TorchTrainerConfig(**({"learning_rate": 1e-3} | config))
         return TorchTrainer(settings, tiny.make_context(image_models[family], tiny.Reinforce()))
@@ -95,7 +96,7 @@ def requests_of(prompts: Sequence[Prompt], samples: int = 4) -> list[SampleReque
     ]
 
 
-def answers(generator: TorchGenerator, prompts: Sequence[Prompt], tiny: Any) -> list[Finished]:
+def answers(generator: TorchGenerator, prompts: Sequence[Prompt]) -> list[Finished]:
     generator.submit(requests_of(prompts))
     return list(tiny.drain(generator))
 
@@ -152,9 +153,8 @@ def test_log_probs_are_those_of_plain_transformers(
     open_generator: Open,
     image_models: dict[str, Path],
     prompts: list[Prompt],
-    tiny: Any,
 ) -> None:
-    records = answers(open_generator(family), prompts, tiny)
+    records = answers(open_generator(family), prompts)
     model = AutoModelForImageTextToText.from_pretrained(
         image_models[family], dtype=torch.float32
     ).eval()
@@ -167,9 +167,9 @@ def test_log_probs_are_those_of_plain_transformers(
 
 
 def test_a_prompt_holds_a_token_for_every_four_patches(
-    open_generator: Open, prompts: list[Prompt], tiny: Any
+    open_generator: Open, prompts: list[Prompt]
 ) -> None:
-    records = answers(open_generator(), prompts, tiny)
+    records = answers(open_generator(), prompts)
     image_token = open_generator()._model.config.image_token_id
     for record in records:
         held = int((record.columns["prompt_ids"] == image_token).sum())
@@ -179,9 +179,9 @@ def test_a_prompt_holds_a_token_for_every_four_patches(
 
 
 def test_the_records_of_a_prompt_share_one_array(
-    open_generator: Open, prompts: list[Prompt], tiny: Any
+    open_generator: Open, prompts: list[Prompt]
 ) -> None:
-    records = answers(open_generator(), prompts, tiny)
+    records = answers(open_generator(), prompts)
     shared = {
         r.request.ordinal: {
             id(o.media.get(PIXELS)) for o in records if o.request.ordinal == r.request.ordinal
@@ -192,11 +192,9 @@ def test_the_records_of_a_prompt_share_one_array(
     assert len(set.union(*shared.values())) == len(prompts)
 
 
-def test_an_image_changes_what_is_likely(
-    open_generator: Open, prompts: list[Prompt], tiny: Any
-) -> None:
+def test_an_image_changes_what_is_likely(open_generator: Open, prompts: list[Prompt]) -> None:
     generator = open_generator(temperature=0.0, max_new_tokens=1)
-    wide, tall = (answers(generator, [prompt], tiny)[0].columns["logp"] for prompt in prompts[:2])
+    wide, tall = (answers(generator, [prompt])[0].columns["logp"] for prompt in prompts[:2])
     assert abs(float(wide[0] - tall[0])) > 1e-3
 
 
@@ -208,9 +206,8 @@ def test_generator_and_trainer_agree_and_a_step_changes_every_part(
     open_generator: Open,
     open_trainer: Open,
     prompts: list[Prompt],
-    tiny: Any,
 ) -> None:
-    records = to_train(answers(open_generator(family, temperature=0.8), prompts, tiny))
+    records = to_train(answers(open_generator(family, temperature=0.8), prompts))
     trainer = open_trainer(family, budget_tokens=budget)
     before = weights_of(trainer)
     trainer.prepare(records, frozenset())
@@ -224,11 +221,11 @@ def test_generator_and_trainer_agree_and_a_step_changes_every_part(
 
 
 def test_after_a_push_they_agree_again(
-    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any
+    open_generator: Open, open_trainer: Open, prompts: list[Prompt]
 ) -> None:
     generator, trainer = open_generator(), open_trainer(learning_rate=1e-2)
     for version in (1, 2):
-        records = to_train(answers(generator, prompts, tiny))
+        records = to_train(answers(generator, prompts))
         trainer.prepare(records, frozenset())
         assert (
             trainer.train(version - 1, tiny.make_advantages(records), 1, 1)["logprob_gap_max"]
@@ -245,7 +242,6 @@ def test_running_samples_read_their_images_again_after_a_push(
     open_trainer: Open,
     prompts: list[Prompt],
     image_models: dict[str, Path],
-    tiny: Any,
 ) -> None:
     generator, trainer = open_generator(), open_trainer()
     generator.submit(requests_of(prompts))
@@ -269,7 +265,6 @@ def test_a_group_encodes_its_image_once_a_micro_batch(
     open_generator: Open,
     open_trainer: Open,
     prompts: list[Prompt],
-    tiny: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = open_trainer()
@@ -281,20 +276,18 @@ def test_a_group_encodes_its_image_once_a_micro_batch(
         "get_image_features",
         lambda p, g, **k: (encoded.append(len(g)), encode(p, g, **k))[1],
     )
-    records = to_train(answers(open_generator(), prompts, tiny))
+    records = to_train(answers(open_generator(), prompts))
     trainer.prepare(records, frozenset())
     trainer.train(0, tiny.make_advantages(records), 1, 1)
     assert encoded == [5]
 
 
 def test_saved_weights_are_a_model_directory_that_generates(
-    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any, tmp_path: Path
+    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tmp_path: Path
 ) -> None:
     open_trainer().save_pretrained(tmp_path)
     saved, original = open_generator(model=tmp_path), open_generator()
-    for one, other in zip(
-        answers(saved, prompts, tiny), answers(original, prompts, tiny), strict=True
-    ):
+    for one, other in zip(answers(saved, prompts), answers(original, prompts), strict=True):
         np.testing.assert_array_equal(one.columns["action_ids"], other.columns["action_ids"])
 
 
@@ -305,9 +298,10 @@ def test_two_sharded_ranks_of_which_one_has_no_image_are_one(
     for ranks in (1, 2):
         work = tmp_path / str(ranks)
         work.mkdir()
-        program = str(Path(__file__).with_name("two_image_ranks.py"))
         given = [str(ranks), str(image_models["qwen2_vl"]), str(work)]
-        run_together([[program, str(rank), *given] for rank in range(ranks)])
+        run_together(
+            [["-m", "tests.support.torch_image_ranks", str(rank), *given] for rank in range(ranks)]
+        )
         told.append(json.loads((work / "numbers.json").read_text()))
     one, two = told
     assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-4, abs=1e-6)
@@ -321,9 +315,8 @@ def test_checkpointed_layers_and_bfloat16_train_too(
     open_generator: Open,
     open_trainer: Open,
     prompts: list[Prompt],
-    tiny: Any,
 ) -> None:
-    records = to_train(answers(open_generator(), prompts, tiny))
+    records = to_train(answers(open_generator(), prompts))
     plain, other = open_trainer(), open_trainer(**settings)
     norms = []
     for trainer in (plain, other):
@@ -348,9 +341,9 @@ def test_an_image_for_a_text_model_is_refused(
 
 
 def test_images_of_records_are_refused_by_a_trainer_of_text(
-    open_generator: Open, model_dirs: dict[str, Path], prompts: list[Prompt], tiny: Any
+    open_generator: Open, model_dirs: dict[str, Path], prompts: list[Prompt]
 ) -> None:
-    records = to_train(answers(open_generator(), prompts, tiny))
+    records = to_train(answers(open_generator(), prompts))
     trainer = TorchTrainer(
         TorchTrainerConfig(), tiny.make_context(model_dirs["llama"], tiny.Reinforce())
     )
@@ -400,12 +393,12 @@ def test_images_side_by_side_are_told(open_generator: Open, prompts: list[Prompt
 
 
 def test_tokens_of_images_count_for_the_context(
-    open_generator: Open, prompts: list[Prompt], tiny: Any
+    open_generator: Open, prompts: list[Prompt]
 ) -> None:
     """Eight tokens of text fit into sixteen, with the image's they do not."""
     generator = open_generator(context_length=16)
     (large, *_), (small, *_) = (
-        answers(generator, [Prompt(row=0, text=f"{PLACE}1+2=", images=[image])], tiny)
+        answers(generator, [Prompt(row=0, text=f"{PLACE}1+2=", images=[image])])
         for image in (prompts[4].images[0], prompts[2].images[0])
     )
     assert (large.status, large.reason) == ("failed", "prompt_too_long")
@@ -423,7 +416,7 @@ def test_a_model_without_an_image_processor_is_told(
 
 
 def test_what_an_image_text_model_has_not_is_told(
-    open_generator: Open, open_trainer: Open, prompts: list[Prompt], tiny: Any
+    open_generator: Open, open_trainer: Open, prompts: list[Prompt]
 ) -> None:
     with pytest.raises(ConfigError, match="fused is not for models that take images"):
         open_generator(decoder="fused")
@@ -432,7 +425,7 @@ def test_what_an_image_text_model_has_not_is_told(
     ):
         open_trainer(packing="shared_prompt")
     generator = open_generator()
-    record = answers(generator, prompts[:1], tiny)[0]
+    record = answers(generator, prompts[:1])[0]
     with pytest.raises(ContractError, match="without their images"):
         generator.logprobs([record.columns])
 
@@ -451,7 +444,6 @@ def test_what_the_records_are_made_of_is_what_the_processor_of_transformers_make
     open_generator: Open,
     image_models: dict[str, Path],
     prompts: list[Prompt],
-    tiny: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from transformers import AutoImageProcessor, AutoTokenizer
@@ -463,7 +455,7 @@ def test_what_the_records_are_made_of_is_what_the_processor_of_transformers_make
     processor = Qwen2VLProcessor(
         AutoImageProcessor.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     )
-    record = answers(open_generator(), prompts[2:3], tiny)[0]
+    record = answers(open_generator(), prompts[2:3])[0]
     images = [Image.open(file) for file in prompts[2].images]
     made = processor(text=[prompts[2].text], images=images, return_tensors="np")
     np.testing.assert_array_equal(made["input_ids"][0], record.columns["prompt_ids"])
@@ -473,7 +465,7 @@ def test_what_the_records_are_made_of_is_what_the_processor_of_transformers_make
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_array_is_read_as_the_file_that_holds_it(
-    open_generator: Open, prompts: list[Prompt], tiny: Any, family: str
+    open_generator: Open, prompts: list[Prompt], family: str
 ) -> None:
     """Of a prompt with two places, with both as files, the second as an array, and both as
     arrays.
@@ -493,9 +485,7 @@ def test_an_array_is_read_as_the_file_that_holds_it(
             np.testing.assert_array_equal(record.media[PIXELS], expected.media[PIXELS])
 
 
-def test_grey_arrays_are_read_as_grey_files(
-    open_generator: Open, tiny: Any, tmp_path: Path
-) -> None:
+def test_grey_arrays_are_read_as_grey_files(open_generator: Open, tmp_path: Path) -> None:
     grey = np.random.default_rng(1).integers(0, 256, (24, 16, 1), dtype=np.uint8)
     Image.fromarray(grey[..., 0]).save(tmp_path / "grey.png")
     (filed,) = requests_of([Prompt(row=0, text=PLACE, images=[str(tmp_path / "grey.png")])], 1)

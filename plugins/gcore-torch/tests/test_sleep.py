@@ -16,10 +16,11 @@ from gcore_core.contract.generator import Sleeps
 from gcore_core.contract.records import WeightPlan
 from gcore_core.testing.contracts.weights import perturbed, push, read_model
 from gcore_core.testing.safetensors_files import Tensors
+from tests.support import language_models as tiny
 
 
 @pytest.fixture
-def opened(model_dirs: dict[str, Path], tiny: Any) -> Callable[..., TorchGenerator]:
+def opened(model_dirs: dict[str, Path]) -> Callable[..., TorchGenerator]:
     def make(family: str = "llama", **settings: Any) -> TorchGenerator:
         config = TorchGeneratorConfig(**{"max_new_tokens": 12, **settings})
         return TorchGenerator(config, tiny.make_context(model_dirs[family], deterministic=True))
@@ -31,7 +32,7 @@ def weights_of(directory: Path) -> Tensors:
     return read_model({"path": str(directory)})
 
 
-def sampled(generator: Any, tiny: Any) -> list[tuple[bytes, bytes]]:
+def sampled(generator: Any) -> list[tuple[bytes, bytes]]:
     generator.submit(tiny.make_requests())
     return [
         (f.columns["action_ids"].tobytes(), f.columns["logp"].tobytes())
@@ -43,14 +44,14 @@ def sampled(generator: Any, tiny: Any) -> list[tuple[bytes, bytes]]:
     "family", ["llama", "qwen2", "gpt2"]
 )  # separate, tied, and another decoder
 def test_discarded_weights_come_back_by_a_push_and_give_the_same_samples(
-    family: str, opened: Any, model_dirs: dict[str, Path], tiny: Any
+    family: str, opened: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator, weights = opened(family, sleep="discard"), weights_of(model_dirs[family])
     assert isinstance(generator, Sleeps)
     push(generator, weights, 1)
     held, before, awake = (
         generator.fingerprint(),
-        sampled(generator, tiny),
+        sampled(generator),
         generator._weights.nbytes,
     )
     for _ in range(2):
@@ -64,12 +65,12 @@ def test_discarded_weights_come_back_by_a_push_and_give_the_same_samples(
         ):
             generator.step()
         push(generator, weights, 1)
-        assert (generator.fingerprint(), sampled(generator, tiny)) == (held, before)
+        assert (generator.fingerprint(), sampled(generator)) == (held, before)
     assert generator._weights.nbytes == awake
 
 
 def test_other_weights_under_the_name_of_the_discarded_ones_are_refused(
-    opened: Any, model_dirs: dict[str, Path], tiny: Any
+    opened: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator, weights = opened(sleep="discard"), weights_of(model_dirs["llama"])
     push(generator, weights, 3)
@@ -84,7 +85,7 @@ def test_other_weights_under_the_name_of_the_discarded_ones_are_refused(
     push(generator, perturbed(weights), 4)
     other = opened()
     push(other, perturbed(weights), 4)
-    assert sampled(generator, tiny) == sampled(other, tiny)
+    assert sampled(generator) == sampled(other)
 
 
 def test_who_is_woken_and_put_to_sleep_again_still_lacks_its_weights(
@@ -103,10 +104,10 @@ def test_who_is_woken_and_put_to_sleep_again_still_lacks_its_weights(
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
 @pytest.mark.parametrize("sleep", ["keep", "discard"])
 def test_samples_that_run_through_a_sleep_go_on(
-    sleep: str, decoder: str, opened: Any, model_dirs: dict[str, Path], tiny: Any
+    sleep: str, decoder: str, opened: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator, weights = opened(sleep=sleep, decoder=decoder), weights_of(model_dirs["llama"])
-    expected = [tokens for tokens, _ in sampled(generator, tiny)]
+    expected = [tokens for tokens, _ in sampled(generator)]
     generator.submit(tiny.make_requests())
     ended = [*generator.step(), *generator.step()]
     generator.sleep()
@@ -139,7 +140,7 @@ def test_a_sleep_in_a_push_and_a_push_in_a_sleep_are_refused(
         generator.begin_weights(plan)
 
 
-def test_memory_of_discarded_weights_goes_back_to_the_system(tmp_path: Path, tiny: Any) -> None:
+def test_memory_of_discarded_weights_goes_back_to_the_system(tmp_path: Path) -> None:
     sizes = {
         "hidden_size": 512,
         "intermediate_size": 2048,
@@ -161,10 +162,10 @@ def test_memory_of_discarded_weights_goes_back_to_the_system(tmp_path: Path, tin
     assert awake - resident_bytes() > 0.8 * nbytes
     generator.wake()
     push(generator, weights, 1)
-    assert torch.isfinite(torch.from_numpy(tiny_logp(generator, tiny))).all()
+    assert torch.isfinite(torch.from_numpy(tiny_logp(generator))).all()
 
 
-def tiny_logp(generator: Any, tiny: Any) -> Any:
+def tiny_logp(generator: Any) -> Any:
     generator.submit(tiny.make_requests(groups=1, samples=1))
     return tiny.drain(generator)[0].columns["logp"]
 

@@ -18,10 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gcore_core.contract.errors import ConfigError, DataError, NonFiniteLoss
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import Trainer
+from tests.support import language_models as tiny
 
 
 @pytest.fixture
-def open_trainer(model_dirs: dict[str, Path], tiny: Any) -> Any:
+def open_trainer(model_dirs: dict[str, Path]) -> Any:
     def make(
         family: str = "llama",
         objective: Any = None,
@@ -42,7 +43,7 @@ def weights_of(trainer: TorchTrainer) -> dict[str, np.ndarray]:
 
 
 def one_step(
-    trainer: TorchTrainer, tiny: Any, step: int = 0, epochs: int = 1, **records: Any
+    trainer: TorchTrainer, step: int = 0, epochs: int = 1, **records: Any
 ) -> dict[str, float]:
     made = tiny.make_records(**records)
     trainer.prepare(made, frozenset())
@@ -61,7 +62,7 @@ def reference_logp(model: Any, record: Any) -> torch.Tensor:
 
 
 def gradients(
-    trainer: TorchTrainer, tiny: Any, monkeypatch: pytest.MonkeyPatch, **records: Any
+    trainer: TorchTrainer, monkeypatch: pytest.MonkeyPatch, **records: Any
 ) -> dict[str, Any]:
     """Gradients, normalised and not clipped, of the one update of a step."""
     found = {}
@@ -70,14 +71,14 @@ def gradients(
         found.update({name: p.grad.clone() for name, p in trainer._engine._tensors.items()})
 
     monkeypatch.setattr(trainer._engine._optimizer, "step", keep)
-    one_step(trainer, tiny, **records)
+    one_step(trainer, **records)
     return found
 
 
-def test_it_has_the_protocol_and_reports_what_is_promised(open_trainer: Any, tiny: Any) -> None:
+def test_it_has_the_protocol_and_reports_what_is_promised(open_trainer: Any) -> None:
     trainer = open_trainer(objective=tiny.Clip())
     assert isinstance(trainer, Trainer)
-    metrics = one_step(trainer, tiny, step=4, minibatches=2, epochs=2)
+    metrics = one_step(trainer, step=4, minibatches=2, epochs=2)
     names = "loss grad_norm learning_rate entropy kl clip_share logprob_gap_max logprob_gap_mean"
     assert set(names.split()) <= metrics.keys()
     assert all(math.isfinite(value) for value in metrics.values())
@@ -87,7 +88,7 @@ def test_it_has_the_protocol_and_reports_what_is_promised(open_trainer: Any, tin
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_one_update_is_that_of_plain_torch(
-    family: str, open_trainer: Any, model_dirs: dict[str, Path], tiny: Any
+    family: str, open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
     # should be zero
@@ -128,15 +129,13 @@ def test_one_update_is_that_of_plain_torch(
 
 
 def test_a_sampled_padding_token_has_the_gradient_of_any_other(
-    open_trainer: Any, model_dirs: dict[str, Path], tiny: Any, monkeypatch: pytest.MonkeyPatch
+    open_trainer: Any, model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, padding = tiny.make_records(), 0
     for record in records:
         record.columns["action_ids"][0] = padding
     monkeypatch.setattr(tiny, "make_records", lambda **_: records)
-    found = gradients(open_trainer(clip_grad_norm=0.0), tiny, monkeypatch)[
-        "model.embed_tokens.weight"
-    ]
+    found = gradients(open_trainer(clip_grad_norm=0.0), monkeypatch)["model.embed_tokens.weight"]
 
     model = AutoModelForCausalLM.from_pretrained(model_dirs["llama"], dtype=torch.float32).eval()
     model.get_input_embeddings().padding_idx = None
@@ -156,13 +155,13 @@ def test_a_sampled_padding_token_has_the_gradient_of_any_other(
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("layout", ["flat", "shared"])
 def test_shared_prompts_give_the_gradients_of_padded_records(
-    family: str, layout: str, open_trainer: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, layout: str, open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, padded = open_trainer(family), open_trainer(family, packing="padded")
     assert {"flat", "shared", "padded"} == shared._layouts
     shared._layouts = frozenset({layout})
-    one = gradients(shared, tiny, monkeypatch)
-    other = gradients(padded, tiny, monkeypatch)
+    one = gradients(shared, monkeypatch)
+    other = gradients(padded, monkeypatch)
     assert max(float(g.abs().max()) for g in other.values()) > 0.01
     for name in other:
         torch.testing.assert_close(
@@ -172,9 +171,9 @@ def test_shared_prompts_give_the_gradients_of_padded_records(
 
 @pytest.mark.parametrize("packing", ["auto", "padded"])
 def test_a_smaller_token_budget_does_not_change_the_gradient(
-    packing: str, open_trainer: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+    packing: str, open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = gradients(open_trainer(packing=packing), tiny, monkeypatch)
+    whole = gradients(open_trainer(packing=packing), monkeypatch)
     for budget in (1, 40):
         trainer = open_trainer(packing=packing, budget_tokens=budget)
         passes = []
@@ -184,32 +183,32 @@ def test_a_smaller_token_budget_does_not_change_the_gradient(
             "forward",
             lambda *a, f=forward, p=passes: (p.append(1), f(*a))[1],
         )
-        parts = gradients(trainer, tiny, monkeypatch)
+        parts = gradients(trainer, monkeypatch)
         assert len(passes) == 16 if budget == 1 else 2 < len(passes) < 16
         for name in whole:
             torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
 
 
 def test_checkpointed_layers_give_the_same_gradient(
-    open_trainer: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+    open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = gradients(open_trainer(), tiny, monkeypatch)
-    saved = gradients(open_trainer(gradient_checkpointing=True), tiny, monkeypatch)
+    plain = gradients(open_trainer(), monkeypatch)
+    saved = gradients(open_trainer(gradient_checkpointing=True), monkeypatch)
     for name in plain:
         torch.testing.assert_close(saved[name], plain[name], atol=1e-6, rtol=1e-5)
 
 
 def test_a_large_vocabulary_in_chunks_gives_the_same_gradient(
-    open_trainer: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+    open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = gradients(open_trainer(), tiny, monkeypatch)
+    plain = gradients(open_trainer(), monkeypatch)
     monkeypatch.setattr("gcore_language.policy._CHUNK_LOGITS", 7 * tiny.VOCABULARY)
-    chunked = gradients(open_trainer(), tiny, monkeypatch)
+    chunked = gradients(open_trainer(), monkeypatch)
     for name in plain:
         torch.testing.assert_close(chunked[name], plain[name], atol=1e-6, rtol=1e-5)
 
 
-def test_zero_advantages_leave_every_bit_of_the_weights(open_trainer: Any, tiny: Any) -> None:
+def test_zero_advantages_leave_every_bit_of_the_weights(open_trainer: Any) -> None:
     trainer = open_trainer(objective=tiny.Clip())
     before = weights_of(trainer)
     records = tiny.make_records(minibatches=2)
@@ -220,7 +219,7 @@ def test_zero_advantages_leave_every_bit_of_the_weights(open_trainer: Any, tiny:
 
 
 def test_old_logp_is_of_the_weights_before_the_first_update(
-    open_trainer: Any, model_dirs: dict[str, Path], tiny: Any
+    open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     seen: list[tuple[int, torch.Tensor]] = []
 
@@ -245,7 +244,7 @@ def test_old_logp_is_of_the_weights_before_the_first_update(
 
 
 def test_scalars_and_reference_logp_compare_with_the_initial_weights(
-    open_trainer: Any, model_dirs: dict[str, Path], tiny: Any
+    open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     trainer = open_trainer(objective=tiny.Clip(beta=0.1), learning_rate=0.01)
     records = tiny.make_records()
@@ -263,7 +262,7 @@ def test_scalars_and_reference_logp_compare_with_the_initial_weights(
 
 
 def test_logprob_gap_is_nothing_for_the_generators_own_records(
-    open_trainer: Any, model_dirs: dict[str, Path], tiny: Any
+    open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     from gcore_core.contract.trainer import TrainRecord
 
@@ -285,29 +284,29 @@ def test_logprob_gap_is_nothing_for_the_generators_own_records(
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_saved_state_continues_with_the_same_numbers(
-    family: str, open_trainer: Any, tmp_path: Path, tiny: Any
+    family: str, open_trainer: Any, tmp_path: Path
 ) -> None:
     settings = {"objective": tiny.Clip(), "schedule": "linear", "weight_decay": 0.1}
     trainer = open_trainer(family, **settings)
     for step in range(2):
-        one_step(trainer, tiny, step, seed=step, minibatches=2)
+        one_step(trainer, step, seed=step, minibatches=2)
     trainer.save(tmp_path)
     assert not {"pkl", "pt", "bin"} & {path.suffix[1:] for path in tmp_path.iterdir()}
-    expected = one_step(trainer, tiny, 2, seed=2, minibatches=2)
+    expected = one_step(trainer, 2, seed=2, minibatches=2)
     other = open_trainer(family, **settings)
     other.load(tmp_path)
     assert other.version == 2
-    assert one_step(other, tiny, 2, seed=2, minibatches=2) == expected
+    assert one_step(other, 2, seed=2, minibatches=2) == expected
     one, two = weights_of(trainer), weights_of(other)
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
 
 
 def test_exported_weights_arrive_whole_in_a_generator(
-    open_trainer: Any, model_dirs: dict[str, Path], tmp_path: Path, tiny: Any
+    open_trainer: Any, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
     for family, dtype in (("llama", "float32"), ("qwen2", "float32"), ("qwen2", "bfloat16")):
         trainer = open_trainer(family, dtype=dtype)
-        one_step(trainer, tiny)
+        one_step(trainer)
         generator = TorchGenerator(
             TorchGeneratorConfig(dtype=dtype), tiny.make_context(model_dirs[family])
         )
@@ -329,10 +328,10 @@ def test_exported_weights_arrive_whole_in_a_generator(
 
 
 def test_a_pretrained_directory_holds_model_and_tokenizer(
-    open_trainer: Any, tmp_path: Path, tiny: Any
+    open_trainer: Any, tmp_path: Path
 ) -> None:
     trainer = open_trainer()
-    one_step(trainer, tiny)
+    one_step(trainer)
     trainer.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "np") as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -360,23 +359,19 @@ def test_schedules_count_updates() -> None:
     assert rate_at(TorchTrainerConfig(learning_rate=0.5), 99, 5) == 0.5
 
 
-def test_the_rate_of_the_last_update_is_the_final_one(open_trainer: Any, tiny: Any) -> None:
+def test_the_rate_of_the_last_update_is_the_final_one(open_trainer: Any) -> None:
     context = {"steps": 2, "updates_per_step": 4}
     trainer = open_trainer(
         schedule="linear", final_fraction=0.5, learning_rate=0.01, context=context
     )
-    rates = [
-        one_step(trainer, tiny, step, epochs=2, minibatches=2)["learning_rate"] for step in range(2)
-    ]
+    rates = [one_step(trainer, step, epochs=2, minibatches=2)["learning_rate"] for step in range(2)]
     assert rates == pytest.approx([0.01 * (1 - 0.5 * 3 / 7), 0.005])
 
 
-def test_bfloat16_learns_like_float32(
-    open_trainer: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exact = gradients(open_trainer(), tiny, monkeypatch)
+def test_bfloat16_learns_like_float32(open_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = gradients(open_trainer(), monkeypatch)
     for packing in ("shared_prompt", "padded"):
-        rough = gradients(open_trainer(dtype="bfloat16", packing=packing), tiny, monkeypatch)
+        rough = gradients(open_trainer(dtype="bfloat16", packing=packing), monkeypatch)
         for name in exact:
             assert rough[name].dtype == torch.float32
             cosine = torch.cosine_similarity(rough[name].flatten(), exact[name].flatten(), dim=0)
@@ -386,7 +381,7 @@ def test_bfloat16_learns_like_float32(
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_an_infinite_loss_names_its_records(open_trainer: Any, tmp_path: Path, tiny: Any) -> None:
+def test_an_infinite_loss_names_its_records(open_trainer: Any, tmp_path: Path) -> None:
     trainer = open_trainer(dump_dir=str(tmp_path), budget_tokens=60, packing="padded")
     before = weights_of(trainer)
     records = tiny.make_records()
@@ -407,7 +402,7 @@ def test_an_infinite_loss_names_its_records(open_trainer: Any, tmp_path: Path, t
 
 
 def test_an_infinite_gradient_of_a_finite_loss_is_noticed(
-    open_trainer: Any, tmp_path: Path, tiny: Any
+    open_trainer: Any, tmp_path: Path
 ) -> None:
     class Root(tiny.Reinforce):
         def loss(self, columns: Any, current: Any) -> Any:
@@ -415,10 +410,10 @@ def test_an_infinite_gradient_of_a_finite_loss_is_noticed(
             return zero.sqrt().sum(), columns["mask"].sum().float(), {}
 
     with pytest.raises(NonFiniteLoss, match="gradient norm nan|gradient norm inf"):
-        one_step(open_trainer(objective=Root(), dump_dir=str(tmp_path)), tiny)
+        one_step(open_trainer(objective=Root(), dump_dir=str(tmp_path)))
 
 
-def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any, tiny: Any) -> None:
+def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any) -> None:
     class Critic(tiny.Reinforce):
         requires = frozenset({"values", "old_logp"})
 
@@ -431,7 +426,7 @@ def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any, ti
 
 
 def test_sharing_prompts_is_refused_where_it_would_be_wrong(
-    model_dirs: dict[str, Path], tmp_path: Path, open_trainer: Any, tiny: Any
+    model_dirs: dict[str, Path], tmp_path: Path, open_trainer: Any
 ) -> None:
     from transformers import BloomConfig, BloomForCausalLM
 
@@ -444,12 +439,10 @@ def test_sharing_prompts_is_refused_where_it_would_be_wrong(
         TorchTrainer(TorchTrainerConfig(packing="shared_prompt"), context)
     trainer = TorchTrainer(TorchTrainerConfig(), context)  # ALiBi: positions come from the mask
     assert trainer._layouts == {"padded"}
-    one_step(trainer, tiny)
+    one_step(trainer)
 
 
-def test_a_bad_model_directory_is_named(
-    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_model_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def error_of(path: str) -> str:
         with pytest.raises(DataError) as caught:
             TorchTrainer(TorchTrainerConfig(), tiny.make_context(Path(path), tiny.Reinforce()))
@@ -475,15 +468,15 @@ def test_a_bad_model_directory_is_named(
 
 
 def test_a_state_from_before_the_first_update_has_no_moments(
-    open_trainer: Any, tmp_path: Path, tiny: Any
+    open_trainer: Any, tmp_path: Path
 ) -> None:
     trainer, fresh = open_trainer(learning_rate=0.01), open_trainer(learning_rate=0.01)
     trainer.save(tmp_path)
     for step in range(2):
-        one_step(trainer, tiny, step)
+        one_step(trainer, step)
     trainer.load(tmp_path)
-    one_step(trainer, tiny, 0)
-    one_step(fresh, tiny, 0)
+    one_step(trainer, 0)
+    one_step(fresh, 0)
     for name, array in weights_of(trainer).items():
         assert array.tobytes() == weights_of(fresh)[name].tobytes(), name
 

@@ -1,7 +1,8 @@
-"""Run by test_ranks.py, one process per rank: steps of a sharded trainer, and its numbers as JSON.
+"""One rank of gcore-torch's trainer: sharded steps, and their numbers as JSON.
 
-Three steps, a state saved while a fourth is made, then two more from the state in ``resume``
-(written by another number of ranks).
+``python -m tests.support.torch_ranks RANK RANKS MODEL WORK RESUME``, by test_ranks.py. Three steps,
+a state saved while a fourth is made, then two more from the state in RESUME, which another number
+of ranks wrote.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer
 
-from conftest import Clip, make_advantages, make_context, make_records
+from tests.support.language_models import Clip, make_advantages, make_context, make_records
 
 
 def run(rank: int, ranks: int, model: Path, work: Path, resume: Path) -> None:

@@ -1,7 +1,7 @@
-"""Run by test_images.py, one process per rank: a step of a sharded image-text model, and its
-numbers as JSON.
+"""One rank of gcore-torch's trainer: a step of an image-text model, and its numbers as JSON.
 
-Only rank 0 has records with images.
+``python -m tests.support.torch_image_ranks RANK RANKS MODEL WORK``, by test_images.py. Only rank 0
+has records with images.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gcore_language.tiny import VOCABULARY
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer
 
-from conftest import Reinforce, make_advantages, make_context, make_records
 from gcore_core.contract.trainer import TrainRecord
+from tests.support.language_models import Reinforce, make_advantages, make_context, make_records
 
 
 def image_records() -> list[TrainRecord]:

@@ -1,5 +1,6 @@
-"""One rank of a trainer in a process of its own, run by the tests: ``python one_rank.py SPEC
-RANK``.
+"""One rank of gcore-megatron's trainer in a process of its own.
+
+``python -m tests.support.megatron_ranks SPEC RANK``; run by test_split.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.trainer import MegatronTrainer
 
-from conftest import make_context, make_objective, make_records
+from tests.support.megatron_trainers import inputs, make_context, make_objective
 
 
 def run(spec: dict[str, Any], rank: int) -> None:
@@ -74,12 +75,6 @@ def run(spec: dict[str, Any], rank: int) -> None:
     (work / f"numbers{rank}.json").write_text(json.dumps(found))
     if rank == 0:
         np.savez(work / "weights.npz", **weights)
-
-
-def inputs(number: int) -> tuple[list[Any], np.ndarray]:
-    """Records and advantages of a step."""
-    records = make_records(seed=number, minibatches=2)
-    return records, np.random.default_rng(number).standard_normal(len(records))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Run by test_ranks.py, a process a rank: ``rank ranks model work``. Two steps on records that are
-in ``work``.
+"""One rank of gcore-diffusion's trainer: two steps on records that are in WORK.
+
+``python -m tests.support.diffusion_ranks RANK RANKS MODEL WORK``, by test_ranks.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Run by test_ranks.py, one process per rank: the cases named on the command line, and their
-numbers as files.
+"""One rank of gcore-deepspeed's trainer: the named cases, and their numbers as files.
+
+``python -m tests.support.deepspeed_ranks RANK RANKS CASES``, by test_ranks.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.trainer import DeepSpeedTrainer
 
-from conftest import (
+from gcore_core.contract.errors import NonFiniteLoss
+from tests.support.deepspeed_trainers import (
     SETTINGS,
     SHARED_OUT,
     Reinforce,
@@ -30,7 +32,6 @@ from conftest import (
     train,
     weights_of,
 )
-from gcore_core.contract.errors import NonFiniteLoss
 
 OBJECTIVES: dict[str, Callable[[], Any]] = {
     "reinforce": Reinforce,
