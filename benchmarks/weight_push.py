@@ -45,6 +45,7 @@ from report import Claim, add_options, publish
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import FAILED, Header, Lease, TensorSpec, WeightPlan
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.runtime.messages import (
@@ -61,6 +62,7 @@ from gcore_core.runtime.messages import (
     OpenPush,
     PullWeights,
     SaveWeights,
+    StorePlace,
     TrainRequest,
     WorkerSpec,
 )
@@ -68,6 +70,7 @@ from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.spawn import spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
 
 BUCKET_BYTES = SyncConfig.push_bucket_bytes
 SIZES = {"1gb": 1_000_000_000, "500mb": 500_000_000, "100mb": 100_000_000}
@@ -289,16 +292,8 @@ def worker_spec(
         "gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig"
     )
     plain = {"nbytes": model.nbytes, "tensors": model.tensors, "embedding": model.embedding}
-    context = {
-        "devices": [],
-        "seed": 0,
-        "deterministic": False,
-        "steps": 1,
-        "updates_per_step": 1,
-        "model": {},
-    }
+    kind = TrainerSettings if role == "policy" else GeneratorSettings
     return WorkerSpec(
-        kind="trainer" if role == "policy" else "generator",
         role=role,
         rank=0,
         ranks=1,
@@ -308,16 +303,10 @@ def worker_spec(
             "dataset/evaluation": dataset,
         },
         secret=secret,
-        settings={
-            "shards": 1,
-            "rank": 0,
-            "seed": 0,
-            "deterministic": True,
-            "store": str(directory),
-            "node": "node0",
-            "agent": "supervisor",
-            "context": {**context, "rendezvous": "", "engine": {}, "directory": str(directory)},
-        },
+        settings=kind(
+            run=Run(steps=1, deterministic=True), context=PlainContext(directory=str(directory))
+        ),
+        store=StorePlace(str(directory), "node0", "supervisor"),
         versions=handshake.versions([]),
     )
 

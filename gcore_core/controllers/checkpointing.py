@@ -58,7 +58,7 @@ class Checkpointing:
         how long both held the run up. One that is to end early is saved, too, where nothing else
         is.
         """
-        every, stopping = self._context.facts.checkpoint_every, self._context.stopping.is_set()
+        every, stopping = self._context.facts.checkpoint.every, self._context.stopping.is_set()
         self._newest = CommitCheckpoint(step, dict(state), dict(metrics))
         if not self._context.agree.lead or not (every or (last and stopping)):
             return {}

@@ -31,11 +31,11 @@ class Evaluation:
         many steps.
         """
         facts = self._context.facts
-        rows = min(facts.evaluate_prompts, facts.rows.get("evaluation", 0))
+        rows = min(facts.evaluation.prompts, facts.rows.get("evaluation", 0))
         due = (
             last
             or version == facts.start_step
-            or (facts.evaluate_every and not version % facts.evaluate_every)
+            or (facts.evaluation.every and not version % facts.evaluation.every)
         )
         if not rows or not due:
             return None
@@ -51,7 +51,7 @@ class Evaluation:
         # Ordinals below zero: no record of an evaluation can be taken for one of the run.
         leases = [Lease(-(2 * row + 1 + mode), row, 0, (0,)) for row in rows]
         ledger = Ledger(
-            shard=facts.shard, shards=facts.shards, rows=len(rows), seed=facts.seed, samples=1
+            shard=facts.shard, shards=facts.shards, rows=len(rows), seed=facts.run.seed, samples=1
         )
         ledger.adopt(leases)
         await self._rollout.draw(ledger, version, mode, purpose, leases)
@@ -65,6 +65,6 @@ class Evaluation:
             add("length", header.n_actions)
             for name, value in header.rewards.items():
                 add(name, value)
-            if header.row < facts.show:
+            if header.row < facts.evaluation.show:
                 found.samples.append(header)
         found.sums.update(sums)

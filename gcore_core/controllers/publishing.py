@@ -59,7 +59,7 @@ class Publishing:
 
     async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
         ranks, wanted = self._context.trainers, self._config.push_transport
-        replicas, patience_s = self._placing.replicas, brief_s(self._context.facts.patience_s)
+        replicas, patience_s = self._placing.replicas, brief_s(self._context.facts.run.patience_s)
         transport = (
             SHM if attempt and wanted == "auto" else wanted
         )  # which needs nothing of anybody's device

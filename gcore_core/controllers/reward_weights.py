@@ -7,27 +7,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 
+from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.records import Header
 
-RECORD, GROUP, BATCH = "record", "group", "batch"
+#: Values of ``Reward.normalise`` besides "none". GROUP: less the group's mean, over its standard
+#: deviation. BATCH: the same over every group of the step. Where all values are equal both make 0.
+GROUP = "group"
+BATCH = "batch"
 
 
-class Weighing(msgspec.Struct, frozen=True):
-    """How one reward counts. ``normalise``: "none", "group" (less the group's mean, over its
-    standard deviation) or "batch" (the same over every group of the step); where all values are
-    equal that makes 0. ``level``: "record", or "group" when it sees the records of a prompt
-    together.
-    """
-
-    weight: float = 1.0
-    normalise: str = "none"
-    level: str = "record"
-
-
-def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Weighing]) -> np.ndarray:
+def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Reward]) -> np.ndarray:
     """float64[K, 3]: count, sum and sum of squares of each reward that is normalised over the
     batch, by name.
 
@@ -43,7 +34,7 @@ def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Weigh
 
 
 def rewards_of(
-    group: Sequence[Header], weighings: Mapping[str, Weighing], totals: np.ndarray | None = None
+    group: Sequence[Header], weighings: Mapping[str, Reward], totals: np.ndarray | None = None
 ) -> np.ndarray:
     """float64[records]: the weighted sum of each record's rewards; one that a record has not
     (skipped) adds nothing.
@@ -70,7 +61,7 @@ def rewards_of(
     return found
 
 
-def _batched(weighings: Mapping[str, Weighing]) -> list[str]:
+def _batched(weighings: Mapping[str, Reward]) -> list[str]:
     return sorted(name for name, how in weighings.items() if how.normalise == BATCH)
 
 

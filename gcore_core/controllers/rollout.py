@@ -49,7 +49,7 @@ class Rollout:
 
     def __init__(self, context: ControllerContext, config: SyncConfig, placing: Placing) -> None:
         self._context, self._config, self._placing = context, config, placing
-        self.quota = Quota.of(config, context.facts.deterministic, context.facts.takes_stale)
+        self.quota = Quota.of(config, context.facts.run.deterministic, context.facts.takes_stale)
 
     def oldest(self, version: int) -> int:
         """The first step of which records are still needed when ``version`` is pushed."""
@@ -150,7 +150,7 @@ class Rollout:
                         raise
                     await asyncio.sleep(backoff_s(lost))  # others may take it meanwhile
 
-        if facts.deterministic or len(replicas) == 1:
+        if facts.run.deterministic or len(replicas) == 1:
             own = [
                 [x for x in leases if x.ordinal % len(replicas) == i] for i in range(len(replicas))
             ]
@@ -185,7 +185,7 @@ class Rollout:
         way.
         """
         sent_s = asyncio.get_running_loop().time()
-        stream = replica.stream(GENERATE, request, deadline_s=self._context.facts.patience_s)
+        stream = replica.stream(GENERATE, request, deadline_s=self._context.facts.run.patience_s)
         async with contextlib.aclosing(stream):
             async for headers in stream:
                 fresh = [header for header in headers if ledger.finished(header)]

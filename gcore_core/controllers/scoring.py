@@ -10,7 +10,6 @@ from gcore_core.contract.records import FAILED, REWARD_FAILED, Header, RecordSco
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.ledger import Ledger
 from gcore_core.controllers.placement.shard import Placing
-from gcore_core.controllers.reward_weights import GROUP
 from gcore_core.runtime.messages import SCORE, ScoreRequest
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Peer
@@ -31,9 +30,8 @@ class Scoring:
         if not placing.in_turns:
             self._open.set()
         self._tasks = set[asyncio.Task[None]]()
-        levels = {name: how.level for name, how in context.facts.rewards.items()}
-        self._names = set(levels)
-        self._of_groups = {name for name, level in levels.items() if level == GROUP}
+        self._names = set(context.facts.rewards)
+        self._of_groups = set(context.facts.of_groups)
         self._waiting: list[Header] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -51,7 +49,7 @@ class Scoring:
 
     async def route(self) -> None:
         """Tells all that ask judges who is awake now."""
-        patience_s = self._context.facts.patience_s
+        patience_s = self._context.facts.run.patience_s
         told = (
             (peer, ScoreRequest(self._purpose, [], hosted, self._awake))
             for peer, hosted in self._context.scorers
@@ -113,7 +111,7 @@ class Scoring:
 
     async def _ask(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
         request = ScoreRequest(self._purpose, headers, sorted(rewards), self._awake)
-        scores = await insist(peer, SCORE, request, self._context.facts.patience_s)
+        scores = await insist(peer, SCORE, request, self._context.facts.run.patience_s)
         for score in scores:
             self._ledger.scored(score, self._names)
         self._context.trace.scored(scores)

@@ -31,7 +31,7 @@ class SynchronousController:
             shard=facts.shard,
             shards=facts.shards,
             rows=facts.rows["train"],
-            seed=facts.seed,
+            seed=facts.run.seed,
             samples=context.advantage.group_size,
             next_ordinal=facts.next_ordinal,
         )
@@ -54,7 +54,7 @@ class SynchronousController:
             await self._publishing.publish(facts.start_step, facts.start_step)
             evaluated = await unless(stopping, self._evaluation.at(facts.start_step, False))
             await self._reporting.begin(facts.start_step, evaluated)
-            for step in range(facts.start_step, facts.steps):
+            for step in range(facts.start_step, facts.run.steps):
                 if await self.step(step):
                     break
             await self._publishing.save()
@@ -87,7 +87,7 @@ class SynchronousController:
         watch.lap("push")
         verdicts = self._ledger.commit()
         facts = self._context.facts
-        last = step + 1 == facts.steps or self._ledger.next_ordinal >= facts.last_ordinal
+        last = step + 1 == facts.run.steps or self._ledger.next_ordinal >= facts.last_ordinal
         metrics = trained | watch.metrics() | self._placing.metrics
         metrics |= await self._checkpointing.at(step + 1, self._state(), metrics, last or ends)
         watch.go_on()

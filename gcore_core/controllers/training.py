@@ -71,7 +71,7 @@ class Training:
                 [fact for part in by_shard for fact in part],
                 len(self._context.ranks),
                 self._config.minibatches,
-                step_seed(self._context.facts.seed, step),
+                step_seed(self._context.facts.run.seed, step),
                 self._context.balancer,
             )
             plan = self._drawn.plan
@@ -185,7 +185,7 @@ class Training:
             names = [[worker.name for worker in rank] for rank in ranks]
             bodies = [msgspec.Raw(encode(part)) for part in parts]
             request = RelayRequest(of_rank.name, step, self._context.facts.shard, names, bodies)
-            return await insist(ranks[0][0], relay, request, self._context.facts.patience_s)
+            return await insist(ranks[0][0], relay, request, self._context.facts.run.patience_s)
 
         ranks = self._context.ranks
         relayed = [slice(first, first + RELAYED) for first in range(0, len(ranks), RELAYED)]
@@ -204,7 +204,7 @@ class Training:
             return found
         found["balance_achieved"] = most_over_mean(busy_s)
         # measured time never repeats, so a run that is to repeat may not plan by it
-        if isinstance(balancer, LearnsCosts) and not self._context.facts.deterministic:
+        if isinstance(balancer, LearnsCosts) and not self._context.facts.run.deterministic:
             r2 = balancer.observe(drawn.loads, busy_s)
             found |= {} if r2 is None else {"balance_r2": r2}
         return found

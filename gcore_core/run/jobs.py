@@ -19,15 +19,28 @@ from gcore_core.contract.factories import (
     replica_slots,
     takes_stale,
 )
+from gcore_core.contract.providers import RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.run.checkpoint_service import TRAINER, Resumed
 from gcore_core.run.placed import Placed
-from gcore_core.runtime.messages import WorkerSpec
+from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.launchers import AGENT, Site
+from gcore_core.runtime.worker_settings import (
+    NEVER,
+    AnySettings,
+    GeneratorSettings,
+    JobFacts,
+    PlainContext,
+    ScorerSettings,
+    TrainerSettings,
+)
 
 #: How often a worker that was killed, or gives itself up for a timeout, is started again.
 RESTARTS = {"scorer": 1000, "generator": 100}
+#: Makes what a controller is given. By name, because a run and its controllers know each other only
+#: by what passes between them.
+CONTROLLER_CONTEXT = "gcore_core.controllers.context:make_context"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +110,9 @@ def _spec(
     job: Job,
     site: Site,
     name: str,
-    kind: str,
+    ranks: int,
     factories: dict[str, FactorySpec],
-    settings: dict[str, Any],
+    settings: AnySettings,
 ) -> WorkerSpec:
     role, _, rank = name.rpartition(".")
     built = {spec.factory for spec in factories.values()}
@@ -111,133 +124,108 @@ def _spec(
         }
     )
     node = job.plan.settings.roles.get(role)
-    ranks = len(job.workers(role)) if node else settings.pop("workers", 1)
     return WorkerSpec(
-        kind=kind,
         role=role,
         rank=int(rank),
         ranks=ranks,
         peers=site.addresses,
         factories=factories,
         secret=site.secret,
+        settings=settings,
+        store=StorePlace(str(site.store), AGENT, AGENT),
         versions=handshake.versions(plugins),
-        settings={
-            "node": AGENT,
-            "agent": AGENT,
-            "store": str(site.store),
-            "shards": job.shards,
-            **settings,
-        },
         python=(node.python or "") if node else "",
         log=str(job.directory / "logs" / f"{name}.log"),
-        restarts=RESTARTS.get(kind, 0),
+        restarts=RESTARTS.get(settings.kind, 0),
     )
 
 
 def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> WorkerSpec:
-    run = job.plan.settings.run
     factories = {"backend": job.plan.factory(f"roles.{role}")}
-    factories |= (
-        {"objective": job.plan.factory("objective")} if kind == "trainer" else _datasets(job)
-    )
-    settings = {
-        "rank": rank,
-        "seed": run.seed,
-        "deterministic": run.deterministic,
-        "trainers": job.workers("policy"),
-        "resume": f"{job.resumed.path}/{TRAINER}" if job.resumed and kind == "trainer" else "",
-        "context": _context(job, site, role, rank),
-    }
-    return _spec(job, site, f"{role}.{rank}", kind, factories, settings)
+    run = job.plan.settings.run
+    context = _context(job, site, role, rank)
+    settings: TrainerSettings | GeneratorSettings
+    if kind == "trainer":
+        factories["objective"] = job.plan.factory("objective")
+        resume = f"{job.resumed.path}/{TRAINER}" if job.resumed else ""
+        settings = TrainerSettings(run=run, shards=job.shards, context=context, resume=resume)
+    else:
+        factories |= _datasets(job)
+        settings = GeneratorSettings(
+            run=run, shards=job.shards, context=context, trainers=job.workers("policy")
+        )
+    return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
 
 
 def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:
-    nodes = {name: job.plan.settings.rewards[name] for name in rewards}
     factories = {f"reward/{name}": job.plan.factory(f"rewards.{name}") for name in rewards}
-    settings = {
-        "workers": job.scorer_count(rewards),
-        "rewards": {
-            name: {
-                "timeout_s": node.timeout_s,
-                "role": node.role,
-                "when": {key: _listed(value) for key, value in node.when.items()},
-            }
-            for name, node in nodes.items()
-        },
-        "asks": {node.role: job.workers(node.role) for node in nodes.values() if node.role},
-        "context": _context(job, site, worker, rank),
-    }
-    return _spec(job, site, f"{worker}.{rank}", "scorer", factories | _datasets(job), settings)
+    chosen = {name: job.plan.settings.rewards[name] for name in rewards}
+    settings = ScorerSettings(
+        run=job.plan.settings.run,
+        shards=job.shards,
+        context=_context(job, site, worker, rank),
+        rewards=chosen,
+        asks={reward.role: job.workers(reward.role) for reward in chosen.values() if reward.role},
+    )
+    name = f"{worker}.{rank}"
+    return _spec(job, site, name, job.scorer_count(rewards), factories | _datasets(job), settings)
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _last_ordinal(job: Job) -> dict[str, int]:
+def _last_ordinal(job: Job) -> int:
     epochs = job.plan.settings.run.epochs
-    return {"last_ordinal": math.ceil(epochs * job.rows["train"])} if epochs else {}
+    return math.ceil(epochs * job.rows["train"]) if epochs else NEVER
 
 
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
-    settings = job.plan.settings
-    names = (
-        "controller",
-        "advantage",
-        "filter",
-        "balance",
-        *(["placement"] if job.placed.moves else []),
-    )
+    names = ["controller", "advantage", "filter", "balance"]
+    if job.placed.moves:
+        names.append("placement")
     factories = {name: job.plan.factory(name) for name in names}
-    asked = {reward.role: None for reward in settings.rewards.values()}
+    factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
+    return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, shard))
+
+
+def _facts(job: Job, shard: int) -> JobFacts:
+    """What the controller of a shard is told."""
+    settings = job.plan.settings
     controller = config_object(job.plan.factory("controller"))
-    facts = {
-        "shard": shard,
-        "steps": settings.run.steps,
-        "seed": settings.run.seed,
-        "deterministic": settings.run.deterministic,
-        "rows": dict(job.rows),
-        "replicas": job.workers("rollout"),
-        "ranks": _data_parallel(job),
-        "scorers": {
+    backends = [config_object(job.plan.factory(f"roles.{role}")) for role in settings.roles]
+    asked = {reward.role: None for reward in settings.rewards.values()}
+    resumed = job.resumed
+    state = resumed.state if resumed else {}
+    return JobFacts(
+        run=settings.run,
+        shards=job.shards,
+        shard=shard,
+        rows=dict(job.rows),
+        replicas=job.workers("rollout"),
+        ranks=_data_parallel(job),
+        scorers={
             f"{worker}.{shard % job.scorer_count(rewards)}": rewards
             for worker, rewards in job.scorers().items()
         },
-        "logprob_band": logprob_band(
-            *(config_object(job.plan.factory(f"roles.{role}")) for role in settings.roles)
-        ),
-        "rewards": {
-            name: {
-                "weight": node.weight,
-                "normalise": node.normalise,
-                "level": job.plan.provided[f"rewards.{name}"].spec.level,  # type: ignore[attr-defined]
-            }
-            for name, node in settings.rewards.items()
-        },
-        "evaluate_every": settings.evaluation.every,
-        "evaluate_prompts": settings.evaluation.prompts,
-        "show": settings.evaluation.show,
-        "output": str(job.directory / "weights"),
-        "trace": str(job.directory / TRACE),
-        "takes_stale": takes_stale(config_object(job.plan.factory("objective"))),
-        "judges": {role: job.workers(role) for role in asked if role and role != "rollout"},
-        "placement": job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),
-        "resting": list(job.placed.resting),
-        **_last_ordinal(job),
-        "patience_s": settings.run.patience_s,
-        "checkpoint_every": settings.checkpoint.every,
-        **_start(job),
-    }
-    return _spec(job, site, f"controller.{shard}", "controller", factories, facts)
+        rewards=settings.rewards,
+        of_groups=[name for name in settings.rewards if _is_of_groups(job, name)],
+        evaluation=settings.evaluation,
+        checkpoint=settings.checkpoint,
+        logprob_band=logprob_band(*backends),
+        output=str(job.directory / "weights"),
+        trace=str(job.directory / TRACE),
+        takes_stale=takes_stale(config_object(job.plan.factory("objective"))),
+        judges={role: job.workers(role) for role in asked if role and role != "rollout"},
+        placement=job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),
+        resting=list(job.placed.resting),
+        last_ordinal=_last_ordinal(job),
+        start_step=resumed.step if resumed else 0,
+        next_ordinal=state["ledger"]["next_ordinal"] if resumed else 0,
+        state=state,
+        carried=resumed.carried if resumed else [],
+    )
 
 
-def _start(job: Job) -> dict[str, Any]:
-    """Where controllers begin."""
-    if job.resumed is None:
-        return {}
-    state = job.resumed.state
-    place = {"start_step": job.resumed.step, "next_ordinal": state["ledger"]["next_ordinal"]}
-    return {**place, "state": state, "carried": job.resumed.carried}
+def _is_of_groups(job: Job, reward: str) -> bool:
+    spec = job.plan.provided[f"rewards.{reward}"].spec
+    return isinstance(spec, RewardProvider) and spec.level == "group"
 
 
 def _data_parallel(job: Job) -> list[list[str]]:
@@ -254,20 +242,16 @@ def _datasets(job: Job) -> dict[str, FactorySpec]:
     return {f"dataset/{name}": job.plan.factory(where[name]) for name in job.rows}
 
 
-def _context(job: Job, site: Site, role: str, rank: int) -> dict[str, Any]:
-    """The part of a WorkerContext that is plain."""
-    run = job.plan.settings.run
+def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
+    """``role`` is one of the job's roles, or a scorer worker."""
     node = job.plan.settings.roles.get(role)
     meeting = site.meeting / f"meet-{role}"
     meeting.mkdir(mode=0o700, exist_ok=True)
-    return {
-        "devices": job.devices(role)[rank] if node else [],
-        "seed": run.seed,
-        "deterministic": run.deterministic,
-        "steps": run.steps,
-        "updates_per_step": config_object(job.plan.factory("controller")).updates_per_step,
-        "model": dict(job.models.get(role, {})),
-        "rendezvous": str(meeting) if node and len(job.workers(role)) > 1 else "",
-        "engine": dict(node.engine) if node else {},
-        "directory": str(job.directory),
-    }
+    return PlainContext(
+        devices=tuple(job.devices(role)[rank]) if node else (),
+        updates_per_step=config_object(job.plan.factory("controller")).updates_per_step,
+        model=dict(job.models.get(role, {})),
+        engine=dict(node.engine) if node else {},
+        rendezvous=str(meeting) if node and len(job.workers(role)) > 1 else "",
+        directory=str(job.directory),
+    )

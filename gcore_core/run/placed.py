@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from gcore_core.contract.placement import Window
+from gcore_core.runtime.worker_settings import PlacementFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +22,17 @@ class Placed:
     sleeps: Sequence[str] = ()
     resting: Sequence[str] = ()
 
-    def facts(self, needed: int, directory: str) -> dict[str, Any] | None:
-        """What the controllers need to ask the policy again, as plain values; None where nothing
-        moves.
-        """
+    def facts(self, needed: int, directory: str) -> PlacementFacts | None:
+        """What the controllers need to ask the policy again; None where nothing moves."""
         if not self.moves:
             return None
         generators = [role for role, need in self.window.needs.items() if need.kind == "generator"]
-        return {
-            "devices": [(device.index, device.kind, device.node) for device in self.window.devices],
-            "slots": dict(self.window.slots),
-            "needs": {role: astuple(need) for role, need in self.window.needs.items()},
-            "engines": {role: self.workers[role] for role in generators},
-            "sleeps": list(self.sleeps),
-            "needed": needed,
-            "directory": directory,
-        }
+        return PlacementFacts(
+            devices=list(self.window.devices),
+            slots=dict(self.window.slots),
+            needs=dict(self.window.needs),
+            engines={role: self.workers[role] for role in generators},
+            sleeps=list(self.sleeps),
+            needed=needed,
+            directory=directory,
+        )

@@ -25,6 +25,7 @@ from gcore_core.contract.records import (
 from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
 from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.service import RemoteFailure
+from gcore_core.runtime.worker_settings import AnySettings
 
 RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
 TRAIN, GREEDY, SAMPLED = (
@@ -304,27 +305,45 @@ class Versions(Message):
     plugins: dict[str, str]
 
 
+class StorePlace(msgspec.Struct, frozen=True):
+    """Where a worker finds the store: its directory, the node's name, and the peer that serves
+    it.
+    """
+
+    directory: str
+    node: str
+    agent: str
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a worker process is told; it comes through a file descriptor, never through argv or
     the environment.
 
-    kind: "trainer", "generator", "scorer" or "controller". factories: name -> what to build
-    ("backend", "objective", "reward/exact", "dataset/train", ...). peers: name -> address of
-    everybody, this worker included.
+    peers: name -> address of everybody, this worker included.
+    factories: name -> what to build ("backend", "objective", "reward/exact", "dataset/train", ...).
+    settings: what a worker of its kind needs to know.
+    versions: the supervisor's, of everything that this worker builds.
+    restarts: how often the agent may start it again after it ended.
+    restarted: it takes the place of a process that ended.
     """
 
-    kind: str
     role: str
     rank: int
     ranks: int
     peers: dict[str, str]
     factories: dict[str, FactorySpec]
     secret: bytes
-    settings: dict[str, Any]
-    versions: Versions  # the supervisor's, of everything that this worker builds
+    settings: AnySettings
+    store: StorePlace
+    versions: Versions
     python: str = ""
     log: str = ""
-    restarts: int = 0  # how often the agent may start it again after it ended
+    restarts: int = 0
+    restarted: bool = False
+
+    @property
+    def kind(self) -> str:
+        return self.settings.kind
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.job_settings import Run
 from gcore_core.runtime.messages import (
     HELLO,
     OPEN_PUSH,
@@ -26,6 +27,7 @@ from gcore_core.runtime.messages import (
     OpenPush,
     PullWeights,
     PushConfirmed,
+    StorePlace,
     TrainRequest,
     WorkerSpec,
 )
@@ -33,6 +35,7 @@ from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.spawn import spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
 
 S = TypeVar("S", bound="PushSite")
 
@@ -58,37 +61,22 @@ class PushSite:
     async def start(self, name: str, backend: FactorySpec) -> int:
         """Starts a worker and returns its pid when it serves."""
         role, _, rank = name.partition(".")
-        context = {
-            "devices": [],
-            "seed": 0,
-            "deterministic": False,
-            "steps": 1,
-            "updates_per_step": 1,
-            "model": {},
-        }
+        run = Run(steps=1, deterministic=True)
+        context = PlainContext(directory=str(self.directory))
+        settings: TrainerSettings | GeneratorSettings
+        if role == "policy":
+            settings = TrainerSettings(run=run, context=context)
+        else:
+            settings = GeneratorSettings(run=run, context=context)
         spec = WorkerSpec(
-            kind="trainer" if role == "policy" else "generator",
             role=role,
             rank=int(rank),
             ranks=1,
             peers=self.addresses,
             factories={"backend": backend},
             secret=self.secret,
-            settings={
-                "shards": 1,
-                "rank": 0,
-                "seed": 0,
-                "deterministic": True,
-                "store": str(self.directory),
-                "node": "node0",
-                "agent": "supervisor",
-                "context": {
-                    **context,
-                    "rendezvous": "",
-                    "engine": {},
-                    "directory": str(self.directory),
-                },
-            },
+            settings=settings,
+            store=StorePlace(str(self.directory), "node0", "supervisor"),
             versions=handshake.versions([]),
         )
         self._pids[name] = asyncio.Queue()

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
+from gcore_core.contract.placement import Device, Need
 from gcore_core.contract.records import StepReport
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.config import SyncConfig
@@ -42,6 +44,7 @@ from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.worker_settings import GeneratorSettings, JobFacts, PlacementFacts
 from gcore_core.testing import fake
 from gcore_core.testing.fake_judge import FakeAsker
 from gcore_core.testing.faults import Faults, LastingService, Life, MortalService
@@ -285,11 +288,6 @@ def _witness(controller: SynchronousController, outcome: Outcome) -> None:
     ledger.commit = witnessed  # type: ignore[method-assign]
 
 
-def _settings(job: SimulatedJob) -> dict[str, Any]:
-    times = {"gather_s": 0.05, "batch_s": 0.0}
-    return {"seed": job.seed, "shards": job.shards, "deterministic": False, "rank": 0, **times}
-
-
 def _datasets() -> dict[str, Any]:
     return {
         name: fake.FakeDataset(fake.FakeDataConfig(rows=16)) for name in ("train", "evaluation")
@@ -357,10 +355,11 @@ def _generator(
         store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}"
     )
     trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" else []
-    settings = {**_settings(job), "trainers": trainers, "process": process}
-    return GeneratorShell(
-        backend, _datasets(), writer, TimedCompute(100 + int(number)), view, settings
+    settings = GeneratorSettings(
+        run=Run(seed=job.seed), shards=job.shards, trainers=trainers, gather_s=0.05, batch_s=0.0
     )
+    compute = TimedCompute(100 + int(number))
+    return GeneratorShell(backend, _datasets(), writer, compute, view, settings, process=process)
 
 
 async def _serve_ranks(
@@ -368,9 +367,7 @@ async def _serve_ranks(
 ) -> None:
     for i, rank in enumerate(ranks):
         reader, compute = StoreReader(store, "node0", SECRET), TimedCompute(300 + i)
-        policy = TrainerShell(
-            rank, reader, compute, store / f"push{i or ''}", {**_settings(job), "rank": i}
-        )
+        policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", i)
         await _serve(network, f"policy.{i}", policy, Relay(network.view(f"policy.{i}"), job.shards))
 
 
@@ -386,25 +383,25 @@ def _never(code: int) -> None:
 
 
 def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> SynchronousController:
-    settings = {
-        "shard": shard,
-        "shards": job.shards,
-        "steps": job.steps,
-        "seed": job.seed,
-        "rows": {"train": 16, "evaluation": 16},
-        "replicas": [f"rollout.{i}" for i in range(job.replicas)],
-        "deterministic": job.deterministic,
-        "ranks": [[f"policy.{i}"] for i in range(job.ranks)],
-        "scorers": {f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)}
+    facts = JobFacts(
+        run=Run(steps=job.steps, seed=job.seed, deterministic=job.deterministic),
+        evaluation=Evaluation(prompts=job.evaluate_prompts, show=0),
+        checkpoint=Checkpoint(),
+        shard=shard,
+        shards=job.shards,
+        rows={"train": 16, "evaluation": 16},
+        replicas=[f"rollout.{i}" for i in range(job.replicas)],
+        ranks=[[f"policy.{i}"] for i in range(job.ranks)],
+        scorers={f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)}
         | ({"asker.0": ["asked"]} if job.judges else {}),
-        "rewards": {f"letters{i}": {} for i in range(job.scorers)}
-        | ({"asked": {"level": job.level}} if job.judges else {}),
-        "judges": {"judge": [f"judge.{i}" for i in range(job.judges)]} if job.judges else {},
-        "takes_stale": job.takes_stale,
-        "placement": _placement(job),
-        "resting": ["rollout", "judge"] if job.rests else [],
-        "evaluate_prompts": job.evaluate_prompts,
-    }
+        rewards={f"letters{i}": Reward() for i in range(job.scorers)}
+        | ({"asked": Reward()} if job.judges else {}),
+        of_groups=["asked"] if job.judges and job.level == "group" else [],
+        judges={"judge": [f"judge.{i}" for i in range(job.judges)]} if job.judges else {},
+        takes_stale=job.takes_stale,
+        placement=_placement(job),
+        resting=["rollout", "judge"] if job.rests else [],
+    )
     factories = {
         "advantage": FactorySpec(
             "gcore_core.testing.fake:FakeAdvantage",
@@ -415,7 +412,7 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         "balance": job.balance,
         **({"placement": job.placement} if job.placement else {}),
     }
-    context = make_context(settings, factories, network.view(f"controller.{shard}"))
+    context = make_context(None, facts, factories, network.view(f"controller.{shard}"))
     config = SyncConfig(
         prompts=job.prompts,
         minibatches=job.minibatches,
@@ -425,17 +422,20 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
     return SynchronousController(config, context)
 
 
-def _placement(job: SimulatedJob) -> dict[str, Any] | None:
+def _placement(job: SimulatedJob) -> PlacementFacts | None:
     if job.placement is None:
         return None
     cells = [[i] for i in range(job.replicas)]
-    return {
-        "devices": [(i, "cpu", "node0") for i in range(job.replicas)],
-        "slots": {"rollout": job.replicas, "judge": job.judges},
-        "needs": {"rollout": ("generator", "policy", 1, 1), "judge": ("generator", "", 1, 1)},
-        "engines": {"rollout": cells, "judge": cells},
-        "sleeps": ["rollout", "judge"],
-    }
+    return PlacementFacts(
+        devices=[Device(index=i, kind="cpu") for i in range(job.replicas)],
+        slots={"rollout": job.replicas, "judge": job.judges},
+        needs={
+            "rollout": Need(kind="generator", follows="policy"),
+            "judge": Need(kind="generator"),
+        },
+        engines={"rollout": cells, "judge": cells},
+        sleeps=["rollout", "judge"],
+    )
 
 
 def violations(found: Outcome, calm: Outcome, weather: Faults, job: SimulatedJob) -> list[str]:

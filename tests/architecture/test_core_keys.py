@@ -47,3 +47,17 @@ def test_every_default_is_within_its_own_limits() -> None:
     assert [(path, limit.problem(value)) for path, value, limit in limited] == [
         (path, "") for path, _, _ in limited
     ]
+
+
+def test_settings_are_read_as_attributes() -> None:
+    """``plan.config["run"]`` is not checked by mypy; ``plan.settings.run`` is."""
+    read_by_string = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "gcore_core").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr in ("config", "settings")
+    ]
+    assert read_by_string == []

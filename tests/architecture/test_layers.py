@@ -26,11 +26,6 @@ MAY_IMPORT = {
     "testing": {"contract", "config", "runtime", "controllers", "run", "builtin"},
 }
 
-#: The one import that points up. A worker makes what its spec names, so in a controller's process
-#: the controller's context; it stands inside the function that does so, because no other worker may
-#: load the controllers.
-MAKES_A_CONTROLLER = ("gcore_core.runtime.process.worker", "gcore_core.controllers.context")
-
 HEAVY = {
     "torch",
     "transformers",
@@ -129,14 +124,8 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
         str(found)
         for found in within_folders()
         if part(found.module) == folder and part(found.target) not in MAY_IMPORT[folder]
-        if (found.module, found.target) != MAKES_A_CONTROLLER
     ]
     assert strange == []
-
-
-def test_only_a_controller_process_loads_the_controllers() -> None:
-    found = [item for item in INNER if (item.module, item.target) == MAKES_A_CONTROLLER]
-    assert found and not any(item.top for item in found)
 
 
 def test_the_package_itself_imports_nothing_of_the_core() -> None:

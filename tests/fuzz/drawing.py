@@ -4,6 +4,7 @@ before.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import typing
 from typing import Any
@@ -67,12 +68,9 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return PLAIN.map(encode).map(msgspec.Raw)
     if kind in _LEAVES:
         return _LEAVES[kind]
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if isinstance(kind, type) and (names := _field_names(kind)) is not None:
         hints = typing.get_type_hints(kind)
-        return st.builds(
-            kind,
-            **{field.name: values(hints[field.name]) for field in msgspec.structs.fields(kind)},
-        )
+        return st.builds(kind, **{name: values(hints[name]) for name in names})
     origin, of = typing.get_origin(kind), typing.get_args(kind)
     if origin is list:
         return st.lists(values(of[0]), max_size=3)
@@ -85,6 +83,15 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(values, of))
     raise TypeError(f"nothing is drawn for {kind}")
+
+
+def _field_names(kind: type) -> list[str] | None:
+    """Of a class that msgspec reads field by field; None of another."""
+    if issubclass(kind, msgspec.Struct):
+        return [field.name for field in msgspec.structs.fields(kind)]
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return None
 
 
 @st.composite

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import (
     EXITS,
@@ -34,6 +35,7 @@ from gcore_core.runtime.messages import (
     Nothing,
     ReleaseRequest,
     SpawnRequest,
+    StorePlace,
     WorkerSpec,
 )
 from gcore_core.runtime.process import handshake
@@ -45,6 +47,7 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import StoreSpec
+from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext
 from tests.support import runs
 
 MEMORY = Path("/dev/shm")
@@ -180,16 +183,7 @@ class Hellos:
 
 
 def generator(site: Site, logs: Path) -> WorkerSpec:
-    context = {
-        "devices": [],
-        "seed": 0,
-        "deterministic": False,
-        "steps": 1,
-        "updates_per_step": 1,
-        "model": {},
-    }
     return WorkerSpec(
-        kind="generator",
         role="rollout",
         rank=0,
         ranks=1,
@@ -204,15 +198,10 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
             ),
         },
         secret=site.secret,
-        settings={
-            "shards": 1,
-            "seed": 0,
-            "deterministic": True,
-            "store": str(site.store),
-            "node": AGENT,
-            "agent": AGENT,
-            "context": {**context, "rendezvous": "", "engine": {}, "directory": str(logs)},
-        },
+        settings=GeneratorSettings(
+            run=Run(steps=1, deterministic=True), context=PlainContext(directory=str(logs))
+        ),
+        store=StorePlace(str(site.store), AGENT, AGENT),
         versions=handshake.versions([]),
         log=str(logs / "rollout.0.log"),
     )

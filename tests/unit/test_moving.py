@@ -14,9 +14,10 @@ import pytest
 
 from gcore_core.contract import measurements
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.controllers.context import PlacementFacts
+from gcore_core.contract.placement import Device
 from gcore_core.controllers.placement.lead import Last, Mover
 from gcore_core.controllers.placement.sleepers import Sleepers
+from gcore_core.runtime.worker_settings import PlacementFacts
 from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
 
 VARIED = "gcore_core.builtin.filters:Varied"
@@ -125,7 +126,7 @@ def test_what_is_left_over_is_taken_by_the_next_step_where_the_objective_allows(
 
 def test_a_resumed_run_shows_its_policy_what_the_one_before_had_measured() -> None:
     facts = PlacementFacts(
-        devices=[(0, "cpu", "n")],
+        devices=[Device(index=0, kind="cpu", node="n")],
         slots={"rollout": 1},
         needs={},
         engines={"rollout": [[0]]},

@@ -18,6 +18,7 @@ import pytest
 import xxhash
 
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, WeightMismatch
+from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Bucket, Offers, verified
 from gcore_core.controllers.config import SyncConfig
@@ -204,7 +205,7 @@ class Site:
             StoreReader(directory, "node0", b""),
             compute or DirectCompute(),
             directory / "push",
-            {"shards": 1, "rank": 0},
+            0,
         )
         self.service = Service("policy.0")
         self.shell.register(self.service)
@@ -679,7 +680,7 @@ async def test_a_push_that_is_begun_anew_takes_shared_memory_unless_another_way_
                 raise WeightMismatch("a bucket's memory cannot be opened")
 
     context = SimpleNamespace(
-        trainers=[Peer()], supervisor=Peer(), facts=SimpleNamespace(patience_s=600.0)
+        trainers=[Peer()], supervisor=Peer(), facts=SimpleNamespace(run=Run())
     )
     placing = SimpleNamespace(replicas=[Peer()])
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]

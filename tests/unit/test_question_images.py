@@ -13,6 +13,7 @@ import pytest
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.job_settings import Run
 from gcore_core.contract.questions import Question
 from gcore_core.contract.records import Header, Prompt, RecordScore, Ref
 from gcore_core.contract.scorer import Score, ScoredRecord
@@ -25,6 +26,7 @@ from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.testing import fake
 
 SECRET = b"s" * 32
@@ -78,7 +80,7 @@ class Bench:
             spec = StoreSpec(node=node, directory=str(place), spill=str(place / "spill"))
             await self._serve(node, SlabService(spec, SECRET, self.network.view(node).peer))
         view = self.network.view("judge.0")
-        settings = {"seed": 0, "shards": 1, "deterministic": False, "batch_s": 0.0}
+        settings = GeneratorSettings(run=Run(), batch_s=0.0)
         writer = StoreWriter(
             self._directory / "agent.1", "agent.1", SECRET, view.peer("agent.1"), "judge.0"
         )

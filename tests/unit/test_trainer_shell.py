@@ -45,7 +45,7 @@ async def compute(work: Callable[..., Any], *args: Any) -> Any:
 
 
 async def trained(says: dict[str, float], path: Path) -> TrainReply:
-    shell = TrainerShell(Ranked(says), NoRecords(), compute, path, {"rank": 0})  # type: ignore[arg-type]
+    shell = TrainerShell(Ranked(says), NoRecords(), compute, path, 0)  # type: ignore[arg-type]
     await shell.prepare([PrepareRequest(0, [], [])], None)  # type: ignore[arg-type]
     (reply,) = await shell.train([TrainRequest(0, [], 2, 1)], None)  # type: ignore[arg-type]
     assert reply is not None

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.records import Header
-from gcore_core.controllers.reward_weights import Weighing, rewards_of, statistics
+from gcore_core.controllers.reward_weights import rewards_of, statistics
 
 
 def group(ordinal: int, *rewards: dict[str, float]) -> list[Header]:
@@ -21,9 +22,9 @@ def group(ordinal: int, *rewards: dict[str, float]) -> list[Header]:
 
 
 WEIGHINGS = {
-    "plain": Weighing(2.0),
-    "within": Weighing(1.0, "group"),
-    "across": Weighing(0.5, "batch"),
+    "plain": Reward(weight=2.0),
+    "within": Reward(normalise="group"),
+    "across": Reward(weight=0.5, normalise="batch"),
 }
 
 
@@ -70,7 +71,7 @@ def test_a_reward_that_a_record_has_not_adds_nothing_and_counts_nowhere() -> Non
 
 @pytest.mark.parametrize("how", ["group", "batch"])
 def test_equal_rewards_normalise_to_nothing(how: str) -> None:
-    weighings = {"same": Weighing(1.0, how)}
+    weighings = {"same": Reward(normalise=how)}
     groups = [group(i, *[{"same": 0.1}] * 3) for i in range(2)]
     np.testing.assert_array_equal(
         rewards_of(groups[0], weighings, statistics(groups, weighings)), np.zeros(3)

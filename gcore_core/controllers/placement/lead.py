@@ -15,7 +15,7 @@ import msgspec
 
 from gcore_core.contract import run_files
 from gcore_core.contract.measurements import Outcome, Profile, Requests
-from gcore_core.contract.placement import Cell, Decision, Device, Need, Rescues, Window
+from gcore_core.contract.placement import Cell, Decision, Rescues, Window
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement import journal
 from gcore_core.controllers.placement.measurements import idle_share, running_s
@@ -59,9 +59,7 @@ class Mover:
             context.placement,
             sleepers,
         )
-        self._devices = {
-            i: Device(index=i, kind=kind, node=node) for i, kind, node in self._facts.devices
-        }
+        self._devices = {device.index: device for device in self._facts.devices}
         self._decision: Decision | None = None
         saved = context.facts.state.get("placement", {})
         self._before: Mapping[str, Any] = saved.get("policy", {})
@@ -183,10 +181,7 @@ class Mover:
         return Window(
             devices=tuple(self._devices.values()),
             slots=facts.slots,
-            needs={
-                role: Need(kind=k, follows=f, size=n, least=m)
-                for role, (k, f, n, m) in facts.needs.items()
-            },
+            needs=facts.needs,
             step=step,
             needed=facts.needed,
             requests=measured,

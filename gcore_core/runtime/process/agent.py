@@ -113,7 +113,7 @@ class Agent:
             self._exits.put_nowait(WorkerExit(spec.name, process.pid, code, again, _tail(spec.log)))
             if not again:
                 return
-            spec = msgspec.structs.replace(spec, settings={**spec.settings, "restarted": True})
+            spec = msgspec.structs.replace(spec, restarted=True)
             process = await self._start(spec)
 
     async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:

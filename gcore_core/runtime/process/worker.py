@@ -12,8 +12,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,12 @@ from gcore_core.runtime.process.spawn import read_spec
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Network, Peer, Service, to_wire
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
+from gcore_core.runtime.worker_settings import (
+    GeneratorSettings,
+    JobFacts,
+    ScorerSettings,
+    TrainerSettings,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +70,8 @@ class Worker:
             # Before anything of a plugin is imported: a wrong version would fail in ways that do
             # not say so.
             handshake.agree(spec.name, worker=self._versions, supervisor=spec.versions)
-            if spec.kind == "controller":
-                await self._controller()
+            if isinstance(spec.settings, JobFacts):
+                await self._controller(spec.settings)
                 return
             await self._compute(self._build, self._service)
             await self._network.serve(spec.name, self._service)
@@ -89,10 +94,10 @@ class Worker:
         # A controller's hello is answered when everybody is up, and loading a model may take long.
         await insist(self._network.peer("supervisor"), HELLO, hello, float("inf"))
 
-    async def _controller(self) -> None:
-        from gcore_core.controllers.context import make_context
-
-        context = make_context(self._spec.settings, self._spec.factories, self._network)
+    async def _controller(self, facts: JobFacts) -> None:
+        factories = self._spec.factories
+        # Made by name: the runtime does not know the controllers, and no other worker loads them.
+        context = build(factories["context"], facts, factories, self._network)
 
         async def stop(request: Nothing, call: Call) -> Nothing:
             context.stopping.set()
@@ -102,50 +107,61 @@ class Worker:
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
         gc.freeze()  # what was loaded stays, and no collection has to go through it
-        await build(self._spec.factories["controller"], context).run()
+        await build(factories["controller"], context).run()
 
     def _build(self, service: Service) -> None:
-        make = {"generator": self._generator, "scorer": self._scorer, "trainer": self._trainer}
-        make[self._spec.kind](service)
+        match self._spec.settings:
+            case GeneratorSettings() as settings:
+                self._generator(settings, service)
+            case ScorerSettings() as settings:
+                self._scorer(settings, service)
+            case TrainerSettings() as settings:
+                self._trainer(settings, service)
 
-    def _generator(self, service: Service) -> None:
+    def _generator(self, settings: GeneratorSettings, service: Service) -> None:
         from gcore_core.runtime.shells.generator import GeneratorShell
 
         spec = self._spec
-        backend = build(spec.factories["backend"], self._context({}))
+        backend = build(spec.factories["backend"], self._context(settings))
         self._closing.append(backend.close)
         store = StoreWriter(*self._place(), f"{spec.name}-{os.getpid()}")
         shell = GeneratorShell(
-            backend, self._datasets(), store, self._compute, self._network, spec.settings
+            backend,
+            self._datasets(),
+            store,
+            self._compute,
+            self._network,
+            settings,
+            restarted=spec.restarted,
         )
         shell.register(service)
 
-    def _scorer(self, service: Service) -> None:
+    def _scorer(self, settings: ScorerSettings, service: Service) -> None:
         from gcore_core.runtime.shells.role_sampler import RoleSampler
         from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 
         samplers: dict[str, RoleSampler] = {}
-        for role, replicas in self._spec.settings["asks"].items():
+        for role, replicas in settings.asks.items():
             samplers[role] = RoleSampler(
                 role, [self._network.peer(name) for name in replicas], service.progress
             )
-        scorers = [
-            NamedScorer(
-                name=name,
-                scorer=build(
-                    self._spec.factories[f"reward/{name}"],
-                    self._context({}, samplers.get(told["role"])),
-                ),
-                timeout_s=told["timeout_s"],
-                when=told["when"],
-                sampler=samplers.get(told["role"]),
+        scorers = []
+        for name, reward in settings.rewards.items():
+            sampler = samplers[reward.role] if reward.role else None
+            context = self._context(settings, sampler=sampler)
+            scorers.append(
+                NamedScorer(
+                    name=name,
+                    scorer=build(self._spec.factories[f"reward/{name}"], context),
+                    timeout_s=reward.timeout_s,
+                    when={field: _listed(values) for field, values in reward.when.items()},
+                    sampler=sampler,
+                )
             )
-            for name, told in self._spec.settings["rewards"].items()
-        ]
         reader = StoreReader(*self._place())
         ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave).register(service)
 
-    def _trainer(self, service: Service) -> None:
+    def _trainer(self, settings: TrainerSettings, service: Service) -> None:
         from gcore_core.runtime.relay import Relay
         from gcore_core.runtime.shells.trainer import TrainerShell
 
@@ -153,22 +169,39 @@ class Worker:
         parts = {
             name: build(spec.factories[name]) for name in ("objective",) if name in spec.factories
         }
-        backend = build(spec.factories["backend"], self._context(parts))
+        backend = build(spec.factories["backend"], self._context(settings, parts))
         self._closing.append(backend.close)
-        if saved := spec.settings.get("resume"):
-            backend.load(Path(saved))
-        path = Path(spec.settings["store"]) / f"{spec.name}-push"
+        if settings.resume:
+            backend.load(Path(settings.resume))
+        path = Path(spec.store.directory) / f"{spec.name}-push"
         reader = StoreReader(*self._place())
-        TrainerShell(backend, reader, self._compute, path, spec.settings).register(service)
-        Relay(self._network, spec.settings["shards"]).register(service)
+        TrainerShell(backend, reader, self._compute, path, spec.rank).register(service)
+        Relay(self._network, settings.shards).register(service)
 
-    def _context(self, parts: dict[str, Any], sampler: Sampler | None = None) -> WorkerContext:
-        spec, told = self._spec, self._spec.settings["context"]
-        context = WorkerContext(
-            role=spec.role, rank=spec.rank, ranks=spec.ranks, parts=parts, sampler=sampler
-        )
-        return replace(
-            context, progress=self._service.progress, **{**told, "devices": tuple(told["devices"])}
+    def _context(
+        self,
+        settings: TrainerSettings | GeneratorSettings | ScorerSettings,
+        parts: Mapping[str, Any] | None = None,
+        sampler: Sampler | None = None,
+    ) -> WorkerContext:
+        run = settings.run
+        plain = settings.context
+        return WorkerContext(
+            role=self._spec.role,
+            rank=self._spec.rank,
+            ranks=self._spec.ranks,
+            devices=plain.devices,
+            seed=run.seed,
+            deterministic=run.deterministic,
+            steps=run.steps,
+            updates_per_step=plain.updates_per_step,
+            model=plain.model,
+            rendezvous=plain.rendezvous,
+            parts=parts or {},
+            engine=plain.engine,
+            directory=plain.directory,
+            sampler=sampler,
+            progress=self._service.progress,
         )
 
     def _datasets(self) -> dict[str, Dataset]:
@@ -179,17 +212,22 @@ class Worker:
 
     def _place(self) -> tuple[Path, str, bytes, Peer]:
         """The store of this node: its directory, the node's name, the secret, the agent."""
-        settings = self._spec.settings
+        place = self._spec.store
         return (
-            Path(settings["store"]),
-            settings["node"],
+            Path(place.directory),
+            place.node,
             self._spec.secret,
-            self._network.peer(settings["agent"]),
+            self._network.peer(place.agent),
         )
 
     def _leave(self, code: int) -> None:
         """Ends the process once what was answered has been sent."""
         asyncio.get_running_loop().call_later(0.2, self._give_up, code)
+
+
+def _listed(value: Any) -> list[Any]:
+    """A condition of ``when`` may be one value or a list of them."""
+    return value if isinstance(value, list) else [value]
 
 
 async def _main(spec: WorkerSpec, lifeline: int) -> None:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -52,6 +52,7 @@ from gcore_core.runtime.rpc.retry import TRIES, backoff_s, insist
 from gcore_core.runtime.rpc.service import Call, Network, Service, encode
 from gcore_core.runtime.shells.questions import Asking
 from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.runtime.worker_settings import GeneratorSettings
 
 RESTORE_BUCKET_BYTES = 256 << 20
 Key = tuple[
@@ -78,8 +79,10 @@ class _Round:
 
 
 class GeneratorShell:
-    """Settings: seed, shards, deterministic; gather_s, batch_s: how long to wait for the other
-    shards' part of a round, and for more records to end before those that did are sent.
+    """Serves one replica of a generator.
+
+    restarted: its process takes the place of one that ended.
+    process: a number that no other process of a generator has; drawn where none is given.
     """
 
     def __init__(
@@ -89,15 +92,17 @@ class GeneratorShell:
         store: StoreWriter,
         compute: Compute,
         network: Network,
-        settings: Mapping[str, Any],
+        settings: GeneratorSettings,
+        *,
+        restarted: bool = False,
+        process: int = 0,
     ) -> None:
         self._backend, self._datasets, self._store = backend, datasets, store
         self._compute, self._network = compute, network
-        self._seed, self._shards = settings["seed"], settings["shards"]
-        self._gather_s: float | None = (
-            None if settings["deterministic"] else settings.get("gather_s", 0.02)
-        )
-        self._batch_s: float = settings.get("batch_s", 0.02)
+        self._seed = settings.run.seed
+        self._shards = settings.shards
+        self._gather_s = None if settings.run.deterministic else settings.gather_s
+        self._batch_s = settings.batch_s
         self._rounds: dict[tuple[int, int, str], _Round] = {}
         self._listeners: list[_Listener] = []
         self._running: dict[Key, int] = {}  # -> step
@@ -108,14 +113,13 @@ class GeneratorShell:
         self._mapped: dict[str, np.ndarray] = {}
         self._over = 0  # records of earlier steps are gone
         self._asking = Asking(store.reader())
-        self._trainers: list[str] = settings.get("trainers", [])
-        self._restarted: bool = settings.get("restarted", False)
+        self._trainers = settings.trainers
+        self._restarted = restarted
         # a step that began with the process before this one, which heard words that this one did
         # not
         self._hasty = -1
-        self._process: int = settings.get("process") or int.from_bytes(
-            os.urandom(5), "big"
-        )  # process ids repeat
+        # The system's own process ids repeat.
+        self._process = process or int.from_bytes(os.urandom(5), "big")
         self._restoring = asyncio.Lock()
 
     def register(self, service: Service) -> None:

@@ -5,7 +5,7 @@ backend once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from gcore_core.runtime.store.client import StoreReader
 
 
 class TrainerShell:
-    """Settings: rank."""
+    """Serves one rank of the trainer."""
 
     def __init__(
         self,
@@ -50,10 +50,11 @@ class TrainerShell:
         store: StoreReader,
         compute: Compute,
         push_path: Path,
-        settings: Mapping[str, Any],
+        rank: int,
     ) -> None:
         self._backend, self._store, self._compute = backend, store, compute
-        self._memory, self._rank = PushMemory(push_path), settings["rank"]
+        self._memory = PushMemory(push_path)
+        self._rank = rank
         self._once = Gathering(1)
         self._keys: list[tuple[int, int]] = []
         self._push: PushSource | None = None

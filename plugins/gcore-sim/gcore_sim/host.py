@@ -22,6 +22,7 @@ from gcore_core.runtime.process.spawn import read_spec
 from gcore_core.runtime.process.worker import Worker
 from gcore_core.runtime.rpc.service import Network
 from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_sim.clock import LoopCompute
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,9 @@ async def serve(spec: WorkerSpec, connect: Callable[[], Network]) -> None:
     """Runs a worker as its own process would: until it ends, and anew when it gives itself up."""
     # An engine's step ends with an answer; it must not be asked to go on before the time for that
     # has passed.
-    spec = msgspec.structs.replace(spec, settings={**spec.settings, "batch_s": 0.0})
+    if isinstance(spec.settings, GeneratorSettings):
+        settings = msgspec.structs.replace(spec.settings, batch_s=0.0)
+        spec = msgspec.structs.replace(spec, settings=settings)
     for _ in range(spec.restarts + 1):
         if await _ended_by_itself(spec, connect()):
             return

@@ -1,0 +1,152 @@
+"""What a worker is told besides what it builds: one class for each kind of worker, which decides
+the kind.
+
+The controllers' facts stand here too, with the other kinds: the run makes them and a controller
+reads them, and these two folders never import each other. Both may import this one. Rejected: an
+encoded struct that only the controllers can decode, because then nothing checks who makes it.
+
+Whole sections of the job's settings pass through as they are, so that a new key of one needs no
+change here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
+from gcore_core.contract.placement import Device, Need
+from gcore_core.contract.records import Header
+
+#: An ordinal that no run reaches.
+NEVER = 1 << 62
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """What workers of every kind are told.
+
+    shards: how many controllers there are.
+    """
+
+    run: Run
+    shards: int = 1
+
+    @property
+    def kind(self) -> str:
+        """ "trainer", "generator", "scorer" or "controller"."""
+        return str(self.__struct_config__.tag)
+
+
+class PlainContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Those fields of the ``WorkerContext`` of a worker's backends that are known before it starts;
+    they are explained there.
+    """
+
+    devices: tuple[int, ...] = ()
+    updates_per_step: int = 1
+    model: dict[str, Any] = {}
+    engine: dict[str, Any] = {}
+    rendezvous: str = ""
+    directory: str = "."
+
+
+class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
+    """resume: the directory of the trainer's saved state; empty: it begins anew."""
+
+    context: PlainContext = PlainContext()
+    resume: str = ""
+
+
+class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generator"):
+    """How a generator gathers work and from whom it gets weights.
+
+    trainers: peer names of the policy's workers; none where it does not follow the policy.
+    gather_s: how long to wait for the other shards' part of a round.
+    batch_s: how long to wait for more records to end before those that did are sent.
+    """
+
+    context: PlainContext = PlainContext()
+    trainers: list[str] = []
+    gather_s: float = 0.02
+    batch_s: float = 0.02
+
+
+class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
+    """The rewards that a scorer hosts.
+
+    rewards: name -> its settings.
+    asks: generator role that one of them asks -> peer names of its replicas.
+    """
+
+    context: PlainContext = PlainContext()
+    rewards: dict[str, Reward]
+    asks: dict[str, list[str]] = {}
+
+
+class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the lead tells a placement policy.
+
+    slots: role -> devices that it may occupy.
+    needs: role -> what it asks of placement.
+    engines: generator role -> device indexes of each of its replicas.
+    sleeps: roles whose backend can.
+    needed: groups that a step must keep.
+    directory: the run's, for the journal; empty: none is kept.
+    """
+
+    devices: list[Device]
+    slots: dict[str, int]
+    needs: dict[str, Need]
+    engines: dict[str, list[list[int]]]
+    sleeps: list[str]
+    needed: int = 0
+    directory: str = ""
+
+
+class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
+    """Plain facts of the job, the same for every shard but ``shard``.
+
+    rows: size of the datasets "train" and "evaluation".
+    replicas: peer names of generator replicas.
+    ranks: peer names of the workers of each data-parallel trainer rank.
+    scorers: peer name -> the rewards it hosts.
+    rewards: how each counts.
+    of_groups: rewards that see the records of a prompt together.
+    logprob_band: how far apart the log-probs of a pair may be.
+    output: directory of the weights that are kept.
+    trace: directory of the trace; empty: none is written.
+    takes_stale: the objective corrects for actions sampled by older weights.
+    judges: generator role that rewards ask -> peer names of its replicas.
+    placement: where devices move between generators.
+    resting: generator roles whose replicas sleep while the trainer works.
+    last_ordinal: the step that consumes up to here is the last.
+    start_step, next_ordinal, state: what a resumed run goes on from.
+    carried: records that its shards had kept for the first step.
+    """
+
+    shard: int
+    rows: dict[str, int]
+    replicas: list[str]
+    ranks: list[list[str]]
+    scorers: dict[str, list[str]]
+    rewards: dict[str, Reward]
+    of_groups: list[str] = []
+    evaluation: Evaluation
+    checkpoint: Checkpoint
+    logprob_band: float = 1e-3
+    output: str = ""
+    trace: str = ""
+    takes_stale: bool = False
+    judges: dict[str, list[str]] = {}
+    placement: PlacementFacts | None = None
+    resting: list[str] = []
+    last_ordinal: int = NEVER
+    start_step: int = 0
+    next_ordinal: int = 0
+    state: dict[str, Any] = {}
+    carried: list[Header] = []
+
+
+#: What a WorkerSpec holds; its tag says which.
+AnySettings = TrainerSettings | GeneratorSettings | ScorerSettings | JobFacts

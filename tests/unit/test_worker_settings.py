@@ -1,0 +1,84 @@
+"""What a worker is told arrives as what it was made: the class decides the kind of worker."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gcore_core.contract.job_settings import Checkpoint, Data, Evaluation, Reward, Run
+from gcore_core.contract.placement import Device, Need
+from gcore_core.runtime.messages import StorePlace, Versions, WorkerSpec
+from gcore_core.runtime.rpc.service import encode
+from gcore_core.runtime.worker_settings import (
+    AnySettings,
+    GeneratorSettings,
+    JobFacts,
+    PlacementFacts,
+    PlainContext,
+    ScorerSettings,
+    TrainerSettings,
+)
+
+DECODER = msgspec.msgpack.Decoder(WorkerSpec)
+RUN = Run(name="arithmetic", steps=3, seed=7, patience_s=1.5)
+CONTEXT = PlainContext(devices=(0, 1), model={"path": "/model"}, directory="/run")
+FACTS = JobFacts(
+    run=RUN,
+    shard=1,
+    shards=2,
+    rows={"train": 16},
+    replicas=["rollout.0"],
+    ranks=[["policy.0"]],
+    scorers={"scorer.0": ["exact"]},
+    rewards={"exact": Reward(use="core/function", normalise="group", when={"kind": ["sum"]})},
+    of_groups=["exact"],
+    evaluation=Evaluation(every=2, data=Data(config={"path": "rows.jsonl"})),
+    checkpoint=Checkpoint(every=5),
+    placement=PlacementFacts(
+        devices=[Device(index=0, kind="cpu")],
+        slots={"rollout": 1},
+        needs={"rollout": Need(kind="generator", follows="policy")},
+        engines={"rollout": [[0]]},
+        sleeps=["rollout"],
+    ),
+)
+TOLD: dict[str, AnySettings] = {
+    "trainer": TrainerSettings(run=RUN, shards=2, context=CONTEXT, resume="/saved"),
+    "generator": GeneratorSettings(run=RUN, context=CONTEXT, trainers=["policy.0"]),
+    "scorer": ScorerSettings(run=RUN, rewards={"exact": Reward(timeout_s=2.0)}),
+    "controller": FACTS,
+}
+
+
+def spec(settings: AnySettings) -> WorkerSpec:
+    return WorkerSpec(
+        role="policy",
+        rank=0,
+        ranks=1,
+        peers={},
+        factories={},
+        secret=b"",
+        settings=settings,
+        store=StorePlace("/store", "node0", "agent.0"),
+        versions=Versions("3.11", "0.2.0", {}),
+    )
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_a_worker_hears_what_it_was_told(kind: str) -> None:
+    told = spec(TOLD[kind])
+    heard = DECODER.decode(encode(told))
+    assert heard == told
+    assert heard.kind == kind
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "cook"}, {"run": {"steps": "three"}}, {"context": {"devices": "all"}}],
+    ids=["no such kind", "no number of steps", "no list of devices"],
+)
+def test_a_worker_that_is_told_nonsense_says_so(change: dict[str, object]) -> None:
+    plain = msgspec.to_builtins(spec(TOLD["trainer"]), builtin_types=(bytes,))
+    plain["settings"] |= change
+    with pytest.raises(msgspec.ValidationError):
+        DECODER.decode(encode(plain))
