@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from gcore_core.cli import VERBS
 from gcore_core.contract.errors import error_types
 
@@ -61,3 +63,20 @@ def test_every_kind_of_error_that_the_process_exits_with_is_on_the_page_of_comma
     page = (DOCS / "reference/commands.md").read_text()
     shown = {int(code) for code in re.findall(r"^\| (\d+) \|", page, flags=re.M)}
     assert {error.exit_code for error in error_types().values()} <= shown
+
+
+DECISIONS = sorted({*(DOCS / "decisions").glob("*.md")} - {DOCS / "decisions/index.md"})
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_decisions_are_numbered_and_each_is_stated_with_its_reason(page: Path) -> None:
+    _, *parts = re.split(r"^## ", page.read_text(), flags=re.M)
+    numbers = [int(part.partition(".")[0]) for part in parts]
+    assert parts and numbers == [*range(1, len(parts) + 1)]
+    for part in parts:
+        assert part.count("**Decision.**") == 1
+        assert "**Why.**" in part or "**Rejected.**" in part, part
+
+
+def test_there_are_pages_of_decisions() -> None:
+    assert len(DECISIONS) >= 10
