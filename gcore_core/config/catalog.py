@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import Distribution, distributions
 
 from gcore_core import __version__
@@ -31,8 +32,7 @@ from gcore_core.contract.errors import (
 GROUP = "gcore"
 CORE = "core"
 _CORE_DISTRIBUTION = "gcore-core"
-_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")
-_CLAUSE = re.compile(r"(<=|>=|<|>)\s*(\d+(?:\.\d+)*)")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +56,44 @@ class Installed:
         return f"{self.distribution} {self.version}".rstrip()
 
 
-@dataclass(frozen=True)
-class Catalog:
-    """Every plugin found, sorted by name; a clash has one row for each distribution."""
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A plugin whose state is not known yet, with what its state follows from.
 
-    plugins: tuple[Installed, ...]
+    requires: its distribution's requirements that are on gcore-core; None for the core itself.
+    clashes: other owners of its name.
+    """
+
+    plugin: Installed
+    requires: tuple[str, ...] | None
+    clashes: tuple[str, ...] = ()
+
+
+class Catalog:
+    """Every plugin found.
+
+    Names are there at once. A state is found out when somebody asks for it, since versions are
+    compared by `packaging`, which takes as long to import as a whole scan.
+    """
+
+    def __init__(self, found: Sequence[_Found], core_version: str, *, disabled: bool) -> None:
+        self._found = sorted(found, key=lambda row: (row.plugin.name, row.plugin.distribution))
+        self._core_version = core_version
+        self._disabled = disabled
+
+    @cached_property
+    def plugins(self) -> tuple[Installed, ...]:
+        """Sorted by name; a clash has one row for each distribution."""
+        return tuple(self._with_state(row) for row in self._found)
 
     def names(self) -> list[str]:
-        return sorted({plugin.name for plugin in self.plugins})
+        return sorted({row.plugin.name for row in self._found})
 
     def get(self, name: str, *, where: str, pin: str = "") -> Installed:
         """The plugin, if it may be used; ``where`` is the config key that names it, ``pin`` a
         version specifier.
         """
-        rows = [plugin for plugin in self.plugins if plugin.name == name]
+        rows = [self._with_state(row) for row in self._found if row.plugin.name == name]
         if not rows:
             raise PluginNotFound(
                 f"no plugin named {name!r} is installed.",
@@ -105,43 +129,49 @@ class Catalog:
         _check_pin(plugin, where, pin)
         return plugin
 
+    def _with_state(self, row: _Found) -> Installed:
+        if row.requires is None:
+            state, reason, requires = "ok", "", ""
+        else:
+            state, reason, requires = _compatibility(row.requires, self._core_version)
+        if self._disabled and row.plugin.distribution != _CORE_DISTRIBUTION:
+            state, reason = "disabled", "G_CORE_PLUGINS=off"
+        elif row.clashes and not self._disabled:
+            state, reason = "clash", f"also provided by {' and '.join(row.clashes)}"
+        return replace(row.plugin, state=state, reason=reason, requires=requires)
+
 
 def scan(path: Sequence[str] | None = None) -> Catalog:
-    """One pass over the metadata on ``sys.path``, or on ``path``: another environment's, without
-    starting it.
-    """
-    found = _declared(path)
+    """One pass over the metadata on ``sys.path``, or on ``path``: that of another interpreter."""
+    declared = _declared(path)
     core_version = __version__
     if path is None:
         # The running core is the core, installed or not.
-        found = [row for row in found if row[0].distribution != _CORE_DISTRIBUTION]
+        declared = [item for item in declared if item[0].distribution != _CORE_DISTRIBUTION]
         core = Installed(
             name=CORE,
             distribution=_CORE_DISTRIBUTION,
             version=__version__,
             module="gcore_core.builtin.hooks",
         )
-        found.append((core, None))
+        declared.append((core, None))
     else:
         core_version = next(
-            (row.version for row, _ in found if row.distribution == _CORE_DISTRIBUTION), __version__
+            (item.version for item, _ in declared if item.distribution == _CORE_DISTRIBUTION),
+            __version__,
         )
-    off = os.environ.get("G_CORE_PLUGINS") == "off"
     owners: dict[str, list[Installed]] = {}
-    for plugin, _ in found:
+    for plugin, _ in declared:
         owners.setdefault(plugin.name, []).append(plugin)
-    rows = []
-    for plugin, distribution in found:
-        others = [other.owner for other in owners[plugin.name] if other is not plugin]
-        state, reason, requires = "ok", "", ""
+    found = []
+    for plugin, distribution in declared:
+        requires = None
         if distribution is not None and plugin.distribution != _CORE_DISTRIBUTION:
-            state, reason, requires = _compatibility(distribution, core_version)
-        if off and plugin.distribution != _CORE_DISTRIBUTION:
-            state, reason = "disabled", "G_CORE_PLUGINS=off"
-        elif others and not off:
-            state, reason = "clash", f"also provided by {' and '.join(others)}"
-        rows.append(replace(plugin, state=state, reason=reason, requires=requires))
-    return Catalog(tuple(sorted(rows, key=lambda row: (row.name, row.distribution))))
+            requires = _requirements_on_the_core(distribution)
+        clashes = tuple(other.owner for other in owners[plugin.name] if other is not plugin)
+        found.append(_Found(plugin=plugin, requires=requires, clashes=clashes))
+    disabled = os.environ.get("G_CORE_PLUGINS") == "off"
+    return Catalog(found, core_version, disabled=disabled)
 
 
 def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution | None]]:
@@ -179,49 +209,31 @@ def _with_group(path: Sequence[str] | None) -> Iterator[Distribution]:
             yield distribution
 
 
-def _compatibility(distribution: Distribution, core_version: str) -> tuple[str, str, str]:
-    """(state, reason, requirement) by the distribution's own requirement on gcore-core."""
-    for line in distribution.requires or []:
-        match = _REQUIREMENT.match(line)
-        if match is None or _normal(match[1]) != _CORE_DISTRIBUTION:
-            continue
-        specifier = match[2].strip()
-        if match[3] is None and _plainly_admits(specifier, core_version):
-            return "ok", "", _CORE_DISTRIBUTION + specifier
-        from packaging.requirements import (
-            Requirement,
-        )  # 13 ms, so only where the plain reading does not do
+def _requirements_on_the_core(distribution: Distribution) -> tuple[str, ...]:
+    """A distribution's lines that begin with gcore-core's name, however that is written."""
+    return tuple(
+        line
+        for line in distribution.requires or ()
+        if (name := _NAME.match(line)) and _normal(name[0]) == _CORE_DISTRIBUTION
+    )
 
-        requirement = Requirement(line)
+
+def _compatibility(requirements: Sequence[str], core_version: str) -> tuple[str, str, str]:
+    """(state, reason, requirement) by a distribution's own requirements on gcore-core."""
+    from packaging.requirements import InvalidRequirement, Requirement  # 13 ms
+
+    for line in requirements:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            return "undeclared", f"its requirement {line!r} cannot be read", ""
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
+        without_marker = line.partition(";")[0].strip()
         if not requirement.specifier.contains(core_version, prereleases=True):
-            reason = f"needs {_CORE_DISTRIBUTION}{specifier}, this is {core_version}"
-            return "incompatible", reason, _CORE_DISTRIBUTION + specifier
-        return "ok", "", _CORE_DISTRIBUTION + specifier
+            return "incompatible", f"needs {without_marker}, this is {core_version}", without_marker
+        return "ok", "", without_marker
     return "undeclared", f"its metadata requires no {_CORE_DISTRIBUTION}", ""
-
-
-def _plainly_admits(specifier: str, version: str) -> bool:
-    """Whether simple comparisons of release numbers all hold; False also means "cannot tell"."""
-    if not re.fullmatch(r"\d+(\.\d+)*", version):
-        return False
-    for clause in filter(None, (part.strip() for part in specifier.split(","))):
-        match = _CLAUSE.fullmatch(clause)
-        if match is None:
-            return False
-        have, bound = _release(version), _release(match[2])
-        holds = {"<": have < bound, "<=": have <= bound, ">": have > bound, ">=": have >= bound}
-        if not holds[match[1]]:
-            return False
-    return True
-
-
-def _release(version: str) -> tuple[int, ...]:
-    numbers = [int(number) for number in version.split(".")]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
 
 
 def _check_pin(plugin: Installed, where: str, pin: str) -> None:

@@ -99,6 +99,15 @@ def test_a_requirement_that_admits_this_core_is_ok(
     assert one("new").state == "ok"
 
 
+def test_a_requirement_that_cannot_be_read_promises_nothing(installed: InstalledPlugins) -> None:
+    installed.add("odd", wheel=Wheel(requires=["gcore-core>=zero"]))
+    row = one("odd")
+    assert (row.state, row.reason) == (
+        "undeclared",
+        "its requirement 'gcore-core>=zero' cannot be read",
+    )
+
+
 def test_a_requirement_that_holds_elsewhere_says_nothing(installed: InstalledPlugins) -> None:
     installed.add("odd", wheel=Wheel(requires=["gcore-core<0.1; python_version < '3'"]))
     assert one("odd").state == "undeclared"
