@@ -55,7 +55,7 @@ from gcore_core.runtime.messages import (
     OPEN_PUSH,
     PULL,
     SAVE_PRETRAINED,
-    TRAIN_RANK,
+    TRAIN_RANKS,
     GenerateRequest,
     Hello,
     Nothing,
@@ -243,7 +243,7 @@ class Site:
     async def push(self) -> float:
         """Trains, pushes, compares; the seconds of the push."""
         policy, rollout = self.network.peer("policy.0"), self.network.peer("rollout.0")
-        (told,) = await policy.call(TRAIN_RANK, [TrainRequest(self.step, [], 1, 1)])
+        (told,) = await policy.call(TRAIN_RANKS.of_rank, [TrainRequest(self.step, [], 1, 1)])
         assert told is not None
         self.step += 1
         began_s = time.perf_counter()

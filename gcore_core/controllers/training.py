@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,22 +20,20 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.reward_weights import rewards_of, statistics
 from gcore_core.runtime.messages import (
-    PREPARE_RANK,
-    RELAY_PREPARE,
-    RELAY_TRAIN,
-    TRAIN_RANK,
+    PREPARE_RANKS,
+    TRAIN_RANKS,
+    Answer,
+    Part,
     PrepareRequest,
+    RelayedEndpoint,
     RelayRequest,
     TrainItem,
     TrainRequest,
 )
 from gcore_core.runtime.relay import RELAYED
-from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Peer, encode
 
-Part = TypeVar("Part")
-Answer = TypeVar("Answer")
 Key = tuple[int, int]
 Plan = dict[Key, Assignment]
 
@@ -106,7 +104,7 @@ class Training:
             )
             items[place.rank].append(item)
         requests = [PrepareRequest(step, part, names) for part in items]
-        replies = await self._ask(RELAY_PREPARE, PREPARE_RANK, step, requests)
+        replies = await self._ask(PREPARE_RANKS, step, requests)
         return {
             (item.ordinal, item.sample): row
             for part, rows in zip(items, replies, strict=True)
@@ -162,7 +160,7 @@ class Training:
         for (ordinal, sample), value in advantages.items():
             parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
         requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
-        replies = await self._ask(RELAY_TRAIN, TRAIN_RANK, step, requests)
+        replies = await self._ask(TRAIN_RANKS, step, requests)
         told = [reply for reply in replies if reply is not None]
         if not told:
             return {}
@@ -173,19 +171,17 @@ class Training:
         )
 
     async def _ask(
-        self,
-        relay: Endpoint[RelayRequest, list[Answer]],
-        of_rank: Endpoint[list[Part], list[Answer]],
-        step: int,
-        parts: Sequence[Part],
+        self, endpoint: RelayedEndpoint[Part, Answer], step: int, parts: Sequence[Part]
     ) -> list[Answer]:
         """One part for each data-parallel rank, through relays; the ranks' answers."""
+        facts = self._context.facts
 
         async def ask(ranks: list[list[Peer]], parts: Sequence[Part]) -> list[Answer]:
             names = [[worker.name for worker in rank] for rank in ranks]
             bodies = [msgspec.Raw(encode(part)) for part in parts]
-            request = RelayRequest(of_rank.name, step, self._context.facts.shard, names, bodies)
-            return await insist(ranks[0][0], relay, request, self._context.facts.run.patience_s)
+            request = RelayRequest(step, facts.shard, names, bodies)
+            relay = ranks[0][0]
+            return await insist(relay, endpoint.of_relay, request, facts.run.patience_s)
 
         ranks = self._context.ranks
         relayed = [slice(first, first + RELAYED) for first in range(0, len(ranks), RELAYED)]

@@ -8,7 +8,9 @@ once: a repeated request gets the reply of the first.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -127,15 +129,50 @@ class TrainItem(Message):
 
 
 class RelayRequest(Message):
-    """What one shard has for some ranks, to be passed on together with what the other shards
-    have.
+    """What one shard has for some neighbouring ranks.
+
+    A relay passes it on together with what the other shards have.
+
+    step: of the run; with the endpoint it is the request's key.
+    shard: whose parts these are.
+    workers: for each of the ranks, the peer names of its workers.
+    parts: for each of the ranks, the shard's part, encoded.
     """
 
-    method: str
     step: int
     shard: int
-    workers: list[list[str]]  # peer names of each rank's
-    parts: list[msgspec.Raw]  # one for each rank
+    workers: list[list[str]]
+    parts: list[msgspec.Raw]
+
+
+Part = TypeVar("Part")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class RelayedEndpoint(Generic[Part, Answer]):
+    """What every shard asks of every data-parallel rank at once, through relays.
+
+    A rank runs it once, with the parts of all shards in shard order, and answers with a list as
+    long.
+
+    name: how it is called on the wire.
+    parts: type of what a rank gets: a list with one part for each shard.
+    answers: type of what a rank gives: a list with one answer for each shard.
+    """
+
+    name: str
+    parts: type[list[Part]]
+    answers: type[list[Answer]]
+
+    @cached_property
+    def of_relay(self) -> Endpoint[RelayRequest, list[Answer]]:
+        """A shard's parts for some ranks in, those ranks' answers to this shard out."""
+        return Endpoint(f"relay.{self.name}", RelayRequest, self.answers)
+
+    @cached_property
+    def of_rank(self) -> Endpoint[list[Part], list[Answer]]:
+        return Endpoint(self.name, self.parts, self.answers)
 
 
 class PrepareRequest(Message):
@@ -159,12 +196,8 @@ class TrainReply(Message):
     busy_s: float = 0.0  # of this rank alone; 0 when it cannot tell
 
 
-RELAY = Endpoint("relay", RelayRequest, list[msgspec.Raw])
-RELAY_PREPARE = Endpoint("relay", RelayRequest, list[list[list[float]]])
-RELAY_TRAIN = Endpoint("relay", RelayRequest, list[TrainReply | None])
-# Of a rank; by relays only. A list with one element for each shard, here and back.
-PREPARE_RANK = Endpoint("prepare", list[PrepareRequest], list[list[list[float]]])
-TRAIN_RANK = Endpoint("train", list[TrainRequest], list[TrainReply | None])
+PREPARE_RANKS = RelayedEndpoint("prepare", list[PrepareRequest], list[list[list[float]]])
+TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | None])
 
 
 # -- weights ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from gcore_core.runtime.messages import (
     HELLO,
     OPEN_PUSH,
     PULL,
-    TRAIN_RANK,
+    TRAIN_RANKS,
     Hello,
     Nothing,
     OpenPush,
@@ -91,7 +91,7 @@ class PushSite:
     async def train(self) -> int:
         """One update without records; the version that it makes."""
         request = TrainRequest(self.step, [], 1, 1)
-        (told,) = await self.network.peer("policy.0").call(TRAIN_RANK, [request])
+        (told,) = await self.network.peer("policy.0").call(TRAIN_RANKS.of_rank, [request])
         assert told is not None
         self.step += 1
         return told.version

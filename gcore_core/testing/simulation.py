@@ -368,14 +368,9 @@ async def _serve_ranks(
     for i, rank in enumerate(ranks):
         reader, compute = StoreReader(store, "node0", SECRET), TimedCompute(300 + i)
         policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", i)
-        await _serve(network, f"policy.{i}", policy, Relay(network.view(f"policy.{i}"), job.shards))
-
-
-async def _serve(network: InlineNetwork, name: str, *shells: Any) -> None:
-    service = LastingService(name)
-    for shell in shells:
-        shell.register(service)
-    await network.view(name).serve(name, service)
+        view, service = network.view(f"policy.{i}"), LastingService(f"policy.{i}")
+        policy.register(service, Relay(view, service, job.shards))
+        await view.serve(service.name, service)
 
 
 def _never(code: int) -> None:

@@ -30,7 +30,10 @@ from gcore_core.testing.simulation import (
 )
 
 SEEDS = 200
-SMALL = SimulatedJob(shards=1, replicas=1, steps=2, prompts=4, samples=2, evaluate_prompts=2)
+RELAYS = ["relay.prepare", "relay.train"]
+SMALL = SimulatedJob(
+    shards=1, replicas=1, ranks=2, steps=2, prompts=4, samples=2, evaluate_prompts=2
+)
 
 
 def sized(base: SimulatedJob, shards: int, replicas: int) -> SimulatedJob:
@@ -83,7 +86,16 @@ def test_a_store_of_one_page_gives_the_calm_run_as_well(calm: Outcome, tmp_path:
 def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> None:
     """Request (from whoever asks) and answer (from whoever is asked) of every method of a run."""
     asked = {
-        "controller": ["generate", "score", "relay", "open_push", "pull", "published", "step_end"],
+        "controller": [
+            "generate",
+            "score",
+            "relay.prepare",
+            "relay.train",
+            "open_push",
+            "pull",
+            "published",
+            "step_end",
+        ],
         "rollout": ["plan", "bucket", "slab", "release"],
         "policy": ["prepare", "train"],
     }
@@ -91,7 +103,15 @@ def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> No
     answered = {
         "rollout": ["generate", "pull"],
         "scorer": ["score"],
-        "policy": ["relay", "prepare", "train", "open_push", "plan", "bucket"],
+        "policy": [
+            "relay.prepare",
+            "relay.train",
+            "prepare",
+            "train",
+            "open_push",
+            "plan",
+            "bucket",
+        ],
         "supervisor": ["published", "step_end", "slab", "release"] + asked["controller"][-4:],
     }
     if not lost:

@@ -34,6 +34,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.process.compute import Compute, DirectCompute
 from gcore_core.runtime.push import PUSH_DEADLINE_S, PushSource, pull_weights
+from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
 from gcore_core.runtime.rpc.service import Call, Service
@@ -208,7 +209,7 @@ class Site:
             0,
         )
         self.service = Service("policy.0")
-        self.shell.register(self.service)
+        self.shell.register(self.service, Relay(self.view, self.service, shards=1))
 
     @property
     def source(self) -> PushSource:

@@ -175,8 +175,8 @@ class Worker:
             backend.load(Path(settings.resume))
         path = Path(spec.store.directory) / f"{spec.name}-push"
         reader = StoreReader(*self._place())
-        TrainerShell(backend, reader, self._compute, path, spec.rank).register(service)
-        Relay(self._network, settings.shards).register(service)
+        shell = TrainerShell(backend, reader, self._compute, path, spec.rank)
+        shell.register(service, Relay(self._network, service, settings.shards))
 
     def _context(
         self,

@@ -20,10 +20,10 @@ from gcore_core.runtime.messages import (
     FINISH_SAVE,
     OPEN_PUSH,
     PLAN,
-    PREPARE_RANK,
+    PREPARE_RANKS,
     SAVE_PRETRAINED,
     SAVE_STATE,
-    TRAIN_RANK,
+    TRAIN_RANKS,
     BucketRequest,
     Nothing,
     OpenPush,
@@ -36,6 +36,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import PushMemory, PushSource, exhaust
+from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.client import StoreReader
@@ -59,9 +60,9 @@ class TrainerShell:
         self._keys: list[tuple[int, int]] = []
         self._push: PushSource | None = None
 
-    def register(self, service: Service) -> None:
-        service.add(PREPARE_RANK, self.prepare)
-        service.add(TRAIN_RANK, self.train)
+    def register(self, service: Service, relay: Relay) -> None:
+        relay.add(PREPARE_RANKS, self.prepare)
+        relay.add(TRAIN_RANKS, self.train)
         service.add(OPEN_PUSH, self.open_push)
         service.add(PLAN, self.plan)
         service.add(BUCKET, self.bucket)
