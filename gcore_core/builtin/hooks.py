@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 
-_WORKER = "gcore_core.runtime.process.worker:main"
-
 
 @hookimpl
 def gcore_controllers() -> Iterable[p.ControllerProvider]:
@@ -24,19 +22,14 @@ def gcore_controllers() -> Iterable[p.ControllerProvider]:
 
 @hookimpl
 def gcore_roles() -> Iterable[p.RoleProvider]:
-    yield p.RoleProvider(
-        name="policy", summary="the model that learns", factory=_WORKER, kind="trainer"
-    )
+    yield p.RoleProvider(name="policy", summary="the model that learns", kind="trainer")
     yield p.RoleProvider(
         name="rollout",
         summary="samples from the policy",
-        factory=_WORKER,
         kind="generator",
         follows="policy",
     )
-    yield p.RoleProvider(
-        name="judge", summary="a generator that rewards", factory=_WORKER, kind="generator"
-    )
+    yield p.RoleProvider(name="judge", summary="a generator that rewards", kind="generator")
 
 
 @hookimpl

@@ -132,6 +132,8 @@ def _look_at(item: Provided, found: Found) -> None:
         except GcoreError as error:
             found.problems.append(str(error))
         return
+    if not item.spec.factory:  # a role is data, nothing is made of it
+        return
     unmet = open_interpreter(None, where="").unmet(item.spec.needs)
     if unmet:
         needs = ", ".join(f"{need} (found {have or 'none'})" for need, have in unmet)

@@ -23,7 +23,7 @@ from gcore_core.config.catalog import CORE, Installed
 from gcore_core.contract import hookspecs
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, did_you_mean
 from gcore_core.contract.factories import import_source
-from gcore_core.contract.providers import KINDS, Provider, RoleProvider
+from gcore_core.contract.providers import KINDS, Provider
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
 #: Called with plugin, hook and error when an observer raises for the first time.
@@ -326,8 +326,6 @@ def _check_description(plugin: Installed, hook: str, spec: Any, expected: type[P
             plugin=plugin.name,
         )
     problems = spec.problems(plugin.name)
-    if isinstance(spec, RoleProvider) and spec.kind not in ("trainer", "generator", "reward"):
-        problems.append(f"kind {spec.kind!r} is none of trainer, generator, reward")
     if problems:
         raise ContractError(
             f"{_who(plugin)}: {hook} yields an invalid {spec.name!r}.",

@@ -20,6 +20,9 @@ class WorkerContext:
     parts: factories the backend needs besides its own (a trainer's "objective", "advantage"),
         already made.
     directory: the run's, for what a person may want to look into after a failure.
+    columns: names of the per-action columns that the role gives (``RoleProvider.columns``).
+    given: of a trainer, names of the per-action columns that other roles give: each record that is
+        prepared has them.
     sampler: of a reward, the generator role that its ``role:`` names; None where it names none.
     progress: call it during long work; it extends the caller's deadline.
     """
@@ -37,5 +40,7 @@ class WorkerContext:
     parts: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     directory: str = "."
+    columns: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
     sampler: Sampler | None = None
     progress: Callable[[], None] = lambda: None

@@ -45,8 +45,8 @@ def gcore_controllers() -> Iterable[p.ControllerProvider]:  # type: ignore[empty
 
 @hookspec
 def gcore_roles() -> Iterable[p.RoleProvider]:  # type: ignore[empty-body]
-    """Participants beyond policy, rollout and judge: the kind of backend they run and whose weights
-    they follow.
+    """Participants beyond policy, rollout and judge: the kind of backend they run, whose weights
+    they follow and which per-action columns they give. No factory.
     """
 
 
@@ -66,6 +66,13 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:  # type: ignore[empty-b
 def gcore_trainers() -> Iterable[p.TrainerProvider]:  # type: ignore[empty-body]
     """Backends that train. Factory: ``(config, context: WorkerContext) -> Trainer``, called in each
     rank.
+    """
+
+
+@hookspec
+def gcore_annotators() -> Iterable[p.AnnotatorProvider]:  # type: ignore[empty-body]
+    """Models that give per-action columns. Factory: ``(config, context: WorkerContext) ->
+    Annotator``, called in each worker.
     """
 
 

@@ -14,12 +14,21 @@ from gcore_core.contract.errors import ContractError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_COLUMN = re.compile(r"[a-z][a-z0-9_]*")
+
+#: What a role may be: the kind of provider that its ``use:`` names.
+ROLE_KINDS = ("trainer", "generator", "annotator")
+#: The columns that generators write; no role may give one of these names.
+RECORD_COLUMNS = frozenset(
+    {"prompt_ids", "action_ids", "logp", "action_mask", "temperature", "text"}
+)
 
 #: Abilities the core knows; a private one is written ``<plugin>:<word>``. A claim is a promise that
 #: the kit tests.
 CAPABILITIES = frozenset(
     {
         "abort",  # unfinished samples can be ended with partial results
+        "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
         "determinism",
@@ -83,10 +92,37 @@ class ControllerProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class RoleProvider(Provider):
-    """A participant of the job: which kind of backend it runs and whose weights it follows."""
+    """A participant of the job, by the name under ``roles:``. It is never called: no factory.
 
-    kind: str  # "trainer", "generator" or "reward"
+    kind: of the provider that ``use:`` names below the role, one of ``ROLE_KINDS``.
+    follows: the role whose weights it follows.
+    columns: names of the per-action columns that it gives for every record that is trained on, such
+        as ``("ref_logp",)``; an objective may require them. An annotator gives at least one.
+    """
+
+    factory: str = ""
+    kind: str
     follows: str | None = None
+    columns: tuple[str, ...] = ()
+
+    def problems(self, plugin: str) -> list[str]:
+        found = [text for text in super().problems(plugin) if not text.startswith("factory ")]
+        if self.kind not in ROLE_KINDS:
+            found.append(f"kind {self.kind!r} is none of {', '.join(ROLE_KINDS)}")
+        if self.factory:
+            found.append(f"factory {self.factory!r}: a role is never called, its backend is")
+        if self.kind == "annotator" and not self.columns:
+            found.append("an annotator gives columns; name them")
+        if self.kind == "annotator" and self.follows:
+            found.append("follows: no weights are pushed to an annotator")
+        if self.kind == "generator" and self.columns:
+            found.append("columns: a generator gives none beside its records'")
+        for name in self.columns:
+            if not _COLUMN.fullmatch(name) or name in RECORD_COLUMNS:
+                found.append(
+                    f"column {name!r} is not lower case words joined by '_', or generators write it"
+                )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +147,11 @@ class TrainerProvider(Provider):
     Its config may have a method ``replica_slots() -> int``: the slots that one replica takes
     together (tensor x pipeline x context parallel). All workers of a replica get the same records.
     """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotatorProvider(Provider):
+    """A model that gives per-action columns, such as a reference's or a teacher's log-probs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +272,7 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "placement": ("gcore_placement_policies", PlacementProvider),
     "generator": ("gcore_generators", GeneratorProvider),
     "trainer": ("gcore_trainers", TrainerProvider),
+    "annotator": ("gcore_annotators", AnnotatorProvider),
     "reward": ("gcore_rewards", RewardProvider),
     "advantage": ("gcore_advantages", AdvantageProvider),
     "objective": ("gcore_objectives", ObjectiveProvider),

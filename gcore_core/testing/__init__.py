@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gcore_core.testing.contracts.advantage import ActionAdvantageContract, AdvantageContract
     from gcore_core.testing.contracts.agreement import TrainerWithGeneratorContract
+    from gcore_core.testing.contracts.annotator import AnnotatorContract
     from gcore_core.testing.contracts.balancer import BalancerContract
     from gcore_core.testing.contracts.base import Contract, NotClaimed, claims
     from gcore_core.testing.contracts.dataset import DatasetContract
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ActionAdvantageContract": "advantage",
     "AdvantageContract": "advantage",
+    "AnnotatorContract": "annotator",
     "BalancerContract": "balancer",
     "Contract": "base",
     "DatasetContract": "dataset",
@@ -46,6 +48,7 @@ _HOMES = {
 __all__ = [
     "ActionAdvantageContract",
     "AdvantageContract",
+    "AnnotatorContract",
     "BalancerContract",
     "Contract",
     "DatasetContract",

@@ -29,6 +29,7 @@ from gcore_core.testing.contracts.plugin import is_met
 #: kind -> name of its contract; the other kinds of the core have none
 BY_KIND = {
     "advantage": "AdvantageContract",
+    "annotator": "AnnotatorContract",
     "balancer": "BalancerContract",
     "dataset": "DatasetContract",
     "filter": "FilterContract",

@@ -58,6 +58,11 @@ class FakeTrainerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FakeAnnotatorConfig:
+    seed: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class FakeDataConfig:
     rows: int = 64
 
@@ -312,6 +317,25 @@ class FakeTrainer:
         pass
 
 
+class FakeAnnotator:
+    """Log-probs of the letters under a table of its own, drawn by the seed; the same in every
+    column.
+    """
+
+    def __init__(self, config: FakeAnnotatorConfig, context: WorkerContext) -> None:
+        self.version = 0
+        self._columns = context.columns
+        self._logits = initial_logits(config.seed)
+
+    def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
+        table = log_softmax(self._logits)
+        given = [table[record.columns["action_ids"]] for record in records]
+        return [dict.fromkeys(self._columns, logp) for logp in given]
+
+    def close(self) -> None:
+        pass
+
+
 class FakeScorer:
     """The share of ``a`` among an answer's letters; an answer without any cannot be scored."""
 
@@ -414,6 +438,15 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         factory="gcore_core.testing.fake:FakeTrainer",
         config=FakeTrainerConfig,
         capabilities=frozenset({"save.background"}),
+    )
+
+
+@hookimpl
+def gcore_annotators() -> Iterable[p.AnnotatorProvider]:
+    yield p.AnnotatorProvider(
+        summary="log-probs under a fixed table of logits",
+        factory="gcore_core.testing.fake:FakeAnnotator",
+        config=FakeAnnotatorConfig,
     )
 
 

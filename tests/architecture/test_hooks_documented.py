@@ -19,6 +19,7 @@ PROVIDER_HOOKS = {
     "gcore_placement_policies": [],
     "gcore_generators": [],
     "gcore_trainers": [],
+    "gcore_annotators": [],
     "gcore_rewards": [],
     "gcore_advantages": [],
     "gcore_objectives": [],

@@ -38,6 +38,13 @@ ANSWERS = {
         return found
         """
     ],
+    "annotator": [
+        """
+        lengths = [record.columns["action_ids"].size for record in records]
+        zeros = [np.zeros(length, np.float32) for length in lengths]
+        return [dict.fromkeys(self._context.columns, column) for column in zeros]
+        """
+    ],
     "reward": ["return Score(value=self._config.scale * record.text.count('3'))"],
     "placement": [
         """

@@ -376,7 +376,7 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
     role = (
         "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
         "@hookimpl\ndef gcore_roles():\n"
-        "    yield p.RoleProvider(name={!r}, summary='', factory='a:b', kind='trainer')"
+        "    yield p.RoleProvider(name={!r}, summary='', kind='trainer')"
     )
     installed.add("ppo", role.format("critic"))
     file = job("plugins: {ppo: null}")

@@ -101,12 +101,29 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(
             "gcore_filters offers 'default' twice",
         ),
         (
+            ("@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(summary='', kind='thing')"),
+            "kind 'thing' is none of trainer, generator, annotator",
+        ),
+        (
             (
                 "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(summary='', "
-                "factory='a:b', "
-                "kind='thing')"
+                "kind='trainer', factory='a:b')"
             ),
-            "kind 'thing' is none of trainer, generator, reward",
+            "factory 'a:b': a role is never called, its backend is",
+        ),
+        (
+            (
+                "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(summary='', "
+                "kind='annotator')"
+            ),
+            "an annotator gives columns; name them",
+        ),
+        (
+            (
+                "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(summary='', "
+                "kind='annotator', columns=('logp',))"
+            ),
+            "column 'logp' is not lower case words joined by '_', or generators write it",
         ),
     ],
 )

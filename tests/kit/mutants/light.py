@@ -20,11 +20,13 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.process.launchers import InlineLauncher, Site
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing import (
     ActionAdvantageContract,
     AdvantageContract,
+    AnnotatorContract,
     BalancerContract,
     DatasetContract,
     FilterContract,
@@ -37,6 +39,8 @@ from gcore_core.testing.contracts.scorer import scored_record
 from gcore_core.testing.fake import (
     FakeAdvantage,
     FakeAdvantageConfig,
+    FakeAnnotator,
+    FakeAnnotatorConfig,
     FakeBalancer,
     FakeDataset,
     FakeScorer,
@@ -735,3 +739,96 @@ class MeetsInPublic(CleanLauncher):
             async with super().site(names, supervisor, logs) as site:
                 site.meeting.chmod(0o755)
                 yield site
+
+
+# -- annotators ------------------------------------------------------------------------------------
+
+
+class CleanAnnotator(AnnotatorContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[FakeAnnotator]] = FakeAnnotator
+
+    @pytest.fixture
+    def annotator(self, annotator_context: WorkerContext) -> FakeAnnotator:
+        return self.Backend(FakeAnnotatorConfig(), annotator_context)
+
+
+class GivesAnotherColumn(CleanAnnotator):
+    caught_by = ("test_each_record_has_exactly_the_columns_of_the_role",)
+
+    class Backend(FakeAnnotator):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            return [
+                {f"{name}s": column for name, column in columns.items()}
+                for columns in super().annotate(records)
+            ]
+
+
+class GivesFloat64(CleanAnnotator):
+    caught_by = ("test_each_action_has_one_float32",)
+
+    class Backend(FakeAnnotator):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            return [
+                {name: column.astype(np.float64) for name, column in columns.items()}
+                for columns in super().annotate(records)
+            ]
+
+
+class LeavesMaskedActionsUndefined(CleanAnnotator):
+    caught_by = ("test_every_value_is_finite",)
+
+    class Backend(FakeAnnotator):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            masks = [record.columns["action_mask"] != 0 for record in records]
+            return [
+                {name: np.where(mask, column, np.float32(-np.inf)) for name, column in own.items()}
+                for mask, own in zip(masks, super().annotate(records), strict=True)
+            ]
+
+
+class CentresOverTheBatch(CleanAnnotator):
+    caught_by = ("test_the_batch_and_its_order_do_not_matter",)
+
+    class Backend(FakeAnnotator):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            given = super().annotate(records)
+            values = [column for columns in given for column in columns.values()]
+            mean = np.concatenate(values).mean() if values else np.float32(0)
+            return [{name: own - mean for name, own in columns.items()} for columns in given]
+
+
+class CountsRecordsOnce(CleanAnnotator):
+    caught_by = ("test_a_record_may_come_twice", "test_the_batch_and_its_order_do_not_matter")
+
+    class Backend(FakeAnnotator):
+        def __init__(self, config: FakeAnnotatorConfig, context: WorkerContext) -> None:
+            super().__init__(config, context)
+            self._seen = set[tuple[int, int]]()
+
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            """A record that it has seen before gets zeros."""
+            given = list(super().annotate(records))
+            for at, record in enumerate(records):
+                if (record.ordinal, record.sample) in self._seen:
+                    given[at] = {name: np.zeros_like(own) for name, own in given[at].items()}
+                self._seen.add((record.ordinal, record.sample))
+            return given
+
+
+class FailsWithoutRecords(CleanAnnotator):
+    caught_by = ("test_no_records_give_no_columns",)
+
+    class Backend(FakeAnnotator):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            np.concatenate([record.columns["action_ids"] for record in records])
+            return super().annotate(records)
+
+
+class CountsItsCalls(CleanAnnotator):
+    caught_by = ("test_the_version_stays",)
+
+    class Backend(FakeAnnotator):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            self.version += 1
+            return super().annotate(records)

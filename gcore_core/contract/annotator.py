@@ -1,0 +1,34 @@
+"""What the core calls on a model that gives per-action columns, such as a reference's log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from gcore_core.contract.trainer import TrainRecord
+
+
+@runtime_checkable
+class Annotates(Protocol):
+    """Gives per-action columns. Capability "annotate" of a trainer, such as a critic."""
+
+    def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
+        """For each record, in order, the columns named by ``WorkerContext.columns`` and no others.
+
+        Each is float32[A], A the record's actions, and finite, also where ``action_mask`` is 0. A
+        record gets the same whatever else is in the call, and however often it is asked for.
+        """
+
+
+@runtime_checkable
+class Annotator(Annotates, Protocol):
+    """A model that gives per-action columns and is not trained.
+
+    version: of the weights that it holds. All workers of a role must hold the same.
+    """
+
+    version: int
+
+    def close(self) -> None: ...

@@ -1,0 +1,102 @@
+"""What an annotator promises: finite columns for every action, from the record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from gcore_core.contract.annotator import Annotator
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.trainer import TrainRecord
+from gcore_core.testing.contracts.base import Contract, closing
+from gcore_core.testing.contracts.trainer import make_records
+
+Annotated = Sequence[Mapping[str, np.ndarray]]
+
+
+class AnnotatorContract(Contract):
+    """Override ``provider``, or the fixture ``annotator``.
+
+    ``columns``: the names that the role gives. ``vocabulary``: actions are drawn from
+    3..vocabulary-1. ``tolerance``: of a column when the record is asked for among others, absolute;
+    a model's rounding may depend on the batch.
+    """
+
+    kind: ClassVar[str] = "annotator"
+    tolerance: ClassVar[float] = 1e-5
+    vocabulary: ClassVar[int] = 9
+    columns: ClassVar[tuple[str, ...]] = ("ref_logp",)
+
+    @pytest.fixture
+    def annotator_context(self, context: WorkerContext) -> WorkerContext:
+        return replace(context, columns=self.columns)
+
+    @pytest.fixture
+    def annotator(self, annotator_context: WorkerContext) -> Iterator[Any]:
+        yield from closing(self.build(annotator_context))
+
+    @pytest.fixture
+    def records(self) -> list[TrainRecord]:
+        """Records of different lengths, as a worker would see them: their arrays are read-only."""
+        return make_records(self.vocabulary)
+
+    def test_it_is_an_annotator(self, annotator: Any) -> None:
+        assert isinstance(annotator, Annotator), (
+            "it lacks a member of gcore_core.contract.annotator.Annotator"
+        )
+        assert isinstance(annotator.version, int)
+
+    def test_each_record_has_exactly_the_columns_of_the_role(
+        self, annotator: Any, records: list[TrainRecord]
+    ) -> None:
+        given = annotator.annotate(records)
+        assert [set(columns) for columns in given] == [set(self.columns)] * len(records)
+
+    def test_each_action_has_one_float32(self, annotator: Any, records: list[TrainRecord]) -> None:
+        given = annotator.annotate(records)
+        for record, columns in zip(records, given, strict=True):
+            shape = record.columns["action_ids"].shape
+            for name, column in columns.items():
+                assert (column.dtype, column.shape) == (np.dtype(np.float32), shape), name
+
+    def test_every_value_is_finite(self, annotator: Any, records: list[TrainRecord]) -> None:
+        """Also at actions that are masked: trainers compute with whole columns."""
+        for columns in annotator.annotate(records):
+            for name, column in columns.items():
+                assert np.isfinite(column).all(), name
+
+    def test_the_batch_and_its_order_do_not_matter(
+        self, annotator: Any, records: list[TrainRecord]
+    ) -> None:
+        alone = [annotator.annotate([record])[0] for record in records]
+        self._assert_same(annotator.annotate(records), alone)
+        self._assert_same(annotator.annotate(records[::-1]), alone[::-1])
+        self._assert_same(annotator.annotate(records[1::3]), alone[1::3])
+
+    def test_a_record_may_come_twice(self, annotator: Any, records: list[TrainRecord]) -> None:
+        """In one call, and again in a later one, as after a lost message."""
+        once = annotator.annotate(records[:2])
+        self._assert_same(annotator.annotate([*records[:2], *records[:2]]), [*once, *once])
+        self._assert_same(annotator.annotate(records[:2]), once)
+
+    def test_no_records_give_no_columns(self, annotator: Any) -> None:
+        assert list(annotator.annotate([])) == []
+
+    def test_the_version_stays(self, annotator: Any, records: list[TrainRecord]) -> None:
+        """Nothing is pushed to it, so what it holds does not change."""
+        before = annotator.version
+        annotator.annotate(records)
+        assert annotator.version == before
+
+    def _assert_same(self, given: Annotated, expected: Annotated) -> None:
+        assert len(given) == len(expected)
+        for i, (columns, others) in enumerate(zip(given, expected, strict=True)):
+            assert set(columns) == set(others)
+            for name, column in columns.items():
+                np.testing.assert_allclose(
+                    column, others[name], rtol=0, atol=self.tolerance, err_msg=f"record {i}, {name}"
+                )
