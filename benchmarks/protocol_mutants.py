@@ -18,9 +18,11 @@ from gcore_core.controllers.training import Training
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.questions import Asking
+from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.trainer import TrainerShell
+from gcore_core.runtime.shells.weights_follower import WeightsFollower
 
 #: name -> (class, function, what stands there, what the bug puts there)
 MUTANTS: dict[str, tuple[type, str, str, str]] = {
@@ -127,38 +129,38 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     ),
     "a relay answers another": (Relay, "relay", "of_rank[request.shard]", "of_rank[0]"),
     "running samples are submitted again": (
-        GeneratorShell,
-        "_submit",
+        DrawnRecords,
+        "begin",
         "key not in self._running and ",
         "",
     ),
     "finished samples are not told again": (
-        GeneratorShell,
-        "generate",
+        DrawnRecords,
+        "listen",
         "if known := [",
         "if known := False and [",
     ),
     "a restarted generator draws with old weights": (
-        GeneratorShell,
-        "generate",
-        "self._backend.version < request.step",
+        WeightsFollower,
+        "is_behind",
+        "self._backend.version < version",
         "False",
     ),
     "records are released too early": (
-        GeneratorShell,
-        "_release",
-        "max(self._over, before)",
-        "max(self._over, before + 1)",
+        DrawnRecords,
+        "release",
+        "max(self.over, before)",
+        "max(self.over, before + 1)",
     ),
     "a pull runs twice": (
-        GeneratorShell,
+        WeightsFollower,
         "pull",
         "self._pulls.join(",
         "(lambda *_: act([request]))(",
     ),
     "late parts are not drawn": (
-        GeneratorShell,
-        "_gather",
+        Rounds,
+        "join",
         "leases = request.leases",
         "leases = []",
     ),

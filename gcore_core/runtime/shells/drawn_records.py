@@ -1,0 +1,159 @@
+"""The records of one generator: samples that run, records that are finished, requests that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.generator import Finished
+from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease
+from gcore_core.runtime.messages import short_reason
+from gcore_core.runtime.rpc.service import Call, encode
+from gcore_core.runtime.shells.rounds import Rounds
+from gcore_core.runtime.store.client import StoreWriter
+
+#: (ordinal, sample). An evaluation uses ordinals below zero, so no two purposes share a key.
+Key = tuple[int, int]
+
+
+@dataclass
+class Listener:
+    """One open ``generate`` request.
+
+    waiting: keys of the records that it has not been given yet.
+    inbox: lists of finished headers; an empty list says that the engine failed.
+    """
+
+    waiting: set[Key]
+    call: Call
+    inbox: asyncio.Queue[list[Header]] = field(default_factory=asyncio.Queue)
+
+    def take(self, headers: Sequence[Header]) -> list[Header]:
+        """Those of the headers that it waits for; they are waited for no longer."""
+        wanted = [header for header in headers if header.key in self.waiting]
+        self.waiting.difference_update(header.key for header in wanted)
+        return wanted
+
+
+class DrawnRecords:
+    """Knows what runs and what is finished, stores columns, tells those who wait.
+
+    A record that is asked for again is told again, not drawn again, until its step is over.
+    """
+
+    def __init__(self, store: StoreWriter, rounds: Rounds, shards: int) -> None:
+        self._store, self._rounds, self._shards = store, rounds, shards
+        self._running: dict[Key, int] = {}  # -> the step for which it is drawn
+        self._finished: dict[Key, tuple[int, Header]] = {}  # -> (step, header)
+        self._listeners: list[Listener] = []
+        self.over = 0  # records of earlier steps are gone
+
+    def __len__(self) -> int:
+        """Samples that run."""
+        return len(self._running)
+
+    @contextlib.contextmanager
+    def listen(self, keys: Sequence[Key], call: Call) -> Iterator[Listener]:
+        """Within, the listener is told of these records, at once of those that are finished."""
+        listener = Listener(set(keys), call)
+        self._listeners.append(listener)
+        try:
+            if known := [self._finished[key][1] for key in keys if key in self._finished]:
+                listener.inbox.put_nowait(known)
+            yield listener
+        finally:
+            self._listeners.remove(listener)
+
+    def begin(self, lease: Lease, step: int) -> list[int]:
+        """The samples of a lease that neither run nor are finished; from here on they run."""
+        keys = [(lease.ordinal, sample) for sample in lease.samples]
+        fresh = [key for key in keys if key not in self._running and key not in self._finished]
+        for key in fresh:
+            self._running[key] = step
+        return [sample for _, sample in fresh]
+
+    async def take(self, finished: list[Finished]) -> None:
+        """Stores the records among these that run here, and tells those who wait for them."""
+        known = [record for record in finished if _key(record) in self._running]
+        headers = {_key(record): _header(record) for record in known}
+        if whole := [record for record in known if record.status != FAILED]:
+            step = max(self._running[_key(record)] for record in whole)
+            await self._keep(step, whole, headers)
+        for key, header in headers.items():
+            _check_size(header)
+            self._finished[key] = self._running.pop(key), header
+        for listener in self._listeners:
+            if mine := [header for header in headers.values() if header.key in listener.waiting]:
+                listener.inbox.put_nowait(mine)
+
+    def progress(self) -> None:
+        """Extends the deadline of every open request."""
+        for listener in self._listeners:
+            listener.call.progress()
+
+    def fail(self) -> None:
+        """The engine failed: every open request is to look why."""
+        for listener in self._listeners:
+            listener.inbox.put_nowait([])
+
+    def release(self, before: int) -> None:
+        """Forgets the records of steps before ``before``.
+
+        Every replica hears of it by the push, also those that some shards never speak to.
+        """
+        self.over = max(self.over, before)
+        self._store.release(dict.fromkeys(range(self._shards), (0, self.over)))
+        self._finished = {
+            key: record for key, record in self._finished.items() if record[0] >= self.over
+        }
+        self._rounds.forget(self.over)
+
+    async def _keep(self, step: int, records: list[Finished], headers: dict[Key, Header]) -> None:
+        """Stores columns and media for all shards that have asked for records of the step.
+
+        Together, so that they share slabs. Fills in where they are.
+        """
+        shards = self._rounds.shards_of(step)
+        if step < self.over:
+            return  # nobody waits for them any more
+        ref = await self._store.put(step, shards, [record.columns for record in records])
+        arrays = [array for record in records for array in record.media.values()]
+        blobs = iter(await self._store.put_blobs(step, shards, arrays))
+        for slot, record in enumerate(records):
+            header = headers[_key(record)]
+            header.columns, header.slot = ref, slot
+            header.media = {name: next(blobs) for name in record.media}
+
+
+def _key(record: Finished) -> Key:
+    return record.request.ordinal, record.request.sample
+
+
+def _check_size(header: Header) -> None:
+    nbytes = len(encode(header))
+    if nbytes > HEADER_LIMIT_BYTES:
+        raise ContractError(
+            f"the header of a record has {nbytes} bytes, the limit is {HEADER_LIMIT_BYTES}",
+            where=f"ordinal {header.ordinal}, sample {header.sample}",
+            why=f"it names {len(header.media)} media: {', '.join(header.media)}"[:200],
+            todo="give fewer media with shorter names, or put them into one array",
+        )
+
+
+def _header(record: Finished) -> Header:
+    request, columns = record.request, record.columns
+    return Header(
+        ordinal=request.ordinal,
+        sample=request.sample,
+        row=request.prompt.row,
+        seed=request.seed,
+        attempt=request.attempt,
+        versions=record.versions,
+        n_prompt=columns["prompt_ids"].size if "prompt_ids" in columns else 0,
+        n_actions=columns["action_mask"].size if "action_mask" in columns else 0,
+        status=record.status,
+        reason=short_reason(record.reason),
+    )

@@ -1,0 +1,78 @@
+"""Drives one generator's backend: one call at a time, steps for as long as anything is owed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from gcore_core.contract.generator import Finished, Generator, SampleRequest
+from gcore_core.runtime.process.compute import Compute
+
+
+class Owner(Protocol):
+    """Whom the driver works for."""
+
+    def owed(self) -> int:
+        """Samples that run for somebody."""
+
+    def progress(self) -> None:
+        """A step of the engine has ended."""
+
+    async def take(self, finished: list[Finished]) -> None:
+        """These have ended."""
+
+    def fail(self) -> None:
+        """The engine raised: ``check`` raises it again."""
+
+
+class EngineDriver:
+    """Holds the backend's lock, and steps it while its owner is owed samples.
+
+    lock: whoever loads weights or puts the engine to sleep holds it, so that no step runs then.
+    batch_s: seconds for which steps are joined, so that records that end close together travel in
+        one message.
+    """
+
+    def __init__(self, backend: Generator, compute: Compute, batch_s: float, owner: Owner) -> None:
+        self._backend, self._compute, self._owner = backend, compute, owner
+        self._batch_s = batch_s
+        self._driving: asyncio.Task[None] | None = None
+        self.lock = asyncio.Lock()
+
+    async def submit(self, wanted: list[SampleRequest]) -> None:
+        """Queues samples; begins to step when nothing ran."""
+        if not wanted:
+            return
+        async with self.lock:
+            await self._compute(self._backend.submit, wanted)
+        if self._driving is None or self._driving.done():
+            self._driving = asyncio.ensure_future(self._drive())
+
+    async def check(self) -> None:
+        """Raises what the engine raised. While it runs well, waits until nothing is owed."""
+        if self._driving is not None:
+            await self._driving
+
+    async def idle(self) -> None:
+        """Waits until nothing is owed, however the engine ends."""
+        if self._driving is not None:
+            await asyncio.wait([self._driving])
+
+    async def _drive(self) -> None:
+        try:
+            while self._owner.owed():
+                async with self.lock:
+                    finished = await self._compute(self._step_for_a_while)
+                self._owner.progress()
+                await self._owner.take(finished)
+        except Exception:  # isolation point: every open request raises it
+            self._owner.fail()
+            raise
+
+    def _step_for_a_while(self) -> list[Finished]:
+        until_s = time.perf_counter() + self._batch_s
+        finished = self._backend.step()
+        while time.perf_counter() < until_s and len(finished) < self._owner.owed():
+            finished += self._backend.step()
+        return finished

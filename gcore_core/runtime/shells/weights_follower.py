@@ -1,0 +1,94 @@
+"""Keeps one generator's weights those of the policy; a new one asks for a push of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+
+from gcore_core.contract.errors import ContractError, WeightMismatch
+from gcore_core.contract.generator import Generator, ReceivesWeights
+from gcore_core.runtime.messages import OPEN_PUSH, OpenPush, PullWeights, PushConfirmed
+from gcore_core.runtime.process.compute import Compute
+from gcore_core.runtime.push import PUSH_DEADLINE_S, pull_weights
+from gcore_core.runtime.rpc.gathering import Gathering
+from gcore_core.runtime.rpc.retry import TRIES, backoff_s, insist
+from gcore_core.runtime.rpc.service import Network
+
+RESTORE_BUCKET_BYTES = 256 << 20
+
+
+class WeightsFollower:
+    """Pulls weights into a backend, each push once.
+
+    lock: held while weights are loaded; no step of the engine runs meanwhile.
+    trainers: peer names of the policy's workers, the first of which sends; empty for a judge, whose
+        weights never change.
+    process: a number that no other process of the run has, for pushes of its own; 0: drawn here.
+        Process ids would not do: they repeat.
+    """
+
+    def __init__(
+        self,
+        backend: Generator,
+        compute: Compute,
+        network: Network,
+        lock: asyncio.Lock,
+        trainers: Sequence[str],
+        process: int = 0,
+    ) -> None:
+        self._backend, self._compute, self._network = backend, compute, network
+        self._lock, self._trainers = lock, list(trainers)
+        self._process = process or int.from_bytes(os.urandom(5), "big")
+        self._pulls = Gathering(1)
+        self._mapped: dict[str, np.ndarray] = {}  # path -> shared memory, kept between pushes
+        self.restoring = asyncio.Lock()
+
+    def is_behind(self, version: int) -> bool:
+        """Whether the backend holds older weights than these, and somebody can push newer ones."""
+        return bool(self._trainers) and self._backend.version < version
+
+    async def pull(self, request: PullWeights, progress: Callable[[], None]) -> PushConfirmed:
+        """Takes a push from the trainer.
+
+        Once, and to its end: a pull that was begun anew would find the first buckets overwritten.
+        """
+
+        async def act(_: list[PullWeights]) -> PushConfirmed:
+            async with self._lock:
+                receiver = cast(ReceivesWeights, self._backend)
+                source = self._network.peer(request.source)
+                return await pull_weights(
+                    receiver, source, request, self._compute, progress, self._mapped
+                )
+
+        key = request.version, request.attempt
+        confirmed: PushConfirmed = await self._pulls.join(key, 0, request, act)
+        return confirmed
+
+    async def restore(self, version: int, progress: Callable[[], None]) -> None:
+        """Has a push of its own: this process was started after the push of these weights.
+
+        The trainer is idle in a rollout. Where another generator's push takes the place of this
+        one's, it is begun anew.
+        """
+        async with self.restoring:
+            for attempt in range(TRIES):
+                if self._backend.version >= version:
+                    return
+                opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, self._process * TRIES + attempt)
+                ranks = map(self._network.peer, self._trainers)
+                await asyncio.gather(
+                    *(insist(rank, OPEN_PUSH, opened, PUSH_DEADLINE_S) for rank in ranks)
+                )
+                try:
+                    await self.pull(
+                        PullWeights(version, 0, self._trainers[0], opened.attempt), progress
+                    )
+                except (ContractError, WeightMismatch):
+                    if attempt == TRIES - 1:
+                        raise
+                    await asyncio.sleep(backoff_s(attempt))
