@@ -187,7 +187,9 @@ class PushSource:
         """
         self._held = self._held or next(self._tensors, None)
         wanted = max(self._full, self._held[0].nbytes if self._held else 0)
-        bounds = [0, *itertools.chain(*sorted(self._unread)), self._size]
+        # An empty bucket takes no room: it must not part the gap that a large tensor waits for.
+        taken = sorted(place for place in self._unread if place[0] < place[1])
+        bounds = [0, *itertools.chain(*taken), self._size]
         gaps = zip(bounds[::2], bounds[1::2], strict=True)
         start, end = max(
             gaps, key=lambda gap: min(gap[1] - gap[0], wanted)

@@ -5,6 +5,7 @@ push again.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -275,6 +276,46 @@ async def test_every_byte_arrives_whatever_the_size_of_a_bucket(
     confirmed = await site.pull(receiver, 1)
     assert (confirmed.version, confirmed.nbytes, confirmed.verified) == (1, sum(SIZES), True)
     assert_holds(receiver, 1)
+
+
+async def pushed(
+    directory: Path, sizes: list[int], bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pushes tensors of these sizes; every byte must arrive, in no more buckets than a few for each
+    tensor.
+    """
+    monkeypatch.setitem(globals(), "NAMES", [f"layer.{i}" for i in range(len(sizes))])
+    monkeypatch.setitem(globals(), "SIZES", sizes)
+    site, receiver = Site(directory), Receiver()
+    asked = Counter[int]()
+
+    def counted(bucket: Bucket) -> Bucket:
+        asked[bucket.index] += 1
+        assert bucket.index < 4 * len(sizes), f"a push without end of {sizes} by {bucket_bytes}"
+        return bucket
+
+    site.tamper(BUCKET, counted)
+    await site.open(1, receivers=1, bucket_bytes=bucket_bytes)
+    await site.pull(receiver, 1)
+    assert_holds(receiver, 1)
+
+
+async def test_a_tensor_that_needs_most_of_the_memory_comes_after_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buckets before it lie at the beginning of the memory: it waits until they were read, and
+    what it waits with must not lie in its way.
+    """
+    await pushed(tmp_path, [20, 20, 70, 10], 100, monkeypatch)
+
+
+async def test_tensors_of_any_sizes_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(3)
+    for turn in range(150):
+        sizes = [draw.choice((0, 1, 7, 24, 60, 100)) for _ in range(draw.randint(1, 9))]
+        directory = tmp_path / str(turn)
+        directory.mkdir()
+        await pushed(directory, sizes, draw.choice((1, 40, 96, 100, 150, 400)), monkeypatch)
 
 
 async def test_several_receivers_get_the_same_from_one_export(site: Site) -> None:
