@@ -56,6 +56,7 @@ from typing import Any
 
 import handover
 import numpy as np
+import psutil
 import xxhash
 from report import Claim, add_options, publish
 
@@ -298,14 +299,8 @@ def inline_single(nbytes: int, reads: bool = False) -> tuple[float, float]:
 
 def verl(python: Path, nbytes: int, serialisation: str) -> dict[str, float] | None:
     """What verl_controller.py tells; None where a step would need more memory than there is."""
-    free = next(
-        line
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemAvailable")
-    )
-    if (
-        10 * nbytes + 4e9 > int(free.split()[1]) * 1024
-    ):  # measured: 6 x in the driver, the rest in workers and store
+    # measured: 6 x in the driver, the rest in workers and store
+    if 10 * nbytes + 4e9 > psutil.virtual_memory().available:
         return None
     own = {"VERL_DATAPROTO_SERIALIZATION_METHOD": serialisation} if serialisation else {}
     with tempfile.TemporaryFile() as errors:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 HOLDS = {">=": operator.ge, "<=": operator.le}
 
 
@@ -70,14 +72,11 @@ def machine() -> dict[str, object]:
     model = next(
         (line for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ": unknown"
     )
-    memory = next(
-        (line for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), ": 0 kB"
-    )
     return {
         "system": platform.system(),
         "processor": model.partition(": ")[2],
         "cores": os.cpu_count(),
-        "memory_gib": round(int(memory.split()[1]) / 2**20, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": round(os.getloadavg()[0], 2),
     }
 

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from gcore_placement.config import ReplayConfig
 from gcore_placement.fixed import Colocated
 from gcore_placement.replay import Replay
@@ -144,7 +145,7 @@ class Memory:
 
 
 def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(psutil.Process().memory_info().rss)
 
 
 @dataclass

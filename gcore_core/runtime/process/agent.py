@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from gcore_core.contract.errors import WorkerError
 from gcore_core.runtime.messages import (
@@ -41,7 +42,6 @@ from gcore_core.runtime.store.server import SlabService, StoreSpec
 log = logging.getLogger(__name__)
 GRACE_S = 2.0  # of workers that are asked to end
 _STACKS_S = 0.5  # for a process to write them
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,11 +171,17 @@ def process_usage(pid: int) -> tuple[float, float]:
 
     Raises OSError for a process that has ended.
     """
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    _, found, peak = Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(f"process {pid} has ended") from error
+    cpu_s = times.user + times.system + times.children_user + times.children_system
+    # psutil tells what is resident now, and not the peak. A process that has ended, but whose
+    # parent has not looked yet, has no such line.
+    _, found, peak_kib = Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")
     if not found:
         raise ProcessLookupError(f"process {pid} has ended")
-    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S, int(peak.split()[0]) / 1024
+    return cpu_s, int(peak_kib.split()[0]) / 1024
 
 
 def _tail(path: str, lines: int = 20) -> str:

@@ -1,0 +1,35 @@
+"""What a node agent tells of its processes: CPU seconds so far, and the peak of their memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from gcore_core.runtime.process.agent import process_usage
+
+
+def test_seconds_are_of_the_process_and_its_ended_children_and_memory_is_the_peak() -> None:
+    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
+    memory = bytearray(b"x" * (64 << 20))
+    del memory  # the peak stays
+    cpu_s, peak_mib = process_usage(os.getpid())
+    told = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    assert cpu_s == pytest.approx(sum(item.ru_utime + item.ru_stime for item in told), abs=0.5)
+    assert told[1].ru_utime > 0.01
+    assert peak_mib == pytest.approx(told[0].ru_maxrss / 1024, rel=0.05)
+
+
+def test_a_process_that_has_ended_is_told_as_such_whether_its_parent_has_looked_or_not() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read()  # ended, and not waited for
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(ProcessLookupError, match="has ended"):
+        process_usage(process.pid)
+    process.wait()
+    with pytest.raises(ProcessLookupError, match="has ended"):
+        process_usage(process.pid)
