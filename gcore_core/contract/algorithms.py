@@ -16,27 +16,48 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Objective(Protocol):
-    """The loss of one micro-batch. Actions of all its records lie flat, so padding cannot matter.
+    """The loss of one micro-batch, as sums that add up over micro-batches and ranks.
 
-    ``columns`` (A actions in all, R records; tensors on the trainer's device): record int64[A]
-        (0..R-1), mask bool[A], advantage float32[A] (a record's scalar repeated, or per action),
-        rollout_logp float32[A], and what ``requires`` names: old_logp, ref_logp, values, returns
-        (float32[A]). A column not required may be absent. ``old_logp`` is under the weights before
-        this step's first update.
-    ``current``: logp float32[A] with gradient; entropy float32[A] with gradient if "entropy" is
-        required; values float32[A] with gradient if "values" is required.
+    The actions of all its records lie flat, so padding cannot matter. A is the number of actions, R
+    of records; tensors are on the trainer's device.
 
-    Returns (loss_sum, weight_sum, metrics): the gradient of the update is sum(loss_sum) /
-    sum(weight_sum) over all micro-batches and ranks. Both are 0-d. weight_sum depends on masks and
-    lengths, never on log-probs: a trainer asks for it with other ones before it goes forward.
-    metrics: name -> (sum, weight), both 0-d and detached, added up the same way.
+    ``columns`` always has:
+        record int64[A]: the record of each action, 0..R-1
+        mask bool[A]: whether the action is trained on
+        advantage float32[A]: a record's scalar repeated, or one per action
+        rollout_logp float32[A]: log-prob under the weights that sampled the action
+    and what ``requires`` names; a column that is not required may be absent:
+        old_logp float32[A]: log-prob under the weights before this step's first update
+        ref_logp, values, returns float32[A]
+    ``current`` has, each with a gradient:
+        logp float32[A]: log-prob under the weights that are being trained
+        entropy, values float32[A]: only if required
+
+    requires: names of columns, and "entropy" or "values", without which ``loss`` cannot work.
     """
 
     requires: frozenset[str]
 
     def loss(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]: ...
+    ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """(loss_sum, weight_sum, metrics) of one micro-batch.
+
+        The gradient of an update is that of sum(loss_sum) / sum(weight_sum) over all its
+        micro-batches and all ranks.
+
+        loss_sum: 0-d, with a gradient.
+        weight_sum: 0-d, what ``weight`` gives.
+        metrics: name -> (sum, weight), both 0-d and detached, added up the same way.
+        """
+
+    def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """The weight_sum of ``loss``, 0-d, told before there are log-probs of the new weights.
+
+        A trainer asks for it first, so that it can divide each micro-batch's loss by the whole
+        update's weight. It may read record, mask, advantage and rollout_logp, and depends on masks
+        and lengths alone.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

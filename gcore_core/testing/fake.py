@@ -395,8 +395,11 @@ class FakeObjective:
         trained = columns["mask"]
         logp = current["logp"][trained]
         loss = -(columns["advantage"][trained] * logp)
-        weight = trained.sum().to(logp.dtype)
+        weight = self.weight(columns)
         return loss.sum(), weight, {"surprise": (-logp.detach().sum(), weight)}
+
+    def weight(self, columns: Mapping[str, Any]) -> Any:
+        return columns["mask"].sum().to(columns["rollout_logp"].dtype)
 
 
 class FakeBalancer:

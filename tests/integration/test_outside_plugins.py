@@ -136,9 +136,12 @@ class Reinforce:
         pass
 
     def loss(self, columns, current):
-        mask, weight = columns["mask"], columns["mask"].sum().to(current["logp"].dtype)
+        mask, weight = columns["mask"], self.weight(columns)
         total = -(columns["advantage"] * current["logp"])[mask].sum()
         return total, weight, {"outside": (weight.detach(), weight)}
+
+    def weight(self, columns):
+        return columns["mask"].sum().to(columns["rollout_logp"].dtype)
 
 
 @hookimpl

@@ -39,6 +39,9 @@ class Reinforce:
         mask = columns["mask"].float()
         return -(columns["advantage"] * current["logp"] * mask).sum(), mask.sum(), {}
 
+    def weight(self, columns: Any) -> Any:
+        return columns["mask"].float().sum()
+
 
 class Root(Reinforce):
     """A finite loss whose gradient is not."""

@@ -50,6 +50,9 @@ class Reinforce:
         mask = columns["mask"].float()
         return -(columns["advantage"] * current["logp"] * mask).sum(), mask.sum(), {}
 
+    def weight(self, columns: Any) -> Any:
+        return columns["mask"].float().sum()
+
 
 def make_generator(directory: Path, **settings: Any) -> DiffusionGenerator:
     context = WorkerContext(role="rollout", model={"path": str(directory)})

@@ -29,6 +29,9 @@ class Reinforce:
         loss = -(columns["advantage"] * current["logp"] * mask).sum()
         return loss, mask.sum(), {}
 
+    def weight(self, columns: Any) -> Any:
+        return columns["mask"].float().sum()
+
 
 class Clip:
     """PPO's clipped ratio, with a KL term to the reference when ``beta`` is set."""
@@ -49,6 +52,9 @@ class Clip:
             mask.sum(),
             {"clip_share": (clipped.sum().detach(), mask.sum())},
         )
+
+    def weight(self, columns: Any) -> Any:
+        return columns["mask"].float().sum()
 
 
 def make_context(directory: Path, objective: Any = None, **changes: Any) -> WorkerContext:

@@ -146,6 +146,22 @@ class ObjectiveContract(Contract):
         }
         assert float(call(objective, leaves(moved))[1]) == float(weight)
 
+    @pytest.mark.parametrize("size", [1, 3, 100])
+    def test_the_weight_alone_is_that_of_the_loss(
+        self, objective: Any, batch: Batch, size: int
+    ) -> None:
+        """In every micro-batch, of records without trained actions too; told before any log-probs
+        but the rollout's are there.
+        """
+        records = list(range(_count(batch)))
+        for start in range(0, len(records), size):
+            data = select(leaves(batch), _actions(batch, records[start : start + size]))
+            expected = objective.loss(*_arguments(objective, data))[1]
+            weight = objective.weight({name: data[name] for name in GIVEN})
+            assert weight.dim() == 0
+            assert not weight.requires_grad, "the weight carries a gradient"
+            assert float(weight) == float(expected), "weight() and loss() disagree"
+
     def test_asking_twice_gives_the_same(self, objective: Any, batch: Batch) -> None:
         """And leaves what it was given as it was."""
         copy = {name: column.clone() for name, column in batch.items()}
@@ -211,11 +227,16 @@ def call(objective: Any, data: Batch, part: Any = slice(None)) -> Any:
     """The loss of the actions ``part``, whose records are numbered anew; only what is required is
     given.
     """
+    return objective.loss(*_arguments(objective, select(data, part)))
+
+
+def select(data: Batch, part: Any) -> dict[str, Any]:
+    """The actions ``part``, whose records are numbered anew."""
     torch = pytest.importorskip("torch")
     index = part if isinstance(part, slice) else torch.tensor(part, dtype=torch.long)
     chosen = {name: column[index] for name, column in data.items()}
     chosen["record"] = torch.unique(chosen["record"], return_inverse=True)[1]
-    return objective.loss(*_arguments(objective, chosen))
+    return chosen
 
 
 def _arguments(objective: Any, data: Batch) -> tuple[dict[str, Any], dict[str, Any]]:

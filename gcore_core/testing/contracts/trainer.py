@@ -44,7 +44,10 @@ class PolicyGradient:
         self, columns: Mapping[str, Any], current: Mapping[str, Any]
     ) -> tuple[Any, Any, dict[str, Any]]:
         mask = columns["mask"].to(current["logp"].dtype)
-        return -(columns["advantage"] * current["logp"] * mask).sum(), mask.sum(), {}
+        return -(columns["advantage"] * current["logp"] * mask).sum(), self.weight(columns), {}
+
+    def weight(self, columns: Mapping[str, Any]) -> Any:
+        return columns["mask"].to(columns["rollout_logp"].dtype).sum()
 
 
 class TrainerContract(Contract):

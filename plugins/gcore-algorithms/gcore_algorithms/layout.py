@@ -36,6 +36,11 @@ class Records:
     def _zeros(self) -> Tensor:
         return self._like.new_zeros(int(self.index.max()) + 1 if self.index.numel() else 0)
 
+    @property
+    def actions(self) -> Tensor:
+        """0-d float: trained actions of all records."""
+        return self._like.new_full((), self.index.numel())
+
     @cached_property
     def lengths(self) -> Tensor:
         """Float[R]: trained actions of each record; 0 where it has none."""

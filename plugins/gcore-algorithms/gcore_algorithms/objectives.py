@@ -85,9 +85,13 @@ class PolicyObjective(ABC):
             loss = loss + config.kl.coefficient * kl(config.kl.estimator, logp, columns["ref_logp"])
         if config.entropy_coefficient:
             loss = loss - config.entropy_coefficient * current["entropy"]
-        loss_sum, weight_sum = self._normalised(loss, records)
         actions = logp.new_full((), logp.numel())
-        return loss_sum, weight_sum, {name: (value, actions) for name, value in metrics.items()}
+        counted = {name: (value, actions) for name, value in metrics.items()}
+        return self._total(loss, records), self._weight(records), counted
+
+    def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
+        trained = keep_trained(columns["mask"], columns, ("record", "rollout_logp"))
+        return self._weight(Records(trained["record"], like=trained["rollout_logp"]))
 
     def _trained(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
@@ -103,15 +107,20 @@ class PolicyObjective(ABC):
             columns["mask"], current, outputs
         )
 
-    def _normalised(self, loss: Tensor, records: Records) -> tuple[Tensor, Tensor]:
-        """(sum of the loss, sum of its weights); a record without trained actions has no weight."""
-        config = self._config
-        if config.normalise == "token":
-            return loss.sum(), loss.new_full((), loss.numel())
-        trained = records.lengths.count_nonzero().to(loss.dtype)
-        if config.normalise == "sequence":
-            return (loss / records.spread(records.lengths)).sum(), trained
-        return loss.sum(), trained * config.constant_length
+    def _total(self, loss: Tensor, records: Records) -> Tensor:
+        """0-d: the sum of the loss under the normalisation."""
+        if self._config.normalise == "sequence":
+            loss = loss / records.spread(records.lengths)
+        return loss.sum()
+
+    def _weight(self, records: Records) -> Tensor:
+        """0-d: what the total is divided by. A record without trained actions has no weight."""
+        if self._config.normalise == "token":
+            return records.actions
+        trained = records.lengths.count_nonzero().to(records.lengths.dtype)
+        if self._config.normalise == "sequence":
+            return trained
+        return trained * self._config.constant_length
 
 
 class PpoClip(PolicyObjective):

@@ -33,15 +33,16 @@ class Nft:
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
         mask = columns["mask"].to(current["logp"].dtype)
-        weight = mask.sum()
-        if "error" not in columns:  # asked for the weight alone
-            return weight * 0, weight, {}
+        weight = self.weight(columns)
         beta = self._beta
         good = (columns["advantage"] / self._clip).clamp(-1, 1) / 2 + 0.5
         plus, minus = (self._error(columns, sign * beta) for sign in (1, -1))
         loss = (good * plus + (1 - good) * minus) / beta
         told = {"flow_error": ((columns["error"].detach() * mask).sum(), weight)}
         return (loss * mask).sum(), weight, told
+
+    def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
+        return columns["mask"].to(columns["rollout_logp"].dtype).sum()
 
     @staticmethod
     def _error(columns: Mapping[str, Tensor], share: float) -> Tensor:

@@ -199,6 +199,9 @@ class Regularised:
             metrics["path_kl"] = total.detach() * self.dimensions, columns["record"].max() + 1
         return loss, weight, metrics
 
+    def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
+        return self._objective.weight(columns)
+
 
 def _check_objective(
     objective: Objective, config: DiffusionTrainerConfig, context: WorkerContext

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.trainer import TrainRecord
@@ -206,6 +207,9 @@ class _Reinforce:
         mask = columns["mask"].float()
         return -(columns["advantage"] * current["logp"] * mask).sum(), mask.sum(), {}
 
+    def weight(self, columns: Any) -> Any:
+        return columns["mask"].float().sum()
+
 
 def _run(job: Job, rank: int) -> None:
     work, layout = Path(job.work), job.layout
@@ -224,7 +228,7 @@ def _run(job: Job, rank: int) -> None:
     )
     config = import_attribute(layout.config)(**{**_SETTINGS, **layout.settings})
     trainer = import_attribute(layout.trainer)(config, context)
-    slots = config.replica_slots() if hasattr(config, "replica_slots") else 1
+    slots = replica_slots(config)
     replica, replicas = rank // slots, layout.ranks // slots
 
     def step(number: int) -> float:

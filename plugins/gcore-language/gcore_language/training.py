@@ -353,11 +353,8 @@ class LanguageTrainer:
 
     @torch.no_grad()
     def _weight(self, batch: Batch) -> float:
-        """The weight_sum of one micro-batch; it depends on no parameter, so any log-probs do."""
-        rollout = batch.columns["rollout_logp"]
-        columns = {"old_logp": rollout} | batch.columns
-        current = {"logp": rollout, "entropy": torch.zeros_like(rollout)}
-        return float(self._objective.loss(columns, current)[1])
+        """The weight_sum of one micro-batch."""
+        return float(self._objective.weight(batch.columns))
 
     def _loss(self, pass_: _Pass, batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
         """One micro-batch's part of the normalised loss; observes it."""

@@ -92,6 +92,9 @@ class Reinforce:
     def loss(self, columns: Any, current: Any) -> Any:
         return -(columns["advantage"] * current["logp"]).sum(), columns["mask"].sum(), {}
 
+    def weight(self, columns: Any) -> Any:
+        return columns["mask"].sum()
+
 
 def record(sample: int, heads: list[int], minibatch: int) -> TrainRecord:
     columns = {"heads": np.array(heads, np.float32)}

@@ -21,4 +21,7 @@ class PolicyGradient:
     ) -> tuple[Any, Any, dict[str, Any]]:
         trained = columns["mask"]
         logp = current["logp"][trained]
-        return -(columns["advantage"][trained] * logp).sum(), trained.sum().to(logp.dtype), {}
+        return -(columns["advantage"][trained] * logp).sum(), self.weight(columns), {}
+
+    def weight(self, columns: Mapping[str, Any]) -> Any:
+        return columns["mask"].sum().to(columns["rollout_logp"].dtype)

@@ -225,8 +225,7 @@ def test_old_logp_is_of_the_weights_before_the_first_update(
 
     class Watch(tiny.Clip):
         def loss(self, columns: Any, current: Any) -> Any:
-            if current["logp"].requires_grad:  # else only the weight is asked for
-                seen.append((int(columns["record"].max()) + 1, columns["old_logp"].clone()))
+            seen.append((int(columns["record"].max()) + 1, columns["old_logp"].clone()))
             return super().loss(columns, current)
 
     trainer = open_trainer(objective=Watch(), learning_rate=0.05, packing="padded", budget_tokens=1)

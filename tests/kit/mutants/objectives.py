@@ -46,6 +46,9 @@ class MeanOfMeans(Clean):
             one = weight * 0 + 1
             return loss / weight.clamp(min=1), one, metrics
 
+        def weight(self, columns: Mapping[str, Any]) -> Any:
+            return super().weight(columns) * 0 + 1
+
 
 class MaskedActionsCount(Clean):
     caught_by = (
@@ -58,6 +61,9 @@ class MaskedActionsCount(Clean):
         def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
             return super().loss({**columns, "mask": columns["mask"] | True}, current)
 
+        def weight(self, columns: Mapping[str, Any]) -> Any:
+            return super().weight({**columns, "mask": columns["mask"] | True})
+
 
 class PaddingIsInTheNormaliser(Clean):
     caught_by = ("test_padding_does_not_matter", "test_it_equals_the_slow_reference")
@@ -68,6 +74,9 @@ class PaddingIsInTheNormaliser(Clean):
         def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
             loss, weight, metrics = super().loss(columns, current)
             return loss, weight * 0 + columns["mask"].numel(), metrics
+
+        def weight(self, columns: Mapping[str, Any]) -> Any:
+            return super().weight(columns) * 0 + columns["mask"].numel()
 
 
 class MaskedByMultiplication(Clean):
@@ -104,11 +113,11 @@ class AssumesThatRecordsLieTogether(Clean):
             runs, lengths = torch.unique_consecutive(columns["record"][trained], return_counts=True)
             weights = (1.0 / lengths).repeat_interleave(lengths)
             loss = -(columns["advantage"][trained] * current["logp"][trained] * weights).sum()
-            return (
-                loss,
-                columns["record"][trained].unique().numel() * torch.ones((), dtype=loss.dtype),
-                {},
-            )
+            return loss, self.weight(columns), {}
+
+        def weight(self, columns: Mapping[str, Any]) -> Any:
+            records = columns["record"][columns["mask"]].unique().numel()
+            return super().weight(columns) * 0 + records
 
 
 class ComparesWithTheRecordBefore(Clean):
@@ -136,6 +145,7 @@ class ComparesWithTheRecordBefore(Clean):
 class TheWeightFollowsTheParameters(Clean):
     caught_by = (
         "test_the_weight_does_not_depend_on_the_parameters",
+        "test_the_weight_alone_is_that_of_the_loss",
         "test_it_equals_the_slow_reference",
     )
 
@@ -147,6 +157,32 @@ class TheWeightFollowsTheParameters(Clean):
             trained = columns["mask"]
             ratio = (current["logp"].detach()[trained] - columns["rollout_logp"][trained]).exp()
             return loss, ratio.sum(), metrics
+
+
+class TheWeightAloneCountsPadding(Clean):
+    caught_by = ("test_the_weight_alone_is_that_of_the_loss",)
+
+    class Backend(FakeObjective):
+        """``loss`` divides by trained actions, ``weight`` counts all."""
+
+        def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
+            loss, _, _ = super().loss(columns, current)
+            return loss, super().weight(columns), {}
+
+        def weight(self, columns: Mapping[str, Any]) -> Any:
+            return super().weight(columns) * 0 + columns["mask"].numel()
+
+
+class TheWeightAloneWaitsForLogprobs(Clean):
+    caught_by = ("test_the_weight_alone_is_that_of_the_loss",)
+
+    class Backend(FakeObjective):
+        """Reads a column that is not there before the first pass."""
+
+        requires = frozenset({"old_logp"})
+
+        def weight(self, columns: Mapping[str, Any]) -> Any:
+            return super().weight(columns).to(columns["old_logp"].dtype)
 
 
 class MetricsKeepTheGraph(Clean):
