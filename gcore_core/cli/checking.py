@@ -120,12 +120,17 @@ def inspect_plugin(name: str) -> Found:
 
 
 def _look_at(item: Provided, found: Found) -> None:
+    from gcore_core.contract.abilities import near_misses
     from gcore_core.contract.factories import import_attribute
     from gcore_core.contract.providers import VenvProvider
 
     what = f"{item.kind} {item.reference}"
     if item.spec.config is not None and (problem := _config_problem(item.spec.config)):
         found.problems.append(f"{what}: its config class {item.spec.config.__qualname__} {problem}")
+    if item.spec.config is not None:
+        name = item.spec.config.__qualname__
+        misses = near_misses(item.kind, item.spec.config)
+        found.problems += [f"{what}: its config class {name}: {miss}" for miss in misses]
     if isinstance(item.spec, VenvProvider):
         try:
             item.spec.requirements_file(what)

@@ -20,9 +20,10 @@ import msgspec
 from gcore_core.cli.exporting import write_whole
 from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plan import load_plan
+from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError, GcoreError
-from gcore_core.contract.factories import FactorySpec, build, config_object, replica_slots
+from gcore_core.contract.factories import FactorySpec, build, config_object
 from gcore_core.contract.run_files import CONFIG
 from gcore_core.contract.trainer import Trainer
 from gcore_core.run.checkpoints import Checkpoints

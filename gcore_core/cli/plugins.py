@@ -19,7 +19,10 @@ from gcore_core.config import catalog
 if TYPE_CHECKING:
     from gcore_core.config.interpreters import Interpreter
 
-KINDS = "generator, trainer, reward, placement, balancer, advantage, objective, launcher, observer"
+KINDS = (
+    "generator, trainer, annotator, reward, placement, balancer, advantage, objective, launcher, "
+    "observer"
+)
 _EPILOG = f"""\
 actions:
   list         every plugin with its state; --python: of another interpreter

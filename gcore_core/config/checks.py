@@ -12,8 +12,8 @@ from typing import Any
 from gcore_core.config import schema, yaml_source
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
+from gcore_core.contract.abilities import replica_slots, required_by, shows_images
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
-from gcore_core.contract.factories import replica_slots
 from gcore_core.contract.job_settings import MISSING, JobSettings, Reward, Role
 
 #: What any trainer can supply to an objective or advantage that requires it.
@@ -250,8 +250,7 @@ def _images(
     """A dataset whose settings say by ``shows_images()`` that prompts have images needs a policy
     that takes them, and a reward that shows images a role that does.
     """
-    shows_images = getattr(settings, "shows_images", None)
-    if not callable(shows_images) or not shows_images():
+    if not shows_images(settings):
         return
     for role in (f"roles.{name}" for name in roles):
         if role in provided and "images" not in provided[role].spec.capabilities:
@@ -264,10 +263,7 @@ def _images(
 
 def _requirements(path: str, chosen: Any, settings: JobSettings) -> Iterator[str]:
     """The columns and scalars that the settings' ``requires()`` names must come from somewhere."""
-    requires = getattr(chosen, "requires", None)
-    if not callable(requires):
-        return
-    for name in sorted(requires()):
+    for name in sorted(required_by(chosen)):
         if name in FROM_CRITIC and "critic" not in settings.roles:
             yield f"{path}: requires {name!r}, which needs a role 'critic'; add roles.critic."
         elif name not in FROM_TRAINER | FROM_CRITIC:

@@ -52,37 +52,6 @@ def config_object(spec: FactorySpec) -> Any:
         raise ConfigError(str(error), why=f"config class: {spec.config_class}") from error
 
 
-def replica_slots(settings: Any) -> int:
-    """How many slots one replica takes together, by a config object of a trainer (see
-    ``TrainerProvider``).
-    """
-    told = getattr(settings, "replica_slots", None)
-    return int(told()) if callable(told) else 1
-
-
-def keeps_weights(settings: Any) -> bool:
-    """Whether a generator that sleeps keeps its weights in host memory, by its config object."""
-    told = getattr(settings, "keeps_weights", None)
-    return bool(told()) if callable(told) else True
-
-
-def logprob_band(*settings: Any) -> float:
-    """How far apart the log-probs of a pair may be: the widest band that a config object states,
-    see ``Provider``.
-    """
-    return max(
-        (one.logprob_band() for one in settings if hasattr(one, "logprob_band")), default=1e-3
-    )
-
-
-def takes_stale(settings: Any) -> bool:
-    """Whether an objective's loss is right for actions that older weights sampled, by its config
-    object.
-    """
-    told = getattr(settings, "takes_stale", None)
-    return bool(told()) if callable(told) else False
-
-
 def import_attribute(reference: str) -> Any:
     """What ``reference`` names; PluginBroken, with the cause chained, if its module fails to import
     or lacks it.

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gcore_core.contract.abilities import wrong_signatures
 from gcore_core.contract.errors import ContractError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
@@ -53,11 +54,8 @@ class Provider:
     name: lower case with dashes; ``default`` is what ``use: <plugin>`` means.
     factory: ``"module:attribute"``; called in a worker as ``factory(config, context)`` unless its
         protocol says more.
-    config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. It may
-        have a method ``requires() -> frozenset[str]`` naming record columns or preparation scalars
-        it cannot work without, and that of a generator or trainer ``logprob_band() -> float``: by
-        how many nats its log-probs of one action may be off; that of an objective ``takes_stale()
-        -> bool``: its loss is right for actions that older weights sampled.
+    config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. Its
+        methods may tell the core more, see ``gcore_core.contract.abilities``.
     needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
     """
 
@@ -77,6 +75,10 @@ class Provider:
             found.append(f"factory {self.factory!r} is not 'module:attribute'")
         if self.config is not None and not hasattr(self.config, "__dataclass_fields__"):
             found.append(f"config {self.config!r} is not a dataclass")
+        elif self.config is not None:
+            name = self.config.__qualname__
+            wrong = wrong_signatures(kind_of(self), self.config)
+            found += [f"config class {name}: {problem}" for problem in wrong]
         for word in sorted(self.capabilities - CAPABILITIES):
             if not word.startswith(f"{plugin}:"):
                 found.append(
@@ -87,7 +89,10 @@ class Provider:
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerProvider(Provider):
-    """How a step is orchestrated; the factory makes one shard of the control program."""
+    """How a step is orchestrated; the factory makes one shard of the control program.
+
+    Ability of its config: ``updates_per_step``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +139,7 @@ class PlacementProvider(Provider):
 class GeneratorProvider(Provider):
     """A backend that samples records from a policy or a judge.
 
-    The config of one that can sleep may have a method ``keeps_weights() -> bool``: asleep, it has
-    them in host memory, whose size is then checked before anything starts. Without the method it is
-    taken to keep them.
+    Abilities of its config: ``logprob_band``, ``replica_slots``, ``keeps_weights``.
     """
 
 
@@ -144,8 +147,7 @@ class GeneratorProvider(Provider):
 class TrainerProvider(Provider):
     """A backend that holds, updates and exports policy weights.
 
-    Its config may have a method ``replica_slots() -> int``: the slots that one replica takes
-    together (tensor x pipeline x context parallel). All workers of a replica get the same records.
+    Abilities of its config: ``logprob_band``, ``replica_slots``.
     """
 
 
@@ -156,10 +158,13 @@ class AnnotatorProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardProvider(Provider):
-    """Something that scores finished records. ``level`` "record": each by itself, the moment it is
-    finished; "group": all records of a prompt together. ``asks``: it has a generator role answer
-    questions, which ``role:`` must name; the role must take images where the config's method
-    ``shows_images() -> bool`` says so.
+    """Something that scores finished records.
+
+    level: "record": each by itself, the moment it is finished; "group": all records of a prompt
+        together.
+    asks: it has a generator role answer questions, which ``role:`` must name.
+
+    Ability of its config: ``shows_images``.
     """
 
     level: str = "record"
@@ -168,8 +173,12 @@ class RewardProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageProvider(Provider):
-    """Rewards to advantages, in numpy. ``level`` "record": in controllers; "action": on trainer
-    ranks.
+    """Rewards to advantages, in numpy.
+
+    level: "record": one number a record, in controllers. "action": one an action, on trainer ranks;
+        provisional: nothing in the core calls it yet.
+
+    Ability of its config: ``requires``.
     """
 
     level: str = "record"
@@ -177,7 +186,10 @@ class AdvantageProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveProvider(Provider):
-    """The loss, in torch, run inside a trainer rank."""
+    """The loss, in torch, run inside a trainer rank.
+
+    Abilities of its config: ``requires``, ``takes_stale``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +206,7 @@ class FilterProvider(Provider):
 class DatasetProvider(Provider):
     """Rows of prompts, opened where they are used.
 
-    Its config may have a method ``shows_images() -> bool``: prompts have images, so the policy must
-    take them.
+    Ability of its config: ``shows_images``.
     """
 
 
@@ -283,3 +294,8 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "command": ("gcore_commands", CommandProvider),
     "venv": ("gcore_venvs", VenvProvider),
 }
+
+
+def kind_of(provider: Provider) -> str:
+    """The kind of a description: "generator", "reward", ..."""
+    return next(kind for kind, (_, cls) in KINDS.items() if type(provider) is cls)

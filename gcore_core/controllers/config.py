@@ -49,7 +49,6 @@ class SyncConfig:
         if self.logprob_band is not None and not self.logprob_band > 0:
             raise ValueError(f"logprob_band must be positive, not {self.logprob_band}")
 
-    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one step; a trainer's schedule counts them."""
         return self.minibatches * self.epochs

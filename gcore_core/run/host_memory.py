@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config.plan import Plan
+from gcore_core.contract.abilities import keeps_weights
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.factories import config_object, keeps_weights
+from gcore_core.contract.factories import config_object
 from gcore_core.run.placed import Placed
 
 GIB = 2**30

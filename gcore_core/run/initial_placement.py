@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gcore_core.config.plan import Plan
+from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.factories import build, config_object, replica_slots
+from gcore_core.contract.factories import build, config_object
 from gcore_core.contract.placement import Need, Partition, PlacementPolicy, Window
 from gcore_core.run.devices import find_devices
 from gcore_core.run.placed import Placed

@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.factories import (
-    FactorySpec,
-    config_object,
-    logprob_band,
-    replica_slots,
-    takes_stale,
-)
+from gcore_core.contract.abilities import logprob_band, replica_slots, takes_stale, updates_per_step
+from gcore_core.contract.factories import FactorySpec, config_object
 from gcore_core.contract.providers import RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.run.checkpoint_service import TRAINER, Resumed
@@ -249,7 +244,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
     meeting.mkdir(mode=0o700, exist_ok=True)
     return PlainContext(
         devices=tuple(job.devices(role)[rank]) if node else (),
-        updates_per_step=config_object(job.plan.factory("controller")).updates_per_step,
+        updates_per_step=updates_per_step(config_object(job.plan.factory("controller"))),
         model=dict(job.models.get(role, {})),
         engine=dict(node.engine) if node else {},
         rendezvous=str(meeting) if node and len(job.workers(role)) > 1 else "",

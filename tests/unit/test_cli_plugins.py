@@ -183,6 +183,19 @@ def test_check_imports_the_plugin_in_a_process_of_its_own(
             "print('[]')\nimport torch",
             "importing gcore_bad imports torch, which every job then pays for",
         ),
+        (
+            "@dataclass\nclass C:\n    def take_stale(self) -> bool:\n        return True\n"
+            "@hookimpl\ndef gcore_objectives():\n    yield p.ObjectiveProvider(summary='', "
+            "factory='no.such:F', config=C)",
+            "objective bad: its config class C: the core never calls take_stale(); did you mean "
+            "takes_stale()?",
+        ),
+        (
+            "@dataclass\nclass C:\n    takes_stale: bool = True\n"
+            "@hookimpl\ndef gcore_objectives():\n    yield p.ObjectiveProvider(summary='', "
+            "factory='no.such:F', config=C)",
+            "config class C: 'takes_stale' is no method; write def takes_stale(self) -> bool",
+        ),
     ],
 )
 def test_check_says_what_is_wrong_and_exits_with_3(

@@ -13,14 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.factories import (
-    FactorySpec,
-    build,
-    config_object,
-    reference_to,
-    replica_slots,
-)
+from gcore_core.contract.factories import FactorySpec, build, config_object, reference_to
 from gcore_core.contract.providers import Provider
 from gcore_core.contract.trainer import Trainer
 from gcore_core.testing.contracts.trainer import PolicyGradient, make_records, train

@@ -1,0 +1,261 @@
+"""What the config class of a provider may tell the core, by a method of an agreed name.
+
+Each ability is a protocol with one method. A config class that has the method has the ability;
+nothing is registered and no base class is needed:
+
+    @dataclass(frozen=True, kw_only=True)
+    class MyObjectiveConfig:
+        clip: float = 0.2
+
+        def requires(self) -> frozenset[str]:
+            return frozenset({"old_logp"})
+
+        def takes_stale(self) -> bool:
+            return False
+
+The methods are called before anything starts, on the config object of the run, so they may depend
+on its settings. They are pure. A method whose name is nearly one of these would be silently
+ignored, so ``g-core plugins check`` reports it. A plugin in which the core could not call one of
+them, because it is a field or takes arguments, is refused.
+
+Beside the protocols stand the functions by which the core asks; they give what holds for a config
+without the ability.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Requires(Protocol):
+    """Of an objective or advantage: what it cannot work without."""
+
+    def requires(self) -> frozenset[str]:
+        """Names of columns ("old_logp", "ref_logp", "values", ...), of outputs ("entropy") and of
+        scalars of a record ("kl_k1", ...). A run in which nothing supplies one is refused.
+        """
+
+
+@runtime_checkable
+class StatesLogprobBand(Protocol):
+    """Of a generator or trainer: how exact its log-probs are."""
+
+    def logprob_band(self) -> float:
+        """Nats by which the log-prob of one action may be off, by dtype and engine; positive. The
+        wider one of generator and trainer holds for the pair; a run in which they differ by more
+        ends.
+        """
+
+
+@runtime_checkable
+class TakesStale(Protocol):
+    """Of an objective: whether records of older weights teach what they should."""
+
+    def takes_stale(self) -> bool:
+        """True when the loss is right for actions that older weights sampled, because it corrects
+        for them. Without the method: no; records that a step did not need are then drawn again.
+        """
+
+
+@runtime_checkable
+class SpansSlots(Protocol):
+    """Of a trainer or generator whose replica spreads over several slots."""
+
+    def replica_slots(self) -> int:
+        """Slots that one replica takes together (tensor x pipeline x context parallel); at least 1.
+        All workers of a trainer's replica get the same records. Without the method: 1.
+        """
+
+
+@runtime_checkable
+class KeepsWeights(Protocol):
+    """Of a generator with the capability "sleep"."""
+
+    def keeps_weights(self) -> bool:
+        """Whether it has its weights in host memory while it sleeps. Their size is then checked
+        before anything starts. Without the method: yes.
+        """
+
+
+@runtime_checkable
+class ShowsImages(Protocol):
+    """Of a dataset whose prompts may have images, or a reward that may show images to a role."""
+
+    def shows_images(self) -> bool:
+        """Whether they do under these settings. The roles that would see them must then claim the
+        capability "images". Without the method: no.
+        """
+
+
+@runtime_checkable
+class CountsUpdates(Protocol):
+    """Of a controller."""
+
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one step, at least 1; a trainer's learning-rate schedule counts
+        them. Without the method: 1.
+        """
+
+
+# -- how the core asks -----------------------------------------------------------------------------
+
+
+def required_by(config: Any) -> frozenset[str]:
+    """What an objective or advantage cannot work without; nothing without the ability."""
+    return config.requires() if isinstance(config, Requires) else frozenset()
+
+
+def logprob_band(*configs: Any) -> float:
+    """Nats by which the log-probs of a pair may differ: the widest band that a config states."""
+    stated = [config.logprob_band() for config in configs if isinstance(config, StatesLogprobBand)]
+    return max(stated, default=1e-3)
+
+
+def takes_stale(config: Any) -> bool:
+    """Whether an objective's loss is right for actions that older weights sampled."""
+    return isinstance(config, TakesStale) and config.takes_stale()
+
+
+def replica_slots(config: Any) -> int:
+    """How many slots one replica of a trainer or generator takes together."""
+    return config.replica_slots() if isinstance(config, SpansSlots) else 1
+
+
+def keeps_weights(config: Any) -> bool:
+    """Whether a generator that sleeps keeps its weights in host memory."""
+    return config.keeps_weights() if isinstance(config, KeepsWeights) else True
+
+
+def shows_images(config: Any) -> bool:
+    """Whether a dataset's prompts, or what a reward shows, have images."""
+    return isinstance(config, ShowsImages) and config.shows_images()
+
+
+def updates_per_step(config: Any) -> int:
+    """Optimizer updates of one step under a controller."""
+    return config.updates_per_step() if isinstance(config, CountsUpdates) else 1
+
+
+# -- what looks like an ability and is none --------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ability:
+    """One ability: the name of its method, what it returns, and the kinds of provider asked for it.
+
+    kinds: as in ``gcore_core.contract.providers.KINDS``.
+    """
+
+    method: str
+    returns: str
+    kinds: frozenset[str]
+
+    @property
+    def definition(self) -> str:
+        return f"def {self.method}(self) -> {self.returns}"
+
+
+def _ability(protocol: type, *kinds: str) -> Ability:
+    """Read off the protocol, so that neither can differ from the other."""
+    (name,) = (word for word in vars(protocol) if not word.startswith("_"))
+    returns = inspect.signature(getattr(protocol, name)).return_annotation
+    return Ability(method=name, returns=returns, kinds=frozenset(kinds))
+
+
+ABILITIES = (
+    _ability(Requires, "objective", "advantage"),
+    _ability(StatesLogprobBand, "generator", "trainer"),
+    _ability(TakesStale, "objective"),
+    _ability(SpansSlots, "trainer", "generator"),
+    _ability(KeepsWeights, "generator"),
+    _ability(ShowsImages, "dataset", "reward"),
+    _ability(CountsUpdates, "controller"),
+)
+_NEAR_EDITS = 2
+
+
+def wrong_signatures(kind: str, config: type) -> Iterator[str]:
+    """Abilities of a config class that the core cannot call, a sentence each.
+
+    kind: of the provider whose config class it is, as in ``gcore_core.contract.providers.KINDS``.
+    """
+    names = _public_names(config)
+    for ability in ABILITIES:
+        if kind not in ability.kinds or ability.method not in names:
+            continue
+        if wrong := _uncallable(inspect.getattr_static(config, ability.method, None)):
+            yield f"{ability.method!r} {wrong}; write {ability.definition}"
+
+
+def near_misses(kind: str, config: type) -> Iterator[str]:
+    """Methods of a config class that look like an ability and are none, a sentence each.
+
+    kind: as for ``wrong_signatures``.
+    """
+    abilities = {ability.method: ability for ability in ABILITIES}
+    close = [ability for ability in ABILITIES if kind in ability.kinds]
+    for name in sorted(_public_names(config)):
+        method = inspect.getattr_static(config, name, None)
+        if not inspect.isfunction(method):
+            continue
+        if name not in abilities:
+            for ability in close:
+                if _edits(name, ability.method) <= _NEAR_EDITS:
+                    yield f"the core never calls {name}(); did you mean {ability.method}()?"
+        elif abilities[name] not in close:
+            kinds = " or ".join(sorted(abilities[name].kinds))
+            yield f"the core calls {name}() only on the config of a {kinds}"
+        elif (returns := _return_type(method)) not in ("", _plain(abilities[name].returns)):
+            yield f"{name}() returns {returns}; write {abilities[name].definition}"
+
+
+def _public_names(config: type) -> set[str]:
+    names = {name for cls in config.__mro__ if cls is not object for name in vars(cls)}
+    fields = set(getattr(config, "__dataclass_fields__", ()))
+    return {name for name in names | fields if not name.startswith("_")}
+
+
+def _uncallable(value: Any) -> str:
+    """Why the core cannot call an attribute as a method without arguments; empty when it can."""
+    if isinstance(value, classmethod | staticmethod):
+        return ""
+    if not inspect.isfunction(value):
+        return "is no method"
+    if inspect.iscoroutinefunction(value):
+        return "is async, and the core does not wait for it"
+    _, *others = inspect.signature(value).parameters.values()
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        word.name
+        for word in others
+        if word.default is inspect.Parameter.empty and word.kind not in optional
+    ]
+    return f"takes {', '.join(needed)}, and the core calls it with nothing" if needed else ""
+
+
+def _return_type(method: Any) -> str:
+    """The annotated type without its parameters: "frozenset"; empty when there is none."""
+    returns = inspect.signature(method).return_annotation
+    if returns is inspect.Signature.empty:
+        return ""
+    return _plain(returns if isinstance(returns, str) else getattr(returns, "__name__", ""))
+
+
+def _plain(annotation: str) -> str:
+    return annotation.partition("[")[0]
+
+
+def _edits(one: str, other: str) -> int:
+    """Levenshtein distance: insertions, deletions and replacements that turn one into the other."""
+    costs = list(range(len(other) + 1))
+    for row, letter in enumerate(one, 1):
+        above = costs
+        costs = [row]
+        for column, wanted in enumerate(other, 1):
+            replaced = above[column - 1] + (letter != wanted)
+            costs.append(min(above[column] + 1, costs[-1] + 1, replaced))
+    return costs[-1]
