@@ -1,7 +1,7 @@
 """Every engine plugin's own tests with its real engine, each in the venv that `g-core venv
 create` makes.
 
-    python tests/engines/suites.py [--engines vllm ...] [--slow] [--fresh]
+    python tests/engines/suites.py [--engines vllm ...] [--slow] [--fresh] [--create]
 
 The venvs lie where G_CORE_VENVS says; one that is there with the same pins is taken as it is.
 """
@@ -24,13 +24,19 @@ BESIDE = ("gcore-torch", "gcore-algorithms")
 TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
 
 
-def run_suite(engine: str, *, slow: bool, fresh: bool) -> int:
-    """Makes the venv and runs the tests; returns pytest's exit code."""
+def create_venv(engine: str, *, fresh: bool) -> str:
+    """Makes the venv, with pytest in it; returns its interpreter."""
     beside = [word for name in BESIDE for word in ("--with", name)]
     create = [sys.executable, "-m", "gcore_core", "venv", "create", engine, "--cpu", *beside]
     subprocess.run([*create, *(["--fresh"] if fresh else [])], check=True)
     python = venvs.resolve(f"venv:{engine}", where="")
     subprocess.run([python, "-m", "pip", "install", "-q", *TOOLS], check=True)
+    return python
+
+
+def run_suite(engine: str, *, slow: bool, fresh: bool) -> int:
+    """Makes the venv and runs the tests; returns pytest's exit code."""
+    python = create_venv(engine, fresh=fresh)
     marks = "engine" if slow else "engine and not slow"
     began_s = time.perf_counter()
     done = subprocess.run(
@@ -52,7 +58,12 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--slow", action="store_true", help="the slow tests too")
     parser.add_argument("--fresh", action="store_true", help="make the venvs anew")
+    parser.add_argument("--create", action="store_true", help="make the venvs, and run nothing")
     args = parser.parse_args()
+    if args.create:
+        for engine in args.engines:
+            create_venv(engine, fresh=args.fresh)
+        return 0
     return max(run_suite(engine, slow=args.slow, fresh=args.fresh) for engine in args.engines)
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("record", Path(__file__).with_name("record.py"))
-assert _spec is not None
-assert _spec.loader is not None
-record = importlib.util.module_from_spec(_spec)
-sys.modules["record"] = record
-_spec.loader.exec_module(record)
+from tests.oracles import record
 
 NEEDED = (
     "torch",

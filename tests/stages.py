@@ -1,0 +1,178 @@
+"""What a change must pass, stage by stage; ``tox run`` runs it.
+
+    python tests/stages.py [STAGE ...]
+
+Each stage has a budget: the minutes that it takes on two quiet cores, from nothing. Its time and
+its budget are printed when it ends. A stage fails when a command of it fails, and when it takes
+twice its budget: then what it runs is ended. The first stage that fails ends the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+#: ends a stage that takes this many times its budget
+PATIENCE = 2
+GRACE_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Commands, and the minutes that they take together.
+
+    ``{python}`` in a command is this interpreter. began_before: the stage's time counts from the
+    start of the process that started this one, which is tox: so it holds what tox installed.
+    """
+
+    name: str
+    budget_min: float
+    commands: tuple[str, ...]
+    began_before: bool = False
+
+
+PYTEST = '{python} -m pytest -q -m "not slow and not engine"'
+STAGES = (
+    Stage(
+        name="install",
+        budget_min=13,
+        began_before=True,
+        commands=(
+            "{python} -m tox run -e docs --notest",
+            "{python} tests/engines/suites.py --create",
+        ),
+    ),
+    Stage(
+        name="lint",
+        budget_min=5,
+        commands=(
+            "{python} -m ruff check",
+            "{python} -m ruff format --check",
+            "{python} -m mypy",
+            "{python} -m tox run -e docs",
+            PYTEST + " tests/wheels",
+        ),
+    ),
+    Stage(
+        name="unit",
+        budget_min=8,
+        commands=(
+            PYTEST
+            + " -n 2 --dist worksteal tests/architecture tests/fuzz tests/kit tests/unit plugins",
+        ),
+    ),
+    Stage(
+        name="processes",
+        budget_min=9,
+        commands=(PYTEST + " tests/integration tests/oracles",),
+    ),
+    Stage(
+        name="engines",
+        budget_min=7,
+        commands=(
+            "{python} tests/engines/suites.py",
+            "{python} benchmarks/engine_pairs.py --check"
+            " --pairs vllm:megatron-tp2 sglang:deepspeed-zero3",
+        ),
+    ),
+)
+
+
+class StageFailed(Exception):
+    pass
+
+
+def run_stage(stage: Stage, began_s: float) -> float:
+    """Runs a stage that began at ``began_s`` of ``time.time``; returns the seconds it took.
+
+    Raises StageFailed with one line that says which command failed and how.
+    """
+    limit_s = stage.budget_min * 60 * PATIENCE
+    for command in stage.commands:
+        words = [word.format(python=sys.executable) for word in shlex.split(command)]
+        print(
+            f"$ {shlex.join(['python' if w == sys.executable else w for w in words])}", flush=True
+        )
+        try:
+            code = run_command(words, limit_s - (time.time() - began_s))
+        except subprocess.TimeoutExpired:
+            budget = minutes(stage.budget_min * 60)
+            raise StageFailed(f"took {PATIENCE} times its budget of {budget}: {command}") from None
+        if code:
+            raise StageFailed(f"exit code {code} of: {command}")
+    return time.time() - began_s
+
+
+def run_command(words: Sequence[str], timeout_s: float) -> int:
+    """The exit code. Raises TimeoutExpired when time is up; then nothing of the command is left."""
+    process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
+    try:
+        return process.wait(timeout=max(timeout_s, 0))
+    finally:
+        if process.returncode is None:
+            end_session(process)
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Ends a command and what it started: first asks, as Ctrl-C does, then kills."""
+    for number, patience_s in ((signal.SIGINT, GRACE_S), (signal.SIGKILL, None)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=patience_s)
+
+
+def run_stages(stages: Sequence[Stage]) -> int:
+    """Runs stages in their order, up to the first that fails; returns the exit code."""
+    lines: list[str] = []
+    failed = False
+    for stage in stages:
+        began_s = parent_began_s() if stage.began_before else time.time()
+        print(f"== stage {stage.name}", flush=True)
+        try:
+            took_s = run_stage(stage, began_s)
+        except StageFailed as failure:
+            lines.append(f"stage {stage.name}: FAILED, {failure}")
+            failed = True
+            break
+        lines.append(f"stage {stage.name}: {minutes(took_s)} of {minutes(stage.budget_min * 60)}")
+        print(lines[-1], flush=True)
+    print("\n".join(["==", *lines]), flush=True)
+    return int(failed)
+
+
+def parent_began_s() -> float:
+    """When the process that started this one began."""
+    return psutil.Process(os.getppid()).create_time()
+
+
+def minutes(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What a change must pass, stage by stage.")
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(names))
+    chosen = parser.parse_args().stages
+    for name in chosen:
+        if name not in names:
+            parser.error(f"no stage {name!r}; there are {', '.join(names)}")
+    return run_stages([stage for stage in STAGES if not chosen or stage.name in chosen])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

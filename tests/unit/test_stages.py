@@ -1,0 +1,63 @@
+"""The stages of ``tox run``: what fails ends them, a budget is held, and no test is left out."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import stages
+from tests.stages import STAGES, Stage
+
+
+def test_a_stage_says_its_time_and_its_budget(capfd: pytest.CaptureFixture[str]) -> None:
+    assert stages.run_stages([Stage(name="quiet", budget_min=5, commands=("true", "true"))]) == 0
+    assert "stage quiet: 0 min of 5 min" in capfd.readouterr().out
+
+
+def test_the_first_command_that_fails_ends_all_stages(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    broken = Stage(name="broken", budget_min=5, commands=("false", "echo second"))
+    after = Stage(name="after", budget_min=5, commands=("echo third",))
+    assert stages.run_stages([broken, after]) == 1
+    printed = capfd.readouterr().out
+    assert printed.splitlines()[-1] == "stage broken: FAILED, exit code 1 of: false"
+    assert "second" not in printed
+    assert "third" not in printed
+
+
+def test_a_stage_that_takes_twice_its_budget_is_ended_and_fails(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    began_s = time.monotonic()
+    slow = Stage(name="slow", budget_min=0.5 / 60, commands=("sleep 60",))
+    assert stages.run_stages([slow]) == 1
+    assert time.monotonic() - began_s < 30
+    assert "stage slow: FAILED, took 2 times its budget" in capfd.readouterr().out
+
+
+def test_every_test_file_belongs_to_exactly_one_stage() -> None:
+    folders = [
+        Path(word)
+        for stage in STAGES
+        for command in stage.commands
+        if " pytest " in command
+        for word in shlex.split(command)
+        if word.startswith(("tests/", "plugins"))
+    ]
+    files = [
+        *stages.ROOT.glob("tests/**/test_*.py"),
+        *stages.ROOT.glob("plugins/*/tests/**/test_*.py"),
+    ]
+    assert len(files) > 100
+    for file in files:
+        path = file.relative_to(stages.ROOT)
+        holding = [folder for folder in folders if path.is_relative_to(folder)]
+        assert len(holding) == 1, f"{path} belongs to {holding}"
+
+
+def test_the_budgets_are_42_minutes_in_all() -> None:
+    assert sum(stage.budget_min for stage in STAGES) == 42
