@@ -163,7 +163,7 @@ async def round_of(peer: Peer, engine: str, step: int) -> float:
     """Tokens per second of one batch, from the request to the last header."""
     count, actions, _ = SIZES[engine]
     leases = [Lease(step * count + i, i, 0, (0,)) for i in range(count)]
-    request = GenerateRequest(step, 0, 0, TRAIN, leases)
+    request = GenerateRequest(step, 0, 0, TRAIN, leases, least=0)
     tokens, records, began_s = 0, 0, time.perf_counter()
     async for headers in peer.stream(GENERATE, request, deadline_s=600.0):
         records += len(headers)

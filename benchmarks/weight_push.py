@@ -252,7 +252,7 @@ class Site:
         await rollout.call(PULL, request)
         taken_s = time.perf_counter() - began_s
         await policy.call(SAVE_PRETRAINED, SaveWeights(str(self.directory)))
-        asked = GenerateRequest(self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))])
+        asked = GenerateRequest(self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))], least=0)
         headers: list[Header] = [
             header async for batch in rollout.stream(GENERATE, asked) for header in batch
         ]

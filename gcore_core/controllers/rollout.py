@@ -139,7 +139,9 @@ class Rollout:
         async def work_off(replica: Peer, waiting: deque[list[Lease]]) -> None:
             lost = 0
             while waiting:
-                request = GenerateRequest(step, turn, facts.shard, purpose, waiting.popleft())
+                request = GenerateRequest(
+                    step, turn, facts.shard, purpose, waiting.popleft(), least=step
+                )
                 try:
                     await self._replica(ledger, replica, request, scoring)
                 except (WorkerDied, DeadlineExceeded):

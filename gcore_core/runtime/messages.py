@@ -55,11 +55,21 @@ def short_reason(text: str) -> str:
 
 
 class GenerateRequest(Message):
+    """Asks a replica for samples.
+
+    step: names the round, together with ``round`` and ``purpose``; the samples' memory is held for
+        this step.
+    round: counts the rounds of a step.
+    leases: what to draw; perhaps nothing, which says that this shard has no part in the round.
+    least: the oldest version of the weights that may begin these samples.
+    """
+
     step: int
     round: int
     shard: int
     purpose: str
     leases: list[Lease]
+    least: int
 
 
 class ScoreRequest(Message):

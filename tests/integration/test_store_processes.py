@@ -208,7 +208,7 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
 
 
 async def drawn(site: Site, step: int) -> list[Header]:
-    request = GenerateRequest(step, 0, 0, TRAIN, [Lease(step, 0, 0, (0, 1))])
+    request = GenerateRequest(step, 0, 0, TRAIN, [Lease(step, 0, 0, (0, 1))], least=0)
     stream = site.network.peer("rollout.0").stream(GENERATE, request, deadline_s=PATIENCE_S)
     return [header async for headers in stream for header in headers]
 

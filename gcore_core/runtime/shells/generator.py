@@ -94,8 +94,8 @@ class GeneratorShell:
             raise ContractError(
                 f"step {request.step} is over, its records are gone", where="generate"
             )
-        if request.leases and self._weights.is_behind(request.step):
-            await self._weights.restore(request.step, self._progress)
+        if request.leases and self._weights.is_behind(request.least):
+            await self._weights.restore(request.least, self._progress)
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
         with self._records.listen(keys, call) as listener:
             await self._submit(request, await self._rounds.join(request))

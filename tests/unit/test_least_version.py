@@ -1,0 +1,71 @@
+"""The oldest weights that may begin a sample are told apart from the step that it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.job_settings import Run
+from gcore_core.contract.records import Header, Lease
+from gcore_core.runtime.messages import TRAIN, GenerateRequest
+from gcore_core.runtime.process.compute import ThreadCompute
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.testing import fake
+
+SECRET = b"s" * 32
+HELD = 4  # version of the weights that the generator holds
+
+
+class Shell(GeneratorShell):
+    """Writes down which versions it asked the trainers for."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.restored: list[int] = []
+
+    async def _restore(self, version: int, call: Call) -> None:
+        self.restored.append(version)
+        self._backend.version = version  # type: ignore[misc]
+
+
+async def shell_of(directory: Path) -> Shell:
+    network = InlineNetwork()
+    spec = StoreSpec(node="agent.0", directory=str(directory), spill=str(directory / "spill"))
+    service = Service("agent.0")
+    SlabService(spec, SECRET, network.view("agent.0").peer).register(service)
+    await network.view("agent.0").serve("agent.0", service)
+    view = network.view("rollout.0")
+    writer = StoreWriter(directory, "agent.0", SECRET, view.peer("agent.0"), "rollout.0")
+    generator = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
+    generator.version = HELD
+    datasets = {"train": fake.FakeDataset(fake.FakeDataConfig(rows=4))}
+    settings = GeneratorSettings(run=Run(), batch_s=0.0, trainers=["policy.0"])
+    shell = Shell(generator, datasets, writer, ThreadCompute(), view, settings)
+    shell.register(Service("rollout.0"))
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("least", "restored"),
+    [(HELD - 1, []), (HELD, []), (HELD + 1, [HELD + 1])],
+)
+async def test_a_generator_takes_newer_weights_only_if_its_own_are_older_than_the_least(
+    least: int, restored: list[int], tmp_path: Path
+) -> None:
+    """A step ahead of the weights is drawn with those that there are."""
+    shell = await shell_of(tmp_path)
+    leases = [Lease(0, 0, 0, (0, 1))]
+    request = GenerateRequest(HELD + 1, 0, 0, TRAIN, leases, least=least)
+    headers: list[Header] = []
+    async for part in shell.generate(request, Call(lambda: None)):
+        headers += part
+    assert shell.restored == restored
+    version = max(least, HELD)
+    assert [header.versions for header in headers] == [(version, version)] * 2
