@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gcore_core.controllers.dynamic_sampling import Quota
-from gcore_core.controllers.ledger import Ledger
-from gcore_core.controllers.rollout import Rollout
-from gcore_core.controllers.scoring import Scoring
 from gcore_core.controllers.training import Training
+from gcore_core.controllers.window.drawing import Drawing
+from gcore_core.controllers.window.dynamic_sampling import Quota
+from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
@@ -79,14 +79,14 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     ),
     "verdicts are kept": (
         Ledger,
-        "commit",
+        "close",
         "verdicts, self._verdicts = self._verdicts, {}",
         "verdicts = dict(self._verdicts)",
     ),
-    "the first that finish are taken": (Quota, "close", "teach = sorted(", "teach = list("),
+    "the first that finish are taken": (Quota, "end", "teach = sorted(", "teach = list("),
     "one group too few": (
         Quota,
-        "close",
+        "end",
         "teach[self.needed - 1] + 1",
         "teach[self.needed - 2] + 1",
     ),
@@ -177,14 +177,14 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "await act([parts])",
     ),
     "a lost replica's part is dropped": (
-        Rollout,
-        "draw",
+        Drawing,
+        "_work_off",
         "waiting.append(left)",
         "pass",
     ),
     "duplicates are scored as fresh": (
-        Rollout,
-        "_replica",
+        Drawing,
+        "_draw_part",
         "if ledger.finished(header)",
         "if ledger.finished(header) or True",
     ),

@@ -25,6 +25,8 @@ FACTS_LIMIT_BYTES = 64
 
 #: status of a record
 FINISHED, TRUNCATED, ABORTED, FAILED = "finished", "truncated", "aborted", "failed"
+#: verdict on a group: a step trains on it, the filter dropped it, it could not be used
+TRAINED, FILTERED, QUARANTINED = "trained", "filtered", "quarantined"
 #: status of a reward
 OK, REWARD_FAILED, REWARD_TIMEOUT, REWARD_SKIPPED = "ok", "failed", "timeout", "skipped"
 

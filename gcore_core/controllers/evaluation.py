@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from gcore_core.contract.records import Header, Lease
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.ledger import Ledger
-from gcore_core.controllers.rollout import Rollout
+from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window import Drawing, Round
+from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import GREEDY, SAMPLED
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight); the mean is their quotient
@@ -16,15 +17,26 @@ Sums = dict[str, tuple[float, float]]  # name -> (sum, weight); the mean is thei
 
 @dataclass
 class Evaluated:
-    """One shard's part of an evaluation; ``samples`` are a few records to show, by reference."""
+    """One shard's part of an evaluation.
+
+    sums: of rewards and lengths, by purpose and name.
+    samples: a few records to show, by reference.
+    """
 
     sums: Sums = field(default_factory=dict)
     samples: list[Header] = field(default_factory=list)
 
 
 class Evaluation:
-    def __init__(self, context: ControllerContext, rollout: Rollout) -> None:
-        self._context, self._rollout = context, rollout
+    """One shard's part of measuring a version of the weights.
+
+    A program that generates ahead of training evaluates while generators hold that version: before
+    the next push.
+    """
+
+    def __init__(self, context: ControllerContext, placement: PlacementShard) -> None:
+        self._context = context
+        self._drawing = Drawing(context, placement)
 
     async def at(self, version: int, last: bool) -> Evaluated | None:
         """Evaluates weights ``version`` where one is due: at the start, at the end and every so
@@ -39,32 +51,32 @@ class Evaluation:
         )
         if not rows or not due:
             return None
-        found = Evaluated()
+        own_rows = range(facts.shard, rows, facts.shards)
+        evaluated = Evaluated()
         for mode, purpose in enumerate((GREEDY, SAMPLED)):
-            await self._draw(version, purpose, mode, range(facts.shard, rows, facts.shards), found)
-        return found
+            round_ = Round(step=version, number=mode, purpose=purpose, least=version)
+            await self._draw(round_, own_rows, evaluated)
+        return evaluated
 
-    async def _draw(
-        self, version: int, purpose: str, mode: int, rows: range, found: Evaluated
-    ) -> None:
+    async def _draw(self, round_: Round, rows: range, evaluated: Evaluated) -> None:
         facts = self._context.facts
         # Ordinals below zero: no record of an evaluation can be taken for one of the run.
-        leases = [Lease(-(2 * row + 1 + mode), row, 0, (0,)) for row in rows]
+        leases = [Lease(-(2 * row + 1 + round_.number), row, 0, (0,)) for row in rows]
         ledger = Ledger(
             shard=facts.shard, shards=facts.shards, rows=len(rows), seed=facts.run.seed, samples=1
         )
         ledger.adopt(leases)
-        await self._rollout.draw(ledger, version, mode, purpose, leases)
+        await self._drawing.draw(ledger, round_, leases)
         sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
         def add(name: str, value: float) -> None:
-            total, weight = sums[f"{purpose}/{name}"]
-            sums[f"{purpose}/{name}"] = total + value, weight + 1
+            total, weight = sums[f"{round_.purpose}/{name}"]
+            sums[f"{round_.purpose}/{name}"] = total + value, weight + 1
 
         for (header,) in ledger.complete():
             add("length", header.n_actions)
             for name, value in header.rewards.items():
                 add(name, value)
             if header.row < facts.evaluation.show:
-                found.samples.append(header)
-        found.sums.update(sums)
+                evaluated.samples.append(header)
+        evaluated.sums.update(sums)

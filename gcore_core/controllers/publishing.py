@@ -8,7 +8,7 @@ from gcore_core.contract.errors import ContractError, WeightMismatch, WorkerDied
 from gcore_core.contract.weight_transfer import SHM
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement.shard import Placing
+from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.runtime.messages import (
     OPEN_PUSH,
     PUBLISHED,
@@ -26,14 +26,23 @@ TRIES = 5
 
 
 class Publishing:
-    """Done once, by the lead; the others wait for it, which is also the barrier of the step."""
+    """Pushes weights from the trainers to every generator that is awake.
 
-    def __init__(self, context: ControllerContext, config: SyncConfig, placing: Placing) -> None:
-        self._context, self._config, self._placing = context, config, placing
+    The lead does it; the other shards wait for it, which is also the barrier at the end of a step.
+    No sample may be in flight meanwhile: a program that generates ahead drains its window before.
+    """
+
+    def __init__(
+        self, context: ControllerContext, config: SyncConfig, placement: PlacementShard
+    ) -> None:
+        self._context, self._config, self._placement = context, config, placement
 
     async def publish(self, version: int, release_before: int) -> bool:
-        """Records of steps before ``release_before`` have been trained on, and every sample of them
-        shown. Returns, the same for all shards, whether the run is to end here.
+        """Pushes what the trainers hold, which is ``version``. Returns, the same for all shards,
+        whether the run is to end here.
+
+        release_before: records of earlier steps have been trained on, and every sample of them
+            shown; their memory is given back.
         """
         if self._context.agree.lead:
             await self._push(version, release_before)
@@ -59,7 +68,7 @@ class Publishing:
 
     async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
         ranks, wanted = self._context.trainers, self._config.push_transport
-        replicas, patience_s = self._placing.replicas, brief_s(self._context.facts.run.patience_s)
+        replicas, patience_s = self._placement.replicas, brief_s(self._context.facts.run.patience_s)
         transport = (
             SHM if attempt and wanted == "auto" else wanted
         )  # which needs nothing of anybody's device

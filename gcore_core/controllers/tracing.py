@@ -22,6 +22,33 @@ from gcore_core.contract.run_files import Asked, Clock, Line, Record, Stage
 _FLUSH_LINES = 1024
 
 
+class Stopwatch:
+    """Seconds of each stage of a step, by the clock of the event loop; they go into the trace."""
+
+    def __init__(self, trace: Trace, step: int) -> None:
+        self.laps_s: dict[str, float] = {}
+        self._trace, self._step = trace, step
+        self._loop = asyncio.get_running_loop()
+        self._last_s = self._loop.time()
+
+    def lap(self, name: str) -> None:
+        """The stage ``name`` ends here; it began where the one before it ended."""
+        before_s = self._last_s
+        self._last_s = self._loop.time()
+        self.laps_s[name] = self._last_s - before_s
+        self._trace.stage(self._step, name, before_s, self._last_s)
+
+    def go_on(self) -> None:
+        """What came since the last lap belongs to no stage."""
+        self._last_s = self._loop.time()
+
+    def metrics(self) -> dict[str, float]:
+        """``seconds/STAGE``, and their sum without the evaluation, ``seconds/step``."""
+        stages = {name: value for name, value in self.laps_s.items() if name != "evaluation"}
+        seconds = {f"seconds/{name}": value for name, value in self.laps_s.items()}
+        return seconds | {"seconds/step": sum(stages.values())}
+
+
 class Trace:
     """Writes one shard's lines; without a directory it keeps nothing."""
 

@@ -50,13 +50,22 @@ class Drawn:
 
 
 class Training:
-    """One shard's part. The plan of a step says on which data-parallel rank and in which minibatch
-    a record trains.
+    """One shard's part of a step's update: ``balance``, ``prepare``, ``advantages``, ``train``, in
+    this order.
+
+    The plan of a step says on which data-parallel rank and in which minibatch a record trains. A
+    record that older weights than the trainer's have begun is stale: the trainer does not compare
+    its log-probs with its own.
     """
 
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
         self._context, self._config = context, config
         self._drawn: Drawn | None = None  # the lead's
+        restore_costs(context.balancer, context.facts.state.get("balance", {}))
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run goes on with, besides the trainers' own part; plain values."""
+        return learned_costs(self._context.balancer)
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
         """Facts to the lead, a plan back. Only the lead sees all facts; each shard gets the part of

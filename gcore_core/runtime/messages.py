@@ -73,12 +73,18 @@ class GenerateRequest(Message):
 
 
 class ScoreRequest(Message):
+    """Asks a scorer worker for rewards of records.
+
+    rewards: of those that the worker hosts; none named: all.
+    awake: generator role -> its replicas that may be asked; of a role that is not named, all.
+    awake_version: of ``awake``; what an older version says is void.
+    """
+
     purpose: str
     headers: list[Header]
-    rewards: list[str] = []  # of those the worker hosts; none named: all
-    awake: dict[
-        str, list[int]
-    ] = {}  # generator role -> its replicas that may be asked; one that is not named: all
+    rewards: list[str] = []
+    awake: dict[str, list[int]] = {}
+    awake_version: int = 0
 
 
 class SleepRequest(Message):

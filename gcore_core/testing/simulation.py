@@ -21,11 +21,10 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
 from gcore_core.contract.placement import Device, Need
-from gcore_core.contract.records import StepReport
+from gcore_core.contract.records import TRAINED, StepReport
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import make_context
-from gcore_core.controllers.ledger import TRAINED
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
@@ -276,7 +275,7 @@ async def _serve_supervisor(
 
 def _witness(controller: SynchronousController, outcome: Outcome) -> None:
     """Writes down what every step commits."""
-    ledger, steps = controller._ledger, itertools.count()
+    ledger, steps = controller._window._ledger, itertools.count()
     commit = ledger.commit
 
     def witnessed() -> dict[int, tuple[str, str]]:

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.order import row_of
-from gcore_core.contract.records import FAILED, Header, Lease, RecordScore
-from gcore_core.controllers.ledger import FILTERED, QUARANTINED, TRAINED, Ledger
+from gcore_core.contract.records import (
+    FAILED,
+    FILTERED,
+    QUARANTINED,
+    TRAINED,
+    Header,
+    Lease,
+    RecordScore,
+)
+from gcore_core.controllers.window.ledger import Ledger
 
 ROWS, SEED = 11, 5
 

@@ -27,12 +27,21 @@ _OUTCOMES = 64  # that a policy sees
 
 
 class Awake(msgspec.Struct, frozen=True):
-    """Generator role -> its replicas that are awake. in_turns: they are so one role after the
-    other: every cell serves the policy until all its records are there, then judges.
+    """Who is awake in a rollout: a value, replaced by a newer one when the lead has decided anew.
+
+    version: counts the decisions of a run; 0 before the first.
+    replicas: generator role -> its replicas that are awake.
+    in_turns: they are so one role after the other: every cell serves the policy until all its
+        records are there, then judges.
     """
 
+    version: int
     replicas: dict[str, list[int]]
     in_turns: bool
+
+    def judges(self) -> dict[str, list[int]]:
+        """The replicas of the roles that rewards ask."""
+        return {role: own for role, own in self.replicas.items() if role != POLICY}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +83,7 @@ class Mover:
         self._wanted = {role: list(own) for role, own in roles.items()}
         self._served: dict[str, list[int]] = {}  # awake at any time of the rollout
         self._looks = 0
+        self._version = 0  # of who is awake
 
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
         """Tells the policy what the last step was; has awake in the next one whom it names."""
@@ -96,7 +106,7 @@ class Mover:
         )
         if self._boundary_s and (self._sleepers.moved or self._sleepers.rest_s):
             self._switch_s = self._boundary_s
-        return Awake(self._wanted, self._decision.mode == "colocated")
+        return self._awake(self._decision)
 
     async def turn(self, judging: bool) -> None:
         """Gives the cells to the judges, or back to the policy."""
@@ -121,7 +131,12 @@ class Mover:
         if self._decision is before:
             return None
         self._turns_s += await self._carry_out(self._decision, True)
-        return Awake(self._wanted, self._decision.mode == "colocated")
+        return self._awake(self._decision)
+
+    def _awake(self, decision: Decision) -> Awake:
+        """What was just carried out."""
+        self._version += 1
+        return Awake(self._version, self._wanted, decision.mode == "colocated")
 
     def _rescued(self, step: int, decision: Decision) -> Decision:
         """What takes its place where a judge has nobody left and the policy knows help; else the

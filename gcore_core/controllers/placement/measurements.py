@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from gcore_core.contract.measurements import Requests
+from gcore_core.contract.records import TRAINED
 from gcore_core.contract.run_files import Record
-from gcore_core.controllers.ledger import TRAINED
 
 #: 27 and 23 bytes: a record and a question to a judge together stay below the 64 that the lead may
 #: know of a record

@@ -19,69 +19,76 @@ from gcore_core.controllers.placement.sleepers import Sleepers
 from gcore_core.runtime.rpc.service import Peer
 
 
-class Placing:
-    """One shard's view. In a run whose policy moves nothing every replica is awake in every
-    rollout.
+class PlacementShard:
+    """One shard's view of who is awake. In a run whose policy moves nothing every replica is awake
+    in every rollout.
+
+    A step program calls ``rest`` when a rollout is over and ``decide`` before each push. Whoever
+    draws asks ``awake``, ``sampling`` and ``judging``; ``Window`` and ``Evaluation`` do. A program
+    that generates ahead of training leaves ``rest`` out, since its generators never rest, and its
+    rollouts must not be in flight at ``decide``.
+
+    awake: who is awake now; the one place to read it.
     """
 
     def __init__(self, context: ControllerContext) -> None:
-        self._agree, self._facts = context.agree, context.facts.placement
+        self._agree = context.agree.scope("placement")
+        self._facts = context.facts.placement
         self._peers = {POLICY: context.replicas, **context.judges}
-        self.awake = {role: list(range(len(peers))) for role, peers in self._peers.items()}
-        self.in_turns = False
+        everybody = {role: list(range(len(peers))) for role, peers in self._peers.items()}
+        self.awake = Awake(version=0, replicas=everybody, in_turns=False)
         resting = context.facts.resting
-        self._sleepers = Sleepers(
-            self._peers, resting if self._facts is None else self._facts.sleeps, resting
-        )
+        able = resting if self._facts is None else self._facts.sleeps
+        self._sleepers = Sleepers(self._peers, able, resting)
         moves = self._facts is not None and self._agree.lead
-        self._mover = Mover(context, self.awake, self._sleepers) if moves else None
+        self._mover = Mover(context, everybody, self._sleepers) if moves else None
         self._metrics: dict[str, float] = {}
         self._records: list[Record] = []
         self._arranged_s = self._began_s = self._ended_s = 0.0
-        self._judging = self._rescued = False
+        self._judging = False  # in turns: the cells judge now
+        self._rescued = False  # a judge was helped in this rollout
 
     @property
     def replicas(self) -> list[Peer]:
         """The policy's generators that are awake."""
-        return [self._peers[POLICY][i] for i in self.awake[POLICY]]
+        return [self._peers[POLICY][i] for i in self.awake.replicas[POLICY]]
 
-    def begin(self) -> None:
-        """The rollout begins."""
-        self._began_s, self._records, self._rescued = asyncio.get_running_loop().time(), [], False
+    def begin_rollout(self) -> None:
+        self._began_s = asyncio.get_running_loop().time()
+        self._records = []
+        self._rescued = False
 
-    def end(self, records: Iterable[Record]) -> None:
-        """The rollout is over; what was drawn in it."""
-        self._ended_s, self._records = asyncio.get_running_loop().time(), list(records)
+    def end_rollout(self, records: Iterable[Record]) -> None:
+        """records: what was drawn in it, for the measurements that the policy is shown."""
+        self._ended_s = asyncio.get_running_loop().time()
+        self._records = list(records)
 
     async def rest(self) -> None:
-        """The rollout is over on all shards: until ``at`` the trainer has the memory of those that
-        may sleep.
+        """The rollout is over on all shards: until ``decide`` the trainer has the memory of those
+        that may sleep.
         """
         if self._agree.lead:
             await self._sleepers.rest()
 
-    async def at(self, step: int, release_before: int) -> None:
+    async def decide(self, step: int, release_before: int) -> None:
         """Decides who is awake in the rollout of ``step``, and has it so. Before the push, which
         only they hear.
+
+        release_before: no record of earlier steps is needed any more; those that sleep on are told.
         """
         if self._facts is None:
-            if self._agree.lead:
-                took_s = (
-                    await self._sleepers.arrange(self.awake, release_before) + self._sleepers.rest_s
-                )
-                self._metrics = {"placement/switch_s": took_s} if took_s else {}
+            await self._wake_all(release_before)
             return
-        judges, clock = (
-            [role for role in self._peers if role != POLICY],
-            asyncio.get_running_loop().time,
-        )
-        trained_s, began_s = clock(), time.perf_counter()
+        judges = [role for role in self._peers if role != POLICY]
+        clock = asyncio.get_running_loop().time
+        trained_s = clock()
+        telling_began_s = time.perf_counter()
         mine = msgspec.msgpack.encode(tell(self._records, judges, self._began_s))
-        took_s = time.perf_counter() - began_s
+        telling_s = time.perf_counter() - telling_began_s
 
-        async def lead(told: list[bytes]) -> list[bytes]:
-            began_s = time.perf_counter()
-            rows = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in told]
+        async def lead(parts: list[bytes]) -> list[bytes]:
+            hearing_began_s = time.perf_counter()
+            rows = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in parts]
             measured = (
                 heard(rows, step - 1, POLICY, judges) if any(sampled for sampled, _ in rows) else {}
             )
@@ -90,23 +97,22 @@ class Placing:
                 rollout_s=self._ended_s - self._began_s,
                 training_s=trained_s - self._ended_s - self._sleepers.rest_s,
                 pushing_s=self._began_s - self._arranged_s,
-                monitoring_s=took_s + time.perf_counter() - began_s,
+                monitoring_s=telling_s + time.perf_counter() - hearing_began_s,
             )
             awake = await cast(Mover, self._mover).decide(step, release_before, last)
             return [msgspec.msgpack.encode(awake)] * self._agree.shards
 
-        self._take(
-            msgspec.msgpack.decode(await self._agree.ask("placement", mine, lead), type=Awake),
-            False,
-        )
+        answer = await self._agree.ask("placement", mine, lead)
+        self.awake = msgspec.msgpack.decode(answer, type=Awake)
+        self._judging = False
         self._arranged_s = clock()
 
-    def _take(self, now: Awake, judging: bool) -> None:
-        for role, own in now.replicas.items():
-            self.awake[role][:] = (
-                own  # in place: what waits to be asked, or asked again, names those of now
-            )
-        self.in_turns, self._judging = now.in_turns, judging
+    async def _wake_all(self, release_before: int) -> None:
+        """Where nothing moves, the lead wakes those that have rested."""
+        if self._agree.lead:
+            woke_s = await self._sleepers.arrange(self.awake.replicas, release_before)
+            took_s = woke_s + self._sleepers.rest_s
+            self._metrics = {"placement/switch_s": took_s} if took_s else {}
 
     async def rescue(self) -> bool:
         """All that was issued is drawn, on all shards, and not all is judged: a judge of which
@@ -115,16 +121,15 @@ class Placing:
         """
 
         async def lead(_: list[bytes]) -> list[bytes]:
-            return [
-                msgspec.msgpack.encode(await cast(Mover, self._mover).rescue())
-            ] * self._agree.shards
+            awake = await cast(Mover, self._mover).rescue()
+            return [msgspec.msgpack.encode(awake)] * self._agree.shards
 
-        if self._facts is not None and not self.in_turns:
-            now = msgspec.msgpack.decode(
-                await self._agree.ask("rescue", b"", lead), type=Awake | None
-            )
-            if now is not None:
-                self._take(now, True)
+        if self._facts is not None and not self.awake.in_turns:
+            answer = await self._agree.ask("rescue", b"", lead)
+            awake = msgspec.msgpack.decode(answer, type=Awake | None)
+            if awake is not None:
+                self.awake = awake
+                self._judging = True
                 self._rescued = True
         return self._rescued
 
@@ -151,7 +156,7 @@ class Placing:
         await self._turn(True)
 
     async def _turn(self, judging: bool) -> None:
-        if self.in_turns and judging != self._judging:
+        if self.awake.in_turns and judging != self._judging:
             await self._agree.barrier("turn")
             if self._mover is not None:
                 await self._mover.turn(judging)

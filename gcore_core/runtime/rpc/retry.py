@@ -30,9 +30,19 @@ async def insist(
     """Calls until there is an answer, at most ``TRIES`` times; what the peer itself raised is
     raised at once.
     """
+    return await insist_anew(peer, endpoint, lambda: request, deadline_s)
+
+
+async def insist_anew(
+    peer: Peer,
+    endpoint: Endpoint[Request, Reply],
+    request: Callable[[], Request],
+    deadline_s: float,
+) -> Reply:
+    """Like ``insist``; ``request`` makes what each attempt sends, since what it says may change."""
     for attempt in range(TRIES):
         try:
-            return await peer.call(endpoint, request, deadline_s=deadline_s)
+            return await peer.call(endpoint, request(), deadline_s=deadline_s)
         except (WorkerDied, DeadlineExceeded):
             if attempt == TRIES - 1:
                 raise

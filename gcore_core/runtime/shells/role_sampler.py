@@ -29,12 +29,17 @@ class RoleSampler:
     def __init__(self, role: str, replicas: Sequence[Peer], progress: Callable[[], None]) -> None:
         self.role, self._replicas, self._progress = role, list(replicas), progress
         self._awake = list(range(len(self._replicas)))
+        self._awake_version = 0
         self._load: Counter[int] = Counter()  # replica -> answers it owes
         self._asked: dict[tuple[int, int], list[tuple[Inquiry, float]]] = defaultdict(list)
 
-    def route(self, awake: Sequence[int]) -> None:
-        """From here on only these replicas are asked."""
-        self._awake = list(awake)
+    def route(self, awake: Sequence[int], version: int = 0) -> None:
+        """From here on only these replicas are asked. Messages overtake each other: what an older
+        ``version`` says changes nothing.
+        """
+        if version >= self._awake_version:
+            self._awake = list(awake)
+            self._awake_version = version
 
     def asked(self, ordinal: int, sample: int) -> list[Inquiry]:
         """What every answer about a record took; told once."""

@@ -80,7 +80,7 @@ class ScorerShell:
             named for named in self._scorers if named.name in request.rewards or not request.rewards
         ]
         for found in await asyncio.gather(
-            *(self._where(named, records, request.awake, call) for named in wanted)
+            *(self._where(named, records, request, call) for named in wanted)
         ):
             for i, (score, answer) in enumerate(zip(scores, found[1], strict=True)):
                 scores[i] = _with(score, found[0], answer)
@@ -101,12 +101,12 @@ class ScorerShell:
         self,
         named: NamedScorer,
         records: list[ScoredRecord],
-        awake: Mapping[str, list[int]],
+        request: ScoreRequest,
         call: Call,
     ) -> tuple[str, list[Score]]:
         """The reward's scores; "skipped" for records that it is not for."""
-        if named.sampler is not None and named.sampler.role in awake:
-            named.sampler.route(awake[named.sampler.role])
+        if named.sampler is not None and named.sampler.role in request.awake:
+            named.sampler.route(request.awake[named.sampler.role], request.awake_version)
         mine = [
             all(r.prompt.fields.get(key) in values for key, values in named.when.items())
             for r in records

@@ -25,7 +25,7 @@ from gcore_core.contract.errors import ConfigError, DataError, TrainingError
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt, Ref
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.controllers.scoring import WAIT_S
+from gcore_core.controllers.window.scoring import WAIT_S
 
 PROMPT, ANSWER, GROUPS, SAMPLES = 500, 2000, 4, 2
 GIVEN = {"data": {"config": {"prompt_tokens": [PROMPT], "answer_tokens": [ANSWER]}}}

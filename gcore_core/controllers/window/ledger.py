@@ -8,6 +8,7 @@ taken once and an ordinal gets one verdict.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,26 +17,33 @@ from msgspec.structs import replace
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.order import row_of
-from gcore_core.contract.records import FAILED, Header, Lease, RecordScore
-
-TRAINED, FILTERED, QUARANTINED = "trained", "filtered", "quarantined"
+from gcore_core.contract.records import FAILED, QUARANTINED, Header, Lease, RecordScore
 
 
 @dataclass
 class _Group:
+    """One prompt's records, as they come.
+
+    records: finished ones, by sample.
+    scored: the samples of which nothing more is awaited.
+    carried: whether the step before drew it.
+    """
+
     row: int
     turn: int
     attempt: int = 0
     records: dict[int, Header] = field(default_factory=dict)
     scored: set[int] = field(default_factory=set)
-    carried: bool = False  # drawn by the step before
+    carried: bool = False
 
 
 class Ledger:
     """One shard's book. ``rows``: size of the dataset; ``samples``: records a group has.
 
-    A step may lease more ordinals than it needs and end before the last of them (``close``): what
-    lies behind the end is leased again by the next step, drawn already or to be drawn anew.
+    A group is *open* from its lease to its verdict, then *settled*. ``close`` ends the step's
+    leases at an ordinal, perhaps before the last one that was leased: the groups before the end
+    wait for ``commit``, those behind it are leased again by the next step, drawn already
+    (*carried*) or to be drawn anew. The next step may lease before this one is committed.
     """
 
     def __init__(
@@ -45,12 +53,14 @@ class Ledger:
         self.next_ordinal = next_ordinal  # of the whole run: every shard moves it alike
         self._rows, self._seed, self._samples = rows, seed, samples
         self._open: dict[int, _Group] = {}
-        self._settled: dict[int, _Group] = {}  # by the step that is not committed yet
-        self._verdicts: dict[int, tuple[str, str]] = {}  # of these
-        self._carried: dict[int, _Group] = {}  # drawn by the step before, which ended before them
-        self._ended: list[
-            int
-        ] = []  # ordinals of the step in the order in which their groups became complete
+        # Of the step that is being drawn:
+        self._settled: dict[int, _Group] = {}
+        self._verdicts: dict[int, tuple[str, str]] = {}  # of these, with the reason
+        self._ended: list[int] = []  # ordinals in the order in which their groups became complete
+        # Drawn by the step before, which ended before them:
+        self._carried: dict[int, _Group] = {}
+        # Verdicts of steps that are closed and not committed, the oldest first:
+        self._closed: deque[dict[int, tuple[str, str]]] = deque()
 
     def lease(self, count: int) -> list[Lease]:
         """Takes the next ``count`` ordinals of the run; returns this shard's part, to be drawn."""
@@ -157,12 +167,18 @@ class Ledger:
         self._verdicts[ordinal] = verdict, reason
 
     def close(self, end: int, carry: bool) -> list[int]:
-        """The step takes no ordinal from ``end`` on; the next one leases them again. Returns those
-        of this shard.
+        """Ends the step before the ordinal ``end``; the next step leases from there on again.
+        Returns this shard's ordinals behind the end: the surplus. Raises ContractError while a
+        leased ordinal has no verdict.
 
-        ``carry``: what was drawn of them is kept for one step, but for groups that could not be
-        used. Else it is forgotten, and drawn again under newer weights with the same seeds.
+        carry: the surplus is kept with its records for the next step, except groups that were kept
+            before and groups that could not be used. Those, and without ``carry`` all, are
+            forgotten, and drawn again under newer weights with the same seeds.
         """
+        if self._open:
+            raise ContractError(
+                "a step cannot end with open groups", where=f"ordinals {sorted(self._open)[:8]}"
+            )
         surplus = [ordinal for ordinal in self._settled if ordinal >= end]
         for ordinal in surplus:
             group, (verdict, _) = self._settled.pop(ordinal), self._verdicts.pop(ordinal)
@@ -170,14 +186,18 @@ class Ledger:
                 group.carried = True
                 self._carried[ordinal] = group
         self.next_ordinal = end
+        verdicts, self._verdicts = self._verdicts, {}
+        self._closed.append(verdicts)
+        self._settled.clear()
+        self._ended.clear()
         return surplus
 
     def verdicts(self) -> list[str]:
-        """Of the groups that this step drew, in the order in which they ended."""
+        """Of the groups that the step drew so far, in the order in which they became complete."""
         return [self._verdicts[ordinal][0] for ordinal in self._ended if ordinal in self._verdicts]
 
     def carried(self) -> list[int]:
-        """Ordinals that wait for the next step with their records."""
+        """This shard's ordinals that wait for the next step with their records."""
         return sorted(self._carried)
 
     def carried_records(self) -> list[Header]:
@@ -200,15 +220,12 @@ class Ledger:
                 group.scored.add(header.sample)
 
     def commit(self) -> dict[int, tuple[str, str]]:
-        """Ends the step: its verdicts. Raises ContractError while a leased ordinal has none."""
-        if self._open:
-            raise ContractError(
-                "a step cannot end with open groups", where=f"ordinals {sorted(self._open)[:8]}"
-            )
-        verdicts, self._verdicts = self._verdicts, {}
-        self._settled.clear()
-        self._ended.clear()
-        return verdicts
+        """Verdicts, with reasons, of the oldest step that is closed, which has been trained on.
+        Where none is, the step that is being drawn is closed behind its last lease.
+        """
+        if not self._closed:
+            self.close(self.next_ordinal, carry=False)
+        return self._closed.popleft()
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs; plain values."""

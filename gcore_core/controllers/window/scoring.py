@@ -8,10 +8,10 @@ import asyncio
 
 from gcore_core.contract.records import FAILED, REWARD_FAILED, Header, RecordScore
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.ledger import Ledger
-from gcore_core.controllers.placement.shard import Placing
-from gcore_core.runtime.messages import SCORE, ScoreRequest
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.runtime.messages import SCORE, TRAIN, ScoreRequest
+from gcore_core.runtime.rpc.retry import insist_anew
 from gcore_core.runtime.rpc.service import Peer
 
 WAIT_S = 0.005  # for others: a request costs as much as what is to be done for twenty records
@@ -22,12 +22,12 @@ class Scoring:
     """The records of one draw."""
 
     def __init__(
-        self, context: ControllerContext, ledger: Ledger, purpose: str, placing: Placing
+        self, context: ControllerContext, ledger: Ledger, purpose: str, placement: PlacementShard
     ) -> None:
         self._context, self._ledger, self._purpose = context, ledger, purpose
-        self._awake = {role: placing.awake[role] for role in context.judges}
+        self._placement = placement
         self._open = asyncio.Event()  # shut while judges sleep
-        if not placing.in_turns:
+        if not placement.awake.in_turns:
             self._open.set()
         self._tasks = set[asyncio.Task[None]]()
         self._names = set(context.facts.rewards)
@@ -45,16 +45,8 @@ class Scoring:
             self._waiting = []
             self._task = asyncio.ensure_future(self._score(self._waiting))
             self._tasks.add(self._task)
+        # The task that was begun waits a moment and takes all that has come until then.
         self._waiting += headers
-
-    async def route(self) -> None:
-        """Tells all that ask judges who is awake now."""
-        patience_s = self._context.facts.run.patience_s
-        told = (
-            (peer, ScoreRequest(self._purpose, [], hosted, self._awake))
-            for peer, hosted in self._context.scorers
-        )
-        await asyncio.gather(*(insist(peer, SCORE, word, patience_s) for peer, word in told))
 
     async def finish(self) -> None:
         """Nothing more comes, and judges are awake: returns when everything is scored, or raises
@@ -96,7 +88,7 @@ class Scoring:
 
     def _usable(self, groups: list[list[Header]]) -> list[Header]:
         """The records of whole groups; where one has failed, the rewards of the others have too."""
-        found = []
+        usable: list[Header] = []
         for group in groups:
             if any(header.status == FAILED for header in group):
                 for header in group:
@@ -106,12 +98,39 @@ class Scoring:
                     )
                     self._ledger.scored(score, self._names)
             else:
-                found += group
-        return found
+                usable += group
+        return usable
 
     async def _ask(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
-        request = ScoreRequest(self._purpose, headers, sorted(rewards), self._awake)
-        scores = await insist(peer, SCORE, request, self._context.facts.run.patience_s)
+        names = sorted(rewards)
+        scores = await insist_anew(
+            peer,
+            SCORE,
+            lambda: _request(self._placement, self._purpose, headers, names),
+            self._context.facts.run.patience_s,
+        )
         for score in scores:
             self._ledger.scored(score, self._names)
         self._context.trace.scored(scores)
+
+
+async def route_judges(context: ControllerContext, placement: PlacementShard) -> None:
+    """Tells all that ask judges who is awake now."""
+
+    async def tell(peer: Peer, hosted: list[str]) -> None:
+        await insist_anew(
+            peer,
+            SCORE,
+            lambda: _request(placement, TRAIN, [], hosted),
+            context.facts.run.patience_s,
+        )
+
+    await asyncio.gather(*(tell(peer, hosted) for peer, hosted in context.scorers))
+
+
+def _request(
+    placement: PlacementShard, purpose: str, headers: list[Header], rewards: list[str]
+) -> ScoreRequest:
+    """Names those who are awake at the time at which it is made."""
+    awake = placement.awake
+    return ScoreRequest(purpose, headers, rewards, awake.judges(), awake.version)

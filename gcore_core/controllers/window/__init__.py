@@ -1,0 +1,18 @@
+"""The window of groups between the first that is being drawn and the last that was trained on.
+
+``Window`` owns all of it: it leases ordinals from the ledger, has them drawn and scored, and gives
+each group its verdict; a step program takes the groups of a step. The parts:
+
+    ledger            which ordinals are this shard's, what of them is drawn, scored and settled
+    dynamic_sampling  how many groups a step issues, and where it ends
+    dealing           which records go to which replica, in which parts
+    drawing           requests to replicas, until everything that was leased is drawn and scored
+    scoring           requests to scorers
+    verdicts          what becomes of a group that is drawn and scored
+    window            the loop that joins them
+"""
+
+from gcore_core.controllers.window.drawing import Drawing, Round
+from gcore_core.controllers.window.window import Taken, Window
+
+__all__ = ["Drawing", "Round", "Taken", "Window"]

@@ -1,0 +1,96 @@
+"""Who draws what: a shard's leases in parts, each of which is one request to a replica. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from msgspec.structs import replace
+
+from gcore_core.contract.records import Lease
+
+# Parts of a round that a replica works on at a time, over all shards: so many that its batch stays
+# full.
+LANES = 16
+
+
+def lanes_of(shards: int) -> int:
+    """Parts that one shard has at one replica at a time."""
+    return max(1, LANES // shards)
+
+
+def deal(
+    leases: list[Lease], replicas: int, shard: int, shards: int, fixed: bool
+) -> list[tuple[int, deque[list[Lease]]]]:
+    """Lanes: the number of a replica and the queue from which it is given one part after the other.
+
+    Not fixed: the lanes share one queue, so that long answers hold up only the lane that has them.
+    A shard speaks to no more replicas than it has parts.
+    fixed: an ordinal has its replica, and every replica gets one part from every shard, perhaps an
+        empty one, so that batches repeat.
+    """
+    if fixed:
+        parts: list[list[Lease]] = [[] for _ in range(replicas)]
+        for lease in leases:
+            parts[lease.ordinal % replicas].append(lease)
+        return [(replica, deque([part])) for replica, part in enumerate(parts)]
+    shared = shares(leases, replicas, shards)
+    lanes = list(range(replicas)) * lanes_of(shards)
+    # Each shard begins at the replica behind those of the shard before it.
+    first = shard * len(shared) % replicas
+    lanes = lanes[first:] + lanes[:first]
+    return [(replica, shared) for replica in lanes[: len(shared)]]
+
+
+def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]]:
+    """The leases in parts, to be taken one after the other by whichever lane is free.
+
+    Parts come in rounds. A round shares three quarters of the records that are left equally among
+    the lanes, so parts are large at first and small in the end: replicas are full at first and end
+    together (factoring: Hummel, Schonberg and Flynn 1992). For example, one shard, 2 replicas and
+    so 32 lanes, 1000 leases of one sample:
+
+        records left   size of a part   parts
+                1000   3/4/32 -> 23        32
+                 264              6        32
+                  72              1        32
+                  40              1        32
+                   8              1         8
+
+    A part is at least as large as a group, since each is a request; smaller only where replicas
+    would have nothing to do. So groups make few rounds: 64 leases of 16 samples (1024 records) are
+    32 parts of 24 records, then 16 of 16, and that is all.
+
+    A last round that does not fill all lanes has a number of parts that, taken over all shards,
+    gives every replica equally many, where there are enough of them.
+
+    Records are dealt to the parts of a round in turn, beginning one part later each time: answers
+    to one prompt are alike, and a part that had several long ones would end last.
+    """
+    records = [(lease, sample) for lease in leases for sample in lease.samples]
+    lanes = replicas * lanes_of(shards)
+    # As many parts of every shard together, or a multiple, are equally many for every replica.
+    even = replicas // math.gcd(replicas, shards)
+    group = max((len(lease.samples) for lease in leases), default=1)
+    a_replicas_records = shards * len(records) // replicas
+    least = max(1, min(group, a_replicas_records))
+    parts: deque[list[Lease]] = deque()
+    while records:
+        size = max(least, 3 * len(records) // (4 * lanes))
+        count = min(lanes, -(-len(records) // size))
+        if count < lanes:  # the last round
+            count = count // even * even or count
+            size = -(-len(records) // count)
+        parts += _dealt(records[: count * size], count)
+        del records[: count * size]
+    return parts
+
+
+def _dealt(records: list[tuple[Lease, int]], count: int) -> list[list[Lease]]:
+    """The records in ``count`` parts, in turn, beginning one part later each time."""
+    samples: list[dict[Lease, tuple[int, ...]]] = [{} for _ in range(count)]
+    for at, (lease, sample) in enumerate(records):
+        turn = at // count
+        part = samples[(at + turn) % count]
+        part[lease] = (*part.get(lease, ()), sample)
+    return [[replace(lease, samples=own) for lease, own in part.items()] for part in samples]

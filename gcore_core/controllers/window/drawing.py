@@ -1,0 +1,111 @@
+"""Drawing: leases go to replicas; a finished record comes back and goes to rewarding at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+
+from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
+from gcore_core.contract.records import Lease
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window.dealing import deal
+from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.window.scoring import Scoring
+from gcore_core.runtime.messages import GENERATE, GenerateRequest
+from gcore_core.runtime.rpc.retry import TRIES, backoff_s
+from gcore_core.runtime.rpc.service import Peer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What leases are drawn for.
+
+    step: the step that will use the records; their memory is held for it.
+    number: counts the rounds of a step.
+    purpose: TRAIN, GREEDY or SAMPLED.
+    least: the oldest version of the weights that may begin a sample.
+    """
+
+    step: int
+    number: int
+    purpose: str
+    least: int
+
+
+class Drawing:
+    """One shard's end of generation and rewarding."""
+
+    def __init__(self, context: ControllerContext, placement: PlacementShard) -> None:
+        self._context = context
+        self._placement = placement
+
+    async def draw(self, ledger: Ledger, round_: Round, leases: list[Lease]) -> None:
+        """Has the leases drawn and scored; returns when every record is finished and scored.
+
+        Replicas take parts as they work them off, from whichever shard has some left. In a
+        deterministic run an ordinal has its replica, which waits for a word from every shard.
+        """
+        facts = self._context.facts
+        replicas = await self._placement.sampling()
+        fixed = facts.run.deterministic or len(replicas) == 1
+        scoring = Scoring(self._context, ledger, round_.purpose, self._placement)
+        lanes = deal(leases, len(replicas), facts.shard, facts.shards, fixed)
+        tasks = [
+            asyncio.ensure_future(
+                self._work_off(ledger, replicas[replica], round_, waiting, scoring)
+            )
+            for replica, waiting in lanes
+        ]
+        try:
+            await asyncio.gather(*tasks)  # the first failure ends all
+            await self._placement.judging()
+            await scoring.finish()
+        finally:
+            scoring.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _work_off(
+        self,
+        ledger: Ledger,
+        replica: Peer,
+        round_: Round,
+        waiting: deque[list[Lease]],
+        scoring: Scoring,
+    ) -> None:
+        """One lane: gives the replica one part after the other. What it does not finish goes back
+        into the queue.
+        """
+        lost = 0
+        while waiting:
+            leases = waiting.popleft()
+            try:
+                await self._draw_part(ledger, replica, round_, leases, scoring)
+            except (WorkerDied, DeadlineExceeded):
+                if left := ledger.lost(leases):
+                    waiting.append(left)
+                lost += 1
+                if lost == TRIES:
+                    raise
+                await asyncio.sleep(backoff_s(lost))  # others may take it meanwhile
+
+    async def _draw_part(
+        self, ledger: Ledger, replica: Peer, round_: Round, leases: list[Lease], scoring: Scoring
+    ) -> None:
+        """Draws one part. Raises WorkerDied or DeadlineExceeded when the replica is lost on the
+        way.
+        """
+        facts = self._context.facts
+        request = GenerateRequest(
+            round_.step, round_.number, facts.shard, round_.purpose, leases, round_.least
+        )
+        sent_s = asyncio.get_running_loop().time()
+        stream = replica.stream(GENERATE, request, deadline_s=facts.run.patience_s)
+        async with contextlib.aclosing(stream):
+            async for headers in stream:
+                fresh = [header for header in headers if ledger.finished(header)]
+                self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
+                scoring.add(fresh)

@@ -1,0 +1,277 @@
+"""The window: produces groups, from their leases to their verdicts; a step program takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.records import QUARANTINED, TRAINED, Header
+from gcore_core.contract.run_files import Record
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.keep_rate import by_quarter
+from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window.drawing import Drawing, Round
+from gcore_core.controllers.window.dynamic_sampling import Left, Quota
+from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.window.scoring import route_judges
+from gcore_core.controllers.window.verdicts import Settled, too_many_failures, verdict_on
+from gcore_core.runtime.messages import TRAIN
+
+# Shards look together whether more groups must be issued at most this often; in a long rollout once
+# in this share of its time, since a look costs as much as 30 records.
+TICK_S = 1.0
+TICK_SHARE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What a step trains on, and what is left for the steps behind it.
+
+    step: whose groups these are.
+    groups: this shard's groups that the step trains on, by ordinal; each group's records by sample.
+    counts: this shard's groups by what became of them, for the step's report.
+    carried: this shard's records that wait for the next step.
+    oldest: the first step of which any record is still needed when this step has been trained on.
+    next_ordinal: the ordinal of the run at which the next step begins.
+    state: what a run that is resumed behind this step goes on with; plain values.
+    """
+
+    step: int
+    groups: list[list[Header]]
+    counts: Counter[str]
+    carried: list[Header]
+    oldest: int
+    next_ordinal: int
+    state: dict[str, Any] = field(repr=False)
+
+
+class Window:
+    """One shard's end of producing the groups that steps train on.
+
+    For each step, in order: ``take`` its groups, train on them, ``commit``. With nothing else the
+    groups are produced when they are taken. A program that generates ahead of training calls
+    ``produce`` for the next step before it trains, and ``drain`` before it pushes weights. All
+    shards call the same in the same order. The window's agreements are in a scope of their own, so
+    they need no order with those of training.
+    """
+
+    def __init__(
+        self, context: ControllerContext, config: SyncConfig, placement: PlacementShard
+    ) -> None:
+        facts = context.facts
+        self._context, self._config, self._placement = context, config, placement
+        self._agree = context.agree.scope("window")
+        self._ledger = Ledger(
+            shard=facts.shard,
+            shards=facts.shards,
+            rows=facts.rows["train"],
+            seed=facts.run.seed,
+            samples=context.advantage.group_size,
+            next_ordinal=facts.next_ordinal,
+        )
+        self._quota = Quota.of(config, facts.run.deterministic, facts.takes_stale)
+        self._quota.restore(facts.state.get("quota", {}))
+        if self._quota.carries:
+            self._ledger.carry(facts.carried)
+        self._drawing = Drawing(context, placement)
+        self._ahead: tuple[int, asyncio.Task[Taken]] | None = None
+        self._state = self._present_state()
+
+    def produce(self, step: int, least: int) -> None:
+        """Begins to produce the groups of ``step`` beside whatever the program does next. least:
+        the oldest version of the weights that may begin a sample.
+
+        One step may run ahead, and only when the one before it has been taken.
+        """
+        if self._ahead is not None:
+            raise ContractError(
+                f"step {self._ahead[0]} runs ahead already", where=f"producing step {step}"
+            )
+        self._ahead = step, asyncio.ensure_future(self._produce(step, least))
+
+    async def take(self, step: int) -> Taken:
+        """The groups of ``step``: those that ``produce`` has begun, or else produced now, under
+        weights of version ``step``. Raises what failed in producing them.
+        """
+        if self._ahead is None:
+            return await self._produce(step, least=step)
+        ahead, task = self._ahead
+        if ahead != step:
+            raise ContractError(f"step {ahead} runs ahead", where=f"taking step {step}")
+        taken = await task
+        self._ahead = None
+        return taken
+
+    async def drain(self) -> None:
+        """Returns when no sample is in flight: what was begun ahead is drawn, scored and settled,
+        and can be taken. Raises what failed in producing it. With nothing ahead it returns at once.
+        """
+        if self._ahead is not None:
+            await asyncio.shield(self._ahead[1])
+
+    def commit(self, taken: Taken) -> dict[int, tuple[str, str]]:
+        """Says that a step has been trained on and its weights are published; steps are committed
+        in order. Returns the verdict on each of this shard's groups that it consumed, with the
+        reason, by ordinal.
+        """
+        self._state = taken.state
+        return self._ledger.commit()
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run goes on with: as of the step that was committed last. What runs ahead
+        of it is produced again.
+        """
+        return self._state
+
+    def _present_state(self) -> dict[str, Any]:
+        return {"ledger": self._ledger.state(), "quota": self._quota.state()}
+
+    # -- producing ---------------------------------------------------------------------------------
+
+    async def _produce(self, step: int, least: int) -> Taken:
+        """Draws until the shards together hold enough groups that teach, or as many are issued as
+        may be.
+        """
+        settled = list[Settled]()
+        draws = set[asyncio.Task[None]]()
+        began_s = asyncio.get_running_loop().time()
+        self._placement.begin_rollout()
+        self._quota.begin()
+        try:
+            while not self._quota.over:
+                round_ = Round(step=step, number=self._quota.rounds, purpose=TRAIN, least=least)
+                if count := self._quota.issue():
+                    leases = self._ledger.lease(count)
+                    drawing = self._drawing.draw(self._ledger, round_, leases)
+                    draws.add(asyncio.ensure_future(drawing))
+                await self._wait(draws, began_s)
+                latest = self._settle()
+                await self._share(latest)
+                settled += latest
+        finally:
+            for task in draws:
+                task.cancel()
+        return await self._close(step, settled)
+
+    async def _wait(self, draws: set[asyncio.Task[None]], began_s: float) -> None:
+        """Until everything that was issued is there, or it is time to look whether more must be."""
+        if not draws:
+            return
+        tick_s = max(TICK_S, TICK_SHARE * (asyncio.get_running_loop().time() - began_s))
+        # Nothing more would be issued before all is there; or shards must stay together.
+        at_once = self._quota.exact or self._placement.awake.in_turns
+        done, _ = await asyncio.wait(
+            draws, timeout=None if at_once else tick_s, return_when=asyncio.FIRST_EXCEPTION
+        )
+        for task in done:
+            task.result()
+            draws.discard(task)
+
+    def _settle(self) -> list[Settled]:
+        """Gives every group of this shard that became complete its verdict."""
+        settled = []
+        for group in self._ledger.complete():
+            one = verdict_on(group, self._config, self._context.facts.rewards, self._context.filter)
+            self._ledger.settle(one.ordinal, one.verdict, one.reason)
+            settled.append(one)
+        return settled
+
+    async def _share(self, latest: Sequence[Settled]) -> None:
+        """Adds what became of this shard's groups to what became of the others'. Helps judges of
+        which nobody answers.
+        """
+        kept = sum(one.verdict == TRAINED for one in latest)
+        unusable = [one.group for one in latest if one.verdict == QUARANTINED]
+        shares = np.array([kept, len(unusable), len(latest), self._ledger.drawn])
+        sums = [round(float(value)) for value in await self._agree.sum("settled", shares)]
+        self._quota.settled(*sums[:3])
+        totals = self._quota.totals
+        if unusable and totals.unusable > self._config.failure_limit * totals.complete:
+            raise too_many_failures(unusable, totals.unusable, totals.complete)
+        all_shards_have_drawn = sums[3] == self._agree.shards
+        if all_shards_have_drawn and totals.in_flight > 0 and await self._placement.rescue():
+            await route_judges(self._context, self._placement)
+
+    # -- the end of a step -------------------------------------------------------------------------
+
+    async def _close(self, step: int, settled: list[Settled]) -> Taken:
+        """Ends the step behind the last group that it takes; what lies behind is surplus."""
+        await self._learn()  # before the ledger forgets the verdicts on the surplus
+        teach = [one.ordinal for one in settled if one.verdict == TRAINED]
+        issued_to = self._ledger.next_ordinal
+        end = await self._agree_on_end(teach)
+        surplus = self._ledger.close(end, self._quota.carries)
+        carried = self._ledger.carried()
+        self._quota.close(await self._sum_left(issued_to - end, carried, teach))
+        counts = Counter(surplus=len(surplus), surplus_carried=len(carried))
+        groups = self._taken(settled, end, counts)
+        return Taken(
+            step=step,
+            groups=groups,
+            counts=counts,
+            carried=self._ledger.carried_records(),
+            oldest=step if self._quota.holds else step + 1,
+            next_ordinal=end,
+            state=self._present_state(),
+        )
+
+    async def _learn(self) -> None:
+        """Tells the quota what share of the step's groups was kept, in the order they finished."""
+        if self._quota.learns:
+            kept = np.array([verdict == TRAINED for verdict in self._ledger.verdicts()], np.int64)
+            own = np.array([by_quarter(kept), by_quarter(np.ones(len(kept)))])
+            sums = np.rint(await self._agree.sum("quarters", own)).astype(int)
+            of_quarters = sums.reshape(2, -1).tolist()
+            self._quota.learn(kept=of_quarters[0], finished=of_quarters[1])
+
+    async def _agree_on_end(self, teach: list[int]) -> int:
+        """The ordinal behind the last one that the step takes. The lead sees the ordinals of all
+        shards that teach.
+        """
+        next_ordinal = self._ledger.next_ordinal
+
+        async def lead(parts: list[bytes]) -> list[bytes]:
+            decoded = [msgspec.msgpack.decode(part, type=list[int]) for part in parts]
+            teaching = [ordinal for part in decoded for ordinal in part]
+            end = self._quota.end(teaching, next_ordinal)
+            return [msgspec.msgpack.encode(end)] * self._agree.shards
+
+        answer = await self._agree.ask("kept", msgspec.msgpack.encode(teach), lead)
+        return msgspec.msgpack.decode(answer, type=int)
+
+    async def _sum_left(self, surplus: int, carried: list[int], teach: list[int]) -> Left:
+        """What the step leaves for the next one, over all shards. surplus: of all shards; carried,
+        teach: this shard's ordinals.
+        """
+        if not self._quota.carries or not surplus:
+            return Left()
+        own = np.array([len(carried), len(set(carried) & set(teach))])
+        sums = await self._agree.sum("carried", own)
+        return Left(surplus, *(round(float(value)) for value in sums))
+
+    def _taken(self, settled: list[Settled], end: int, counts: Counter[str]) -> list[list[Header]]:
+        """The groups that the step trains on; what became of each is counted and written down."""
+        kept = []
+        records = list[Record]()
+        for one in sorted(settled, key=lambda one: one.ordinal):
+            taken = one.ordinal < end
+            if taken and one.verdict == TRAINED:
+                kept.append(one.group)
+            elif taken:
+                counts[f"dropped/{one.reason}"] += 1
+            verdict = one.verdict if taken else "surplus"
+            records += self._context.trace.settled(one.group, verdict, one.reason)
+        self._placement.end_rollout(records)
+        self._context.trace.flush()
+        counts["issued"] = len(settled)
+        counts["kept"] = len(kept)
+        counts["rounds"] = self._quota.rounds if self._agree.lead else 0
+        return kept
