@@ -23,19 +23,8 @@ SECRET = b"s" * 32
 HELD = 4  # version of the weights that the generator holds
 
 
-class Shell(GeneratorShell):
-    """Writes down which versions it asked the trainers for."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self.restored: list[int] = []
-
-    async def _restore(self, version: int, call: Call) -> None:
-        self.restored.append(version)
-        self._backend.version = version  # type: ignore[misc]
-
-
-async def shell_of(directory: Path) -> Shell:
+async def shell_of(directory: Path, restored: list[int]) -> GeneratorShell:
+    """It writes down which versions it asks the trainers for."""
     network = InlineNetwork()
     spec = StoreSpec(node="agent.0", directory=str(directory), spill=str(directory / "spill"))
     service = Service("agent.0")
@@ -47,25 +36,32 @@ async def shell_of(directory: Path) -> Shell:
     generator.version = HELD
     datasets = {"train": fake.FakeDataset(fake.FakeDataConfig(rows=4))}
     settings = GeneratorSettings(run=Run(), batch_s=0.0, trainers=["policy.0"])
-    shell = Shell(generator, datasets, writer, ThreadCompute(), view, settings)
+    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, settings)
     shell.register(Service("rollout.0"))
+
+    async def restore(version: int, progress: object) -> None:
+        restored.append(version)
+        generator.version = version
+
+    shell._weights.restore = restore  # type: ignore[method-assign]
     return shell
 
 
 @pytest.mark.parametrize(
-    ("least", "restored"),
+    ("least", "wanted"),
     [(HELD - 1, []), (HELD, []), (HELD + 1, [HELD + 1])],
 )
 async def test_a_generator_takes_newer_weights_only_if_its_own_are_older_than_the_least(
-    least: int, restored: list[int], tmp_path: Path
+    least: int, wanted: list[int], tmp_path: Path
 ) -> None:
     """A step ahead of the weights is drawn with those that there are."""
-    shell = await shell_of(tmp_path)
+    restored: list[int] = []
+    shell = await shell_of(tmp_path, restored)
     leases = [Lease(0, 0, 0, (0, 1))]
     request = GenerateRequest(HELD + 1, 0, 0, TRAIN, leases, least=least)
     headers: list[Header] = []
     async for part in shell.generate(request, Call(lambda: None)):
         headers += part
-    assert shell.restored == restored
+    assert restored == wanted
     version = max(least, HELD)
     assert [header.versions for header in headers] == [(version, version)] * 2
