@@ -34,7 +34,6 @@ HEAVY = {
     "deepspeed",
     "megatron",
     "ray",
-    "safetensors",
     "tokenizers",
 }
 HEAVY |= {"pyarrow"}
