@@ -23,7 +23,7 @@ from gcore_core.config.plan import load_plan
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError, GcoreError
-from gcore_core.contract.factories import FactorySpec, build, config_object
+from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.run_files import CONFIG
 from gcore_core.contract.trainer import Trainer
 from gcore_core.run.checkpoints import Checkpoints
@@ -57,7 +57,7 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
     role = plan.settings.roles[ROLE]
     backend = plan.factory(f"roles.{ROLE}")
     python = open_interpreter(role.python, where=f"roles.{ROLE}.python").python
-    ranks = replica_slots(config_object(backend))
+    ranks = replica_slots(plan.objects[f"roles.{ROLE}"])
 
     def write(fresh: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="g-core-") as folder:

@@ -38,6 +38,7 @@ class Plan:
     settings: the core's own, all defaults filled in.
     config: the same as plain values, to be printed, saved and shown to plugins.
     provided: config path ("roles.policy", "rewards.exact", "advantage", ...) -> provider.
+    objects: the same paths -> the provider's own config object; None where it has no settings.
     lock: plugin, distribution and version of everything loaded.
     origins: dotted key -> where set.
     """
@@ -45,6 +46,7 @@ class Plan:
     settings: JobSettings
     config: dict[str, Any]
     provided: Mapping[str, Provided]
+    objects: Mapping[str, Any]
     source: Path
     lock: tuple[dict[str, str], ...]
     origins: Mapping[str, str]
@@ -123,10 +125,16 @@ def load_plan(
     origins = dict(source.origins) | _fill_defaults(settings, plugins, source.file)
     yaml_source.resolve_paths(settings, source.file.parent)
     config = asdict(settings)
-    plan = Plan(
+    objects = {
+        path: _config_object(item, path, _get(config, f"{path}.config"))
+        for path, item in provided.items()
+    }
+    checks.run(settings, config, provided, objects, plugins, source.file)
+    return Plan(
         settings=settings,
         config=config,
         provided=provided,
+        objects=objects,
         source=source.file,
         lock=tuple(
             {"plugin": item.name, "distribution": item.distribution, "version": item.version}
@@ -135,9 +143,6 @@ def load_plan(
         origins=origins,
         plugins=plugins,
     )
-    objects = {path: _config_object(plan, path) for path in provided}
-    checks.run(settings, config, provided, objects, plugins, source.file)
-    return plan
 
 
 def _normalised(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,21 +395,20 @@ def _fill_defaults(settings: JobSettings, plugins: Plugins, file: Path) -> dict[
     return origins
 
 
-def _config_object(plan: Plan, path: str) -> Any:
+def _config_object(item: Provided, path: str, config: Any) -> Any:
     """The provider's own config object, so that its ``__post_init__`` speaks before anything
     starts.
     """
-    cls = plan.provided[path].spec.config
+    cls = item.spec.config
     if cls is None:
         return None
     try:
-        return msgspec.convert(plan.at(path)["config"], cls)
+        return msgspec.convert(config, cls)
     except msgspec.ValidationError as error:
         if isinstance(
             error.__cause__, GcoreError
         ):  # the plugin's own words, which msgspec has wrapped
             raise error.__cause__ from None
-        item = plan.provided[path]
         raise ConfigError(
             f"{error}.", where=f"{path}.config", why=f"from plugin {item.plugin} ({item.owner})"
         ) from error

@@ -76,6 +76,8 @@ def _open() -> Any:
 
 @dataclass
 class Run:
+    """The run as a whole."""
+
     name: str | None = None  # None: stem of the file
     steps: int = _at_least(1, default=100)
     # The run ends when this many passes over the data are consumed; None: by steps alone.
@@ -97,27 +99,37 @@ class Choice:
 
 @dataclass
 class Launcher(Choice):
+    """What starts the node agents."""
+
     use: str = "core/local"
 
 
 @dataclass
 class Cluster:
+    """What the run may occupy."""
+
     devices: int | str = "auto"
 
 
 @dataclass
 class Controller(Choice):
+    """The step program."""
+
     use: str = "core/sync"
     shards: int = _at_least(1, default=1)
 
 
 @dataclass
 class Data(Choice):
+    """A dataset of prompts."""
+
     use: str = "core/jsonl"
 
 
 @dataclass
 class Evaluation:
+    """When and on what the policy is evaluated."""
+
     every: int = _at_least(0, default=0)
     prompts: int = _at_least(1, default=256)
     show: int = _at_least(0, default=3)
@@ -126,16 +138,22 @@ class Evaluation:
 
 @dataclass
 class Filter(Choice):
+    """Says which groups teach."""
+
     use: str = "core/keep-all"
 
 
 @dataclass
 class Balance(Choice):
+    """Splits records over data-parallel ranks."""
+
     use: str = "core/in-order"
 
 
 @dataclass
 class Placement(Choice):
+    """Decides which devices each role has."""
+
     use: str = "core/even"
     # Of generators, where their backend can.
     sleep_in_training: str = _one_of("auto", "always", "never")
@@ -143,6 +161,8 @@ class Placement(Choice):
 
 @dataclass
 class Checkpoint:
+    """When the run's state is saved and which states stay."""
+
     every: int = _at_least(0, default=0)  # steps; 0: saved only when a signal ends the run
     last: int = _at_least(1, default=3)
     keep_every: int = _at_least(0, default=0)
@@ -153,6 +173,8 @@ class Checkpoint:
 
 @dataclass
 class Role(Choice):
+    """One of ``roles``: a backend and where it runs."""
+
     slots: int = _at_least(1, default=1)
     # Replicas that stay awake where a placement policy moves devices.
     least: int = _at_least(1, default=1)
@@ -164,6 +186,8 @@ class Role(Choice):
 
 @dataclass
 class Reward(Choice):
+    """One of ``rewards``: a scorer and how its values count."""
+
     weight: float = 1.0
     normalise: str = _one_of("none", "group", "batch")
     when: dict[str, Any] = _open()

@@ -14,7 +14,6 @@ from typing import Any
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import keeps_weights
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.factories import config_object
 from gcore_core.run.placed import Placed
 
 GIB = 2**30
@@ -33,7 +32,7 @@ def host_memory(
     kept: dict[str, Counter[str]] = {}
     for role, workers in placed.workers.items():
         sleeps = role in (placed.sleeps if placed.moves else placed.resting)
-        if sleeps and keeps_weights(config_object(plan.factory(f"roles.{role}"))):
+        if sleeps and keeps_weights(plan.objects[f"roles.{role}"]):
             path = models[role].get("path")
             nbytes = (
                 sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) if path else 0

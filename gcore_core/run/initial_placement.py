@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.factories import build, config_object
+from gcore_core.contract.factories import build
 from gcore_core.contract.placement import Need, Partition, PlacementPolicy, Window
 from gcore_core.run.devices import find_devices
 from gcore_core.run.placed import Placed
@@ -20,7 +20,7 @@ def place(plan: Plan) -> Placed:
         role: Need(
             kind=plan.provided[f"roles.{role}"].kind,
             follows=node.follows or "",
-            size=replica_slots(config_object(plan.factory(f"roles.{role}"))),
+            size=replica_slots(plan.objects[f"roles.{role}"]),
             least=node.least,
         )
         for role, node in roles.items()

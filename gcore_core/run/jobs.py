@@ -13,7 +13,7 @@ from typing import Any
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import logprob_band, replica_slots, takes_stale, updates_per_step
-from gcore_core.contract.factories import FactorySpec, config_object
+from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.providers import RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.run.checkpoint_service import TRAINER, Resumed
@@ -183,8 +183,8 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
 def _facts(job: Job, shard: int) -> JobFacts:
     """What the controller of a shard is told."""
     settings = job.plan.settings
-    controller = config_object(job.plan.factory("controller"))
-    backends = [config_object(job.plan.factory(f"roles.{role}")) for role in settings.roles]
+    controller = job.plan.objects["controller"]
+    backends = [job.plan.objects[f"roles.{role}"] for role in settings.roles]
     asked = {reward.role: None for reward in settings.rewards.values()}
     resumed = job.resumed
     state = resumed.state if resumed else {}
@@ -206,7 +206,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         logprob_band=logprob_band(*backends),
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
-        takes_stale=takes_stale(config_object(job.plan.factory("objective"))),
+        takes_stale=takes_stale(job.plan.objects["objective"]),
         judges={role: job.workers(role) for role in asked if role and role != "rollout"},
         placement=job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),
         resting=list(job.placed.resting),
@@ -227,7 +227,7 @@ def _data_parallel(job: Job) -> list[list[str]]:
     """The workers of each of the policy's data-parallel ranks: neighbours that hold one replica
     together.
     """
-    size = replica_slots(config_object(job.plan.factory("roles.policy")))
+    size = replica_slots(job.plan.objects["roles.policy"])
     workers = job.workers("policy")
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
@@ -244,7 +244,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
     meeting.mkdir(mode=0o700, exist_ok=True)
     return PlainContext(
         devices=tuple(job.devices(role)[rank]) if node else (),
-        updates_per_step=updates_per_step(config_object(job.plan.factory("controller"))),
+        updates_per_step=updates_per_step(job.plan.objects["controller"]),
         model=dict(job.models.get(role, {})),
         engine=dict(node.engine) if node else {},
         rendezvous=str(meeting) if node and len(job.workers(role)) > 1 else "",
