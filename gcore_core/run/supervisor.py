@@ -49,9 +49,9 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.launchers import AGENT, Launcher, Site
+from gcore_core.runtime.rpc.deadlines import Deadlines, Wait
 from gcore_core.runtime.rpc.endpoints import ALIVE
 from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.rpc.retry import brief_s
 from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
 from gcore_core.runtime.store.client import StoreReader
 
@@ -109,6 +109,7 @@ class Supervisor:
                 self._job.names(), self._service(), self._job.directory / "logs"
             ) as site:
                 self._site = site
+                site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
                 looks = [
                     self._look_after(site, name)
                     for name in (AGENT, *self._job.names())
@@ -264,10 +265,9 @@ class Supervisor:
         for a process that has stopped altogether. The agent is there from the beginning, and
         nothing else in its process can hold it up.
         """
-        patience_s = self._job.plan.settings.run.patience_s
-        if name == AGENT:
-            patience_s = brief_s(patience_s)
-        else:
+        wait = Wait.SOON if name == AGENT else Wait.WORK
+        patience_s = site.network.deadlines.seconds(wait)
+        if name != AGENT:
             await self._ready.wait()
         while True:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -794,7 +794,7 @@ async def test_many_who_ask_are_given_one_copy(tmp_path: Path) -> None:
 async def test_a_connection_that_brings_nothing_any_more_ends_the_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "backoff_s", lambda attempt: 0.0)
+    monkeypatch.setattr(server, "PATIENT", replace(server.PATIENT, first_pause_s=0.0))
     nodes = await two_nodes(tmp_path, whole=0)
     ref = await nodes.writer.put(0, ALL, [LARGE])
     with pytest.raises(WorkerDied, match=f"agent.0: it sent 0 of {ref.nbytes} bytes and no more"):

@@ -33,6 +33,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.compute import Compute, ThreadCompute
 from gcore_core.runtime.process.spawn import read_spec
+from gcore_core.runtime.rpc.deadlines import Deadlines
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Network, Peer, Service, to_wire
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
@@ -233,7 +234,8 @@ def _listed(value: Any) -> list[Any]:
 async def _main(spec: WorkerSpec, lifeline: int) -> None:
     from gcore_core.runtime.rpc.sockets import RpcNetwork
 
-    network = RpcNetwork(spec.peers, spec.secret)
+    deadlines = Deadlines(spec.settings.run.patience_s)
+    network = RpcNetwork(spec.peers, spec.secret, deadlines=deadlines)
     # Readable means ended: the node agent is gone. The group is this worker's own, with all that it
     # started.
     loop = asyncio.get_running_loop()

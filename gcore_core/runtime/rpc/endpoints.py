@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from gcore_core.runtime.rpc.deadlines import Wait
+
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Item = TypeVar("Item")
@@ -25,11 +27,13 @@ class Endpoint(Generic[Request, Reply]):
 
     name: how it is called on the wire; unique among what one process serves.
     request, reply: types that msgspec can decode.
+    wait: what its caller waits for, which says how long (``deadlines``).
     """
 
     name: str
     request: type[Request]
     reply: type[Reply]
+    wait: Wait = Wait.ANSWER
 
     @cached_property
     def request_decoder(self) -> msgspec.msgpack.Decoder[Request]:
@@ -47,11 +51,13 @@ class StreamEndpoint(Generic[Request, Item]):
 
     name: how it is called on the wire; unique among what one process serves.
     request, item: types that msgspec can decode.
+    wait: what its caller waits for before each item.
     """
 
     name: str
     request: type[Request]
     item: type[Item]
+    wait: Wait = Wait.ANSWER
 
     @cached_property
     def request_decoder(self) -> msgspec.msgpack.Decoder[Request]:

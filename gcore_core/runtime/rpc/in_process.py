@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
+from gcore_core.runtime.rpc.deadlines import Deadlines
 from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc.service import (
     Call,
@@ -45,6 +46,7 @@ class InlineNetwork:
 
     def __init__(self, weather: Weather | None = None) -> None:
         self.weather = weather or Calm()
+        self.deadlines = Deadlines()
         self.services: dict[str, Service] = {}
         self.copies: set[asyncio.Task[None]] = set()  # of requests that arrived once more
 
@@ -55,6 +57,15 @@ class InlineNetwork:
 class InlineView:
     def __init__(self, network: InlineNetwork, name: str) -> None:
         self._network, self._name, self.traffic = network, name, Traffic()
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Of the whole process: all its views share them."""
+        return self._network.deadlines
+
+    @deadlines.setter
+    def deadlines(self, deadlines: Deadlines) -> None:
+        self._network.deadlines = deadlines
 
     def peer(self, name: str) -> Peer:
         return InlinePeer(self._network, self._name, name, self.traffic)
@@ -72,9 +83,14 @@ class InlinePeer:
         self._network, self._source = network, source
 
     async def call(
-        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+        self,
+        endpoint: Endpoint[Request, Reply],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
     ) -> Reply:
-        exchange = self._exchange(endpoint.name, request, deadline_s)
+        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
+        exchange = self._exchange(endpoint.name, request, limit_s)
         async with contextlib.aclosing(exchange) as messages:
             async for kind, body in messages:
                 if kind == "reply":
@@ -82,9 +98,14 @@ class InlinePeer:
         raise ContractError(f"{endpoint.name} gave no reply", where=self.name)
 
     async def stream(
-        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+        self,
+        endpoint: StreamEndpoint[Request, Item],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
     ) -> AsyncGenerator[Item, None]:
-        exchange = self._exchange(endpoint.name, request, deadline_s)
+        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
+        exchange = self._exchange(endpoint.name, request, limit_s)
         async with contextlib.aclosing(exchange) as messages:
             async for kind, body in messages:
                 if kind == "item":

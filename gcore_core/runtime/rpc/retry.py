@@ -1,34 +1,86 @@
-"""Asking again when a message or a connection was lost, and how long that may take. Requests are
-keyed, so their receivers run them once.
+"""Trying again what was lost on the way: one policy, and the calls that follow it.
+
+How long a single call may take stands in ``deadlines``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
+from gcore_core.runtime.rpc.deadlines import Deadlines, Wait
 from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.service import PROGRESS_S, Peer
 
-TRIES = 100  # three minutes: one that was lost may have a model to load
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """How often something is tried again, and how long after.
+
+    tries: at most so many, the first one included.
+    first_pause_s, longest_pause_s: the pause after the first try; it doubles after each, up to the
+        longest.
+    """
+
+    tries: int
+    first_pause_s: float = 0.05
+    longest_pause_s: float = 2.0
+
+    def pause_s(self, attempt: int) -> float:
+        """Seconds between try ``attempt``, counted from 0, and the next."""
+        return min(self.longest_pause_s, self.first_pause_s * 2.0**attempt)
+
+    async def run(
+        self, attempt: Callable[[int], Awaitable[T]], retried: tuple[type[Exception], ...]
+    ) -> T:
+        """What ``attempt(0)`` gives, or ``attempt(1)`` ... while it raises one of ``retried``.
+
+        Raises what the last try raised, and at once whatever is not among ``retried``.
+        """
+        for number in range(self.tries - 1):
+            try:
+                return await attempt(number)
+            except retried:
+                await asyncio.sleep(self.pause_s(number))
+        return await attempt(self.tries - 1)
+
+
+#: What says that nobody knows whether a request arrived: its process, or the way to it, is gone.
+LOST = (WorkerDied, DeadlineExceeded)
+#: Three minutes: a worker that takes a lost one's place may have a model to load.
+PATIENT = RetryPolicy(tries=100)
+#: A push that begins anew: what disturbs it is over soon, or is no disturbance.
+PUSHES = RetryPolicy(tries=5)
 
 
 class Insist(Protocol):
     """How ``insist`` is called, for those who are given it."""
 
     async def __call__(
-        self, peer: Peer, endpoint: Endpoint[Request, Reply], request: Request, deadline_s: float
+        self,
+        peer: Peer,
+        endpoint: Endpoint[Request, Reply],
+        request: Request,
+        deadline_s: float | None = None,
     ) -> Reply: ...
 
 
 async def insist(
-    peer: Peer, endpoint: Endpoint[Request, Reply], request: Request, deadline_s: float
+    peer: Peer,
+    endpoint: Endpoint[Request, Reply],
+    request: Request,
+    deadline_s: float | None = None,
 ) -> Reply:
-    """Calls until there is an answer, at most ``TRIES`` times; what the peer itself raised is
-    raised at once.
+    """Calls until there is an answer, by ``PATIENT``. Requests are keyed: receivers run them once.
+
+    deadline_s: of each call; by default the endpoint's own. What the peer itself raised is raised
+    at once.
     """
     return await insist_anew(peer, endpoint, lambda: request, deadline_s)
 
@@ -37,17 +89,14 @@ async def insist_anew(
     peer: Peer,
     endpoint: Endpoint[Request, Reply],
     request: Callable[[], Request],
-    deadline_s: float,
+    deadline_s: float | None = None,
 ) -> Reply:
     """Like ``insist``; ``request`` makes what each attempt sends, since what it says may change."""
-    for attempt in range(TRIES):
-        try:
-            return await peer.call(endpoint, request(), deadline_s=deadline_s)
-        except (WorkerDied, DeadlineExceeded):
-            if attempt == TRIES - 1:
-                raise
-            await asyncio.sleep(backoff_s(attempt))
-    raise AssertionError("unreachable")
+
+    def call(attempt: int) -> Awaitable[Reply]:
+        return peer.call(endpoint, request(), deadline_s=deadline_s)
+
+    return await PATIENT.run(call, LOST)
 
 
 @contextlib.contextmanager
@@ -69,12 +118,10 @@ def shown(progress: Callable[[], None], waits: Callable[[], bool] = lambda: True
         ticking.cancel()
 
 
+# What the step programs still call by these names.
+TRIES, backoff_s = PATIENT.tries, PATIENT.pause_s
+
+
 def brief_s(patience_s: float) -> float:
-    """Of ``run.patience_s``, what is enough for work of seconds: a node agent's answer, a bucket
-    that is loaded.
-    """
-    return min(patience_s, max(60.0, patience_s / 10))
-
-
-def backoff_s(attempt: int) -> float:
-    return min(2.0, 0.05 * 2.0**attempt)
+    """The deadline of what should take seconds."""
+    return Deadlines(patience_s).seconds(Wait.SOON)

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, overload
 import msgspec
 
 from gcore_core.contract.errors import ContractError, GcoreError, WorkerError, error_types
+from gcore_core.runtime.rpc.deadlines import Deadlines
 from gcore_core.runtime.rpc.endpoints import (
     ALIVE,
     Endpoint,
@@ -160,14 +161,22 @@ class Peer(Protocol):
     name: str
 
     async def call(
-        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+        self,
+        endpoint: Endpoint[Request, Reply],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
     ) -> Reply:
         """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is
         gone.
         """
 
     def stream(
-        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+        self,
+        endpoint: StreamEndpoint[Request, Item],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
     ) -> AsyncGenerator[Item, None]:
         """Items in the order they were sent; closing it early cancels the request."""
 
@@ -175,9 +184,13 @@ class Peer(Protocol):
 
 
 class Network(Protocol):
-    """How a process reaches the others and is reached."""
+    """How a process reaches the others and is reached.
+
+    deadlines: of calls that give none of their own.
+    """
 
     traffic: Traffic
+    deadlines: Deadlines
 
     def peer(self, name: str) -> Peer: ...
 

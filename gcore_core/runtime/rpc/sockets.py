@@ -30,6 +30,7 @@ from gcore_core.contract.errors import (
     WorkerDied,
 )
 from gcore_core.runtime.rpc import wire
+from gcore_core.runtime.rpc.deadlines import Deadlines
 from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc.service import (
     MESSAGE_LIMIT_BYTES,
@@ -55,10 +56,21 @@ _GREETING, _ANSWER = msgspec.msgpack.Decoder(Greeting), msgspec.msgpack.Decoder(
 
 
 class RpcNetwork:
-    """Peers by name; ``addresses`` maps every name this process may talk to."""
+    """Peers by name.
 
-    def __init__(self, addresses: dict[str, str], secret: bytes, timeout_s: float = 30.0) -> None:
+    addresses: of every name that this process may talk to.
+    timeout_s: for which somebody is looked for who answers at an address.
+    """
+
+    def __init__(
+        self,
+        addresses: dict[str, str],
+        secret: bytes,
+        timeout_s: float = 30.0,
+        deadlines: Deadlines | None = None,
+    ) -> None:
         self.addresses, self.secret, self.timeout_s = addresses, secret, timeout_s
+        self.deadlines = deadlines or Deadlines()
         self.traffic = Traffic()
         self.expired: Callable[[str, str], None] = lambda peer, what: (
             None
@@ -182,10 +194,15 @@ class RpcPeer:
         self._connecting: asyncio.Task[None] | None = None
 
     async def call(
-        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+        self,
+        endpoint: Endpoint[Request, Reply],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
     ) -> Reply:
         name = endpoint.name
-        async with contextlib.aclosing(self._exchange(name, request, deadline_s)) as frames:
+        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
+        async with contextlib.aclosing(self._exchange(name, request, limit_s)) as frames:
             async for frame in frames:
                 if frame.kind == wire.REPLY:
                     what = f"reply to {name!r}"
@@ -193,10 +210,15 @@ class RpcPeer:
         raise ContractError(f"{name} gave no reply", where=self.name)
 
     async def stream(
-        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+        self,
+        endpoint: StreamEndpoint[Request, Item],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
     ) -> AsyncGenerator[Item, None]:
         name = endpoint.name
-        async with contextlib.aclosing(self._exchange(name, request, deadline_s)) as frames:
+        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
+        async with contextlib.aclosing(self._exchange(name, request, limit_s)) as frames:
             async for frame in frames:
                 if frame.kind == wire.ITEM:
                     what = f"item of {name!r}"

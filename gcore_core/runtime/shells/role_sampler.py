@@ -15,7 +15,7 @@ from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDi
 from gcore_core.contract.questions import Answer, Question
 from gcore_core.contract.records import Inquiry
 from gcore_core.runtime.messages import ASK, AskRequest, QuestionItem
-from gcore_core.runtime.rpc.retry import TRIES, backoff_s
+from gcore_core.runtime.rpc.retry import LOST, PATIENT
 from gcore_core.runtime.rpc.service import Peer
 
 ANSWER_DEADLINE_S = 600.0
@@ -53,18 +53,18 @@ class RoleSampler:
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
         found: list[list[Answer | None]] = [[None] * question.samples for question in questions]
-        avoid = set[int]()
-        for attempt in range(TRIES):
+        avoid = set[int]()  # replicas that were lost in the latest try
+
+        async def ask_for_the_rest(attempt: int) -> None:
             parts = self._deal(questions, found, avoid)
-            if not parts:
-                break
             asks = (self._ask(replica, part, questions, found) for replica, part in parts.items())
-            lost = await asyncio.gather(*asks)
-            avoid = {replica for replica, error in zip(parts, lost, strict=True) if error}
-            if avoid:
-                if attempt == TRIES - 1:
-                    raise next(error for error in lost if error)
-                await asyncio.sleep(backoff_s(attempt))
+            errors = dict(zip(parts, await asyncio.gather(*asks), strict=True))
+            avoid.clear()
+            avoid.update(replica for replica, error in errors.items() if error)
+            for error in filter(None, errors.values()):
+                raise error
+
+        await PATIENT.run(ask_for_the_rest, LOST)
         answers = [[answer for answer in row if answer is not None] for row in found]
         if any(
             len(row) != question.samples for row, question in zip(answers, questions, strict=True)

@@ -15,7 +15,7 @@ from gcore_core.runtime.messages import OPEN_PUSH, OpenPush, PullWeights, PushCo
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import PUSH_DEADLINE_S, pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.rpc.retry import TRIES, backoff_s, insist
+from gcore_core.runtime.rpc.retry import PATIENT, insist
 from gcore_core.runtime.rpc.service import Network
 
 RESTORE_BUCKET_BYTES = 256 << 20
@@ -42,7 +42,8 @@ class WeightsFollower:
     ) -> None:
         self._backend, self._compute, self._network = backend, compute, network
         self._lock, self._trainers = lock, list(trainers)
-        self._process = process or int.from_bytes(os.urandom(5), "big")
+        number = process or int.from_bytes(os.urandom(5), "big")
+        self._first_attempt = number * PATIENT.tries  # of pushes that this process asks for
         self._pulls = Gathering(1)
         self._mapped: dict[str, np.ndarray] = {}  # path -> shared memory, kept between pushes
         self.restoring = asyncio.Lock()
@@ -76,10 +77,10 @@ class WeightsFollower:
         one's, it is begun anew.
         """
         async with self.restoring:
-            for attempt in range(TRIES):
+            for attempt in range(PATIENT.tries):
                 if self._backend.version >= version:
                     return
-                opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, self._process * TRIES + attempt)
+                opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt)
                 ranks = map(self._network.peer, self._trainers)
                 await asyncio.gather(
                     *(insist(rank, OPEN_PUSH, opened, PUSH_DEADLINE_S) for rank in ranks)
@@ -89,6 +90,6 @@ class WeightsFollower:
                         PullWeights(version, 0, self._trainers[0], opened.attempt), progress
                     )
                 except (ContractError, WeightMismatch):
-                    if attempt == TRIES - 1:
+                    if attempt == PATIENT.tries - 1:
                         raise
-                    await asyncio.sleep(backoff_s(attempt))
+                    await asyncio.sleep(PATIENT.pause_s(attempt))

@@ -36,7 +36,7 @@ from gcore_core.runtime.messages import (
     ReleaseRequest,
     SlabRequest,
 )
-from gcore_core.runtime.rpc.retry import TRIES, backoff_s
+from gcore_core.runtime.rpc.retry import PATIENT
 from gcore_core.runtime.rpc.service import Call, Peer, Service
 from gcore_core.runtime.store.client import (
     NOTHING_RELEASED,
@@ -299,11 +299,11 @@ class SlabService:
         """Fills ``memory``; goes on from where it was when a connection breaks."""
         have, failures = 0, 0
         while have < ref.nbytes:
-            if failures == TRIES:
+            if failures == PATIENT.tries:
                 raise WorkerDied(
                     f"it sent {have} of {ref.nbytes} bytes and no more", where=ref.node
                 )
-            await asyncio.sleep(backoff_s(failures) if failures else 0)
+            await asyncio.sleep(PATIENT.pause_s(failures) if failures else 0)
             failures += 1
             stream = self._peer(ref.node).stream(
                 READ, ReadRequest(ref, have), deadline_s=READ_DEADLINE_S

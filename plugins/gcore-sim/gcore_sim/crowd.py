@@ -73,7 +73,11 @@ class Crowd:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def call(
-        self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
+        self,
+        endpoint: Endpoint[Request, Reply],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
     ) -> Reply:
         if isinstance(request, SpawnRequest):
             request = cast(Request, SpawnRequest(await self.start(request.workers)))
@@ -83,7 +87,11 @@ class Crowd:
         return answer
 
     async def stream(
-        self, endpoint: StreamEndpoint[Request, Item], request: Request, *, deadline_s: float = 60.0
+        self,
+        endpoint: StreamEndpoint[Request, Item],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
     ) -> AsyncGenerator[Item, None]:
         """The exits that the agent streams, and those of workers that were started here."""
         stream = self._agent.stream(endpoint, request, deadline_s=deadline_s)
