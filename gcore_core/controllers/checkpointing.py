@@ -27,7 +27,6 @@ from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.retry import insist
 
 T = TypeVar("T")
-SAVE_DEADLINE_S = 3600.0
 
 
 class Checkpointing:
@@ -97,16 +96,14 @@ class Checkpointing:
         """Every rank takes part, since saving may need collectives."""
         ranks = self._context.trainers
         try:
-            await asyncio.gather(
-                *(insist(rank, endpoint, request, SAVE_DEADLINE_S) for rank in ranks)
-            )
+            await asyncio.gather(*(insist(rank, endpoint, request) for rank in ranks))
         except CheckpointError as error:
             self._begun = None
             failed = CommitCheckpoint(request.step, {}, {}, str(error))
             await self._tell(COMMIT_CHECKPOINT, failed)
 
     async def _tell(self, endpoint: Endpoint[Request, Reply], request: Request) -> Reply:
-        return await insist(self._context.supervisor, endpoint, request, SAVE_DEADLINE_S)
+        return await insist(self._context.supervisor, endpoint, request)
 
 
 class Stopped(Exception):

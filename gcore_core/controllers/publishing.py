@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from gcore_core.contract.errors import ContractError, WeightMismatch, WorkerDied
 from gcore_core.contract.weight_transfer import SHM
@@ -19,10 +20,7 @@ from gcore_core.runtime.messages import (
     PullWeights,
     SaveWeights,
 )
-from gcore_core.runtime.push import PUSH_DEADLINE_S
-from gcore_core.runtime.rpc.retry import backoff_s, brief_s, insist
-
-TRIES = 5
+from gcore_core.runtime.rpc.retry import PUSHES, insist
 
 
 class Publishing:
@@ -49,29 +47,18 @@ class Publishing:
         return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
     async def _push(self, version: int, release_before: int) -> None:
-        """Begun anew when a replica is lost in the middle of it: the one that takes its place asks
-        from the start.
+        """Begins anew when a replica is lost in the middle of a push: the one that takes its place
+        asks from the start, and finds the first buckets overwritten (WeightMismatch).
         """
-        for attempt in range(TRIES):
-            try:
-                await self._attempt(version, release_before, attempt)
-                break
-            except (
-                WorkerDied,
-                ContractError,
-                WeightMismatch,
-            ):  # mismatch: its first buckets are overwritten by now
-                if attempt == TRIES - 1:
-                    raise
-                await asyncio.sleep(backoff_s(attempt))
-        await insist(self._context.supervisor, PUBLISHED, Published(version), 60.0)
+        lost = (WorkerDied, ContractError, WeightMismatch)
+        await PUSHES.run(partial(self._attempt, version, release_before), lost)
+        await insist(self._context.supervisor, PUBLISHED, Published(version))
 
     async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
-        ranks, wanted = self._context.trainers, self._config.push_transport
-        replicas, patience_s = self._placement.replicas, brief_s(self._context.facts.run.patience_s)
-        transport = (
-            SHM if attempt and wanted == "auto" else wanted
-        )  # which needs nothing of anybody's device
+        ranks, replicas = self._context.trainers, self._placement.replicas
+        wanted = self._config.push_transport
+        # Shared memory needs nothing of anybody's device.
+        transport = SHM if attempt and wanted == "auto" else wanted
         request = OpenPush(
             version, self._config.push_bucket_bytes, len(replicas), attempt, transport
         )
@@ -79,10 +66,10 @@ class Publishing:
         def pull(receiver: int) -> PullWeights:
             return PullWeights(version, receiver, ranks[0].name, attempt, release_before)
 
-        await insist(ranks[0], OPEN_PUSH, request, PUSH_DEADLINE_S)
+        await insist(ranks[0], OPEN_PUSH, request)
         await asyncio.gather(
-            *(insist(rank, OPEN_PUSH, request, PUSH_DEADLINE_S) for rank in ranks[1:]),
-            *(insist(replica, PULL, pull(i), patience_s) for i, replica in enumerate(replicas)),
+            *(insist(rank, OPEN_PUSH, request) for rank in ranks[1:]),
+            *(insist(replica, PULL, pull(i)) for i, replica in enumerate(replicas)),
         )
 
     async def save(self) -> None:
@@ -92,7 +79,5 @@ class Publishing:
         agree, output = self._context.agree, self._context.facts.output
         if agree.lead and output:
             ranks, request = self._context.trainers, SaveWeights(output)
-            await asyncio.gather(
-                *(insist(r, SAVE_PRETRAINED, request, PUSH_DEADLINE_S) for r in ranks)
-            )
+            await asyncio.gather(*(insist(r, SAVE_PRETRAINED, request) for r in ranks))
         await agree.barrier("saved")

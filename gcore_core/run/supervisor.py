@@ -252,7 +252,7 @@ class Supervisor:
     async def _watch(self, site: Site) -> None:
         """Raises the first cause when a process is lost that nobody replaces."""
         try:
-            async for gone in site.agent.stream(EXITS, Nothing(), deadline_s=float("inf")):
+            async for gone in site.agent.stream(EXITS, Nothing()):
                 await self._exited(gone)
         except WorkerDied as error:
             if error.where == AGENT:

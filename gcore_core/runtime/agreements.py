@@ -33,7 +33,6 @@ from gcore_core.runtime.rpc.gathering import Act, Gathering
 from gcore_core.runtime.rpc.retry import Insist
 from gcore_core.runtime.rpc.service import Call, Peer, Service
 
-DEADLINE_S = 3600.0
 KEPT = 64  # answers of a scope that are remembered for requests that are sent again
 _PAYLOAD_LIMIT_BYTES = 16 << 20
 
@@ -159,7 +158,7 @@ class Agreements:
         return await self._call(AGREE_DEAL, DealRequest(request.key, self.shard, parts))
 
     async def _call(self, endpoint: Endpoint[Request, Reply], request: Request) -> Reply:
-        return await self._insist(self._peer, endpoint, request, DEADLINE_S)
+        return await self._insist(self._peer, endpoint, request)
 
     async def barrier(self, name: str, flag: bool = False) -> bool:
         """Whether any shard came with its flag up."""

@@ -25,6 +25,7 @@ from gcore_core.contract.records import (
     WeightPlan,
 )
 from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
+from gcore_core.runtime.rpc.deadlines import Wait
 from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.service import RemoteFailure
 from gcore_core.runtime.worker_settings import AnySettings
@@ -124,11 +125,11 @@ class AnswerItem(Message):
     n_actions: int
 
 
-GENERATE = StreamEndpoint("generate", GenerateRequest, list[Header])
-SCORE = Endpoint("score", ScoreRequest, list[RecordScore])
-SLEEP = Endpoint("sleep", SleepRequest, Nothing)
-WAKE = Endpoint("wake", Nothing, WakeReply)
-ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem])
+GENERATE = StreamEndpoint("generate", GenerateRequest, list[Header], Wait.WORK)
+SCORE = Endpoint("score", ScoreRequest, list[RecordScore], Wait.WORK)
+SLEEP = Endpoint("sleep", SleepRequest, Nothing, Wait.MOVE)
+WAKE = Endpoint("wake", Nothing, WakeReply, Wait.MOVE)
+ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem], Wait.MOVE)
 
 
 # -- preparation and training ----------------------------------------------------------------------
@@ -184,11 +185,11 @@ class RelayedEndpoint(Generic[Part, Answer]):
     @cached_property
     def of_relay(self) -> Endpoint[RelayRequest, list[Answer]]:
         """A shard's parts for some ranks in, those ranks' answers to this shard out."""
-        return Endpoint(f"relay.{self.name}", RelayRequest, self.answers)
+        return Endpoint(f"relay.{self.name}", RelayRequest, self.answers, Wait.WORK)
 
     @cached_property
     def of_rank(self) -> Endpoint[list[Part], list[Answer]]:
-        return Endpoint(self.name, self.parts, self.answers)
+        return Endpoint(self.name, self.parts, self.answers, Wait.SHARDS)
 
 
 class PrepareRequest(Message):
@@ -266,11 +267,11 @@ class SaveWeights(Message):
     directory: str
 
 
-OPEN_PUSH = Endpoint("open_push", OpenPush, Nothing)
-PULL = Endpoint("pull", PullWeights, PushConfirmed)
+OPEN_PUSH = Endpoint("open_push", OpenPush, Nothing, Wait.PUSH)
+PULL = Endpoint("pull", PullWeights, PushConfirmed, Wait.SOON)
 PLAN = Endpoint("plan", PlanRequest, WeightPlan)
 BUCKET = Endpoint("bucket", BucketRequest, Bucket)
-SAVE_PRETRAINED = Endpoint("save_pretrained", SaveWeights, Nothing)
+SAVE_PRETRAINED = Endpoint("save_pretrained", SaveWeights, Nothing, Wait.PUSH)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -308,11 +309,11 @@ class CommitCheckpoint(Message):
     failed: str = ""
 
 
-CARRIED = Endpoint("carried", Carried, Nothing)
-OPEN_CHECKPOINT = Endpoint("open_checkpoint", OpenCheckpoint, CheckpointPlace)
-SAVE_STATE = Endpoint("save_state", SaveState, Nothing)
-FINISH_SAVE = Endpoint("finish_save", SaveState, Nothing)
-COMMIT_CHECKPOINT = Endpoint("commit_checkpoint", CommitCheckpoint, Nothing)
+CARRIED = Endpoint("carried", Carried, Nothing, Wait.MEETING)
+OPEN_CHECKPOINT = Endpoint("open_checkpoint", OpenCheckpoint, CheckpointPlace, Wait.MEETING)
+SAVE_STATE = Endpoint("save_state", SaveState, Nothing, Wait.MEETING)
+FINISH_SAVE = Endpoint("finish_save", SaveState, Nothing, Wait.MEETING)
+COMMIT_CHECKPOINT = Endpoint("commit_checkpoint", CommitCheckpoint, Nothing, Wait.MEETING)
 
 
 # -- agreements ------------------------------------------------------------------------------------
@@ -335,10 +336,10 @@ class DealRequest(Agreement):
     parts: list[bytes]  # one per shard from the lead, empty from the others
 
 
-AGREE_SUM = Endpoint("agree.sum", SumRequest, list[float])
-AGREE_COLLECT = Endpoint("agree.collect", CollectRequest, list[bytes])
-AGREE_DEAL = Endpoint("agree.deal", DealRequest, bytes)
-AGREE_ASK = Endpoint("agree.ask", CollectRequest, bytes)
+AGREE_SUM = Endpoint("agree.sum", SumRequest, list[float], Wait.MEETING)
+AGREE_COLLECT = Endpoint("agree.collect", CollectRequest, list[bytes], Wait.MEETING)
+AGREE_DEAL = Endpoint("agree.deal", DealRequest, bytes, Wait.MEETING)
+AGREE_ASK = Endpoint("agree.ask", CollectRequest, bytes, Wait.MEETING)
 
 
 # -- supervision -----------------------------------------------------------------------------------
@@ -445,14 +446,14 @@ class UsageReply(Message):
 
 
 # of the supervisor
-HELLO = Endpoint("hello", Hello, Nothing)
+HELLO = Endpoint("hello", Hello, Nothing, Wait.EVER)
 FAILED = Endpoint("failed", RemoteFailure, Nothing)
 HUNG = Endpoint("hung", Hung, Nothing)
-STEP_END = Endpoint("step_end", StepEnd, Nothing)
+STEP_END = Endpoint("step_end", StepEnd, Nothing, Wait.MOVE)
 PUBLISHED = Endpoint("published", Published, Nothing)
 # of a node's agent
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
-EXITS = StreamEndpoint("exits", Nothing, WorkerExit)
+EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
 USAGE = Endpoint("usage", Nothing, UsageReply)
 KILL = Endpoint("kill", KillRequest, Nothing)
 # of the lead

@@ -50,8 +50,6 @@ from gcore_core.runtime.rpc.retry import insist, shown
 from gcore_core.runtime.rpc.service import Call, Peer
 from gcore_core.runtime.store.client import copy_hashed, map_file
 
-PUSH_DEADLINE_S = 300.0
-_BUCKET_S = 60.0  # shorter, since a sender that waits for other receivers says so
 _BUCKET_BYTES = (
     64 << 20
 )  # no cache holds one, and what is copied passes by the caches: so few, and few messages
@@ -232,14 +230,14 @@ async def pull_weights(
     mapped: path -> shared memory, kept by the caller between pushes.
     """
     version = request.version
-    plan = await insist(source, PLAN, PlanRequest(version, request.attempt), _BUCKET_S)
+    plan = await insist(source, PLAN, PlanRequest(version, request.attempt))
     await compute(receiver.begin_weights, plan)
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
 
     async def ask(index: int) -> Bucket:
         asked = BucketRequest(version, request.receiver, index, request.attempt, offers)
         with shown(progress):
-            return await insist(source, BUCKET, asked, _BUCKET_S)
+            return await insist(source, BUCKET, asked)
 
     bucket, digests = await ask(0), dict[str, int]()
     reader = _reader(receiver, bucket.transport, request.receiver, mapped)

@@ -27,7 +27,6 @@ from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Handler, Network, Service, decoded, encode
 
 RELAYED = 32  # ranks behind one relay, which is the first worker of the first of them
-DEADLINE_S = 1800.0
 Raw = msgspec.Raw
 
 
@@ -64,7 +63,7 @@ class Relay:
         async def ask_worker(name: str, parts: list[Raw]) -> list[Raw]:
             if name == self._service.name:
                 return await _call_here(endpoint, handler, parts, call, name)
-            return await insist(self._network.peer(name), encoded, parts, DEADLINE_S)
+            return await insist(self._network.peer(name), encoded, parts)
 
         async def ask_rank(workers: list[str], parts: list[Raw]) -> list[Raw]:
             answers = await asyncio.gather(*(ask_worker(name, parts) for name in workers))

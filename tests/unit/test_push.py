@@ -34,8 +34,9 @@ from gcore_core.runtime.messages import (
     PullWeights,
 )
 from gcore_core.runtime.process.compute import Compute, DirectCompute
-from gcore_core.runtime.push import PUSH_DEADLINE_S, PushSource, pull_weights
+from gcore_core.runtime.push import PushSource, pull_weights
 from gcore_core.runtime.relay import Relay
+from gcore_core.runtime.rpc.deadlines import Deadlines, Wait
 from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
 from gcore_core.runtime.rpc.service import Call, Service
@@ -564,7 +565,7 @@ def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_p
     """A receiver, by its own silence; or the trainer, by that of the requests for buckets, which
     expire then alone.
     """
-    slow_s, shown = 2 * PUSH_DEADLINE_S, Counter[int]()
+    slow_s, shown = 2 * Deadlines().seconds(Wait.PUSH), Counter[int]()
     compute = Slow(slow, slow_s, shown)
 
     async def push() -> Counter[tuple[int, int]]:

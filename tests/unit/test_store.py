@@ -728,7 +728,7 @@ class Breaking:
         self.offsets: list[int] = []
 
     async def stream(
-        self, endpoint: StreamEndpoint[Any, Item], request: Any, *, deadline_s: float
+        self, endpoint: StreamEndpoint[Any, Item], request: Any, *, deadline_s: float | None = None
     ) -> AsyncGenerator[Any, None]:
         self.offsets.append(request.offset)
         sent = 0

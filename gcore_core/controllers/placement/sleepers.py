@@ -11,7 +11,6 @@ from gcore_core.runtime.rpc.endpoints import ALIVE, Endpoint, Reply, Request
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Peer
 
-MOVE_DEADLINE_S = 600.0
 ANSWER_S = 2.0
 Replica = tuple[str, int]  # role, number
 
@@ -92,5 +91,5 @@ class Sleepers:
             for one in whom
             if one[0] in self._able and one not in self.lost
         ]
-        await asyncio.gather(*(insist(peer, endpoint, request, MOVE_DEADLINE_S) for peer in peers))
+        await asyncio.gather(*(insist(peer, endpoint, request) for peer in peers))
         return len(peers)

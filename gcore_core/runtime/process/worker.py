@@ -82,9 +82,7 @@ class Worker:
             raise
         except Exception as error:  # isolation point: the supervisor reports it
             log.exception("%s ends", spec.name)
-            await self._network.peer("supervisor").call(
-                FAILED, to_wire(error, spec.name), deadline_s=10
-            )
+            await self._network.peer("supervisor").call(FAILED, to_wire(error, spec.name))
             raise
         finally:
             for close in self._closing:
@@ -93,7 +91,7 @@ class Worker:
     async def _hello(self) -> None:
         hello = Hello(self._spec.name, os.getpid(), self._versions)
         # A controller's hello is answered when everybody is up, and loading a model may take long.
-        await insist(self._network.peer("supervisor"), HELLO, hello, float("inf"))
+        await insist(self._network.peer("supervisor"), HELLO, hello)
 
     async def _controller(self, facts: JobFacts) -> None:
         factories = self._spec.factories

@@ -18,8 +18,6 @@ from gcore_core.runtime.messages import ASK, AskRequest, QuestionItem
 from gcore_core.runtime.rpc.retry import LOST, PATIENT
 from gcore_core.runtime.rpc.service import Peer
 
-ANSWER_DEADLINE_S = 600.0
-
 
 class RoleSampler:
     """One scorer worker's way to the replicas of a role. It knows its own load of each only, which
@@ -107,7 +105,7 @@ class RoleSampler:
         """Fills in what this replica answers; the error, when it is lost on the way."""
         owed, clock = sum(len(item.samples) for item in part), asyncio.get_running_loop().time
         began_s = clock()
-        stream = self._replicas[replica].stream(ASK, AskRequest(part), deadline_s=ANSWER_DEADLINE_S)
+        stream = self._replicas[replica].stream(ASK, AskRequest(part))
         try:
             async with contextlib.aclosing(stream):
                 async for answers in stream:

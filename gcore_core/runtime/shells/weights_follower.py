@@ -13,7 +13,7 @@ from gcore_core.contract.errors import ContractError, WeightMismatch
 from gcore_core.contract.generator import Generator, ReceivesWeights
 from gcore_core.runtime.messages import OPEN_PUSH, OpenPush, PullWeights, PushConfirmed
 from gcore_core.runtime.process.compute import Compute
-from gcore_core.runtime.push import PUSH_DEADLINE_S, pull_weights
+from gcore_core.runtime.push import pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import PATIENT, insist
 from gcore_core.runtime.rpc.service import Network
@@ -82,9 +82,7 @@ class WeightsFollower:
                     return
                 opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt)
                 ranks = map(self._network.peer, self._trainers)
-                await asyncio.gather(
-                    *(insist(rank, OPEN_PUSH, opened, PUSH_DEADLINE_S) for rank in ranks)
-                )
+                await asyncio.gather(*(insist(rank, OPEN_PUSH, opened) for rank in ranks))
                 try:
                     await self.pull(
                         PullWeights(version, 0, self._trainers[0], opened.attempt), progress

@@ -45,7 +45,6 @@ from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Peer, encode
 from gcore_core.runtime.store.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 
-DEADLINE_S = 60.0
 NOTHING_RELEASED = (0, 0)
 STAMP_BYTES = 8  # the digest of what comes behind it
 # copied past the caches, then hashed where the copy has left it in the core's own cache
@@ -155,7 +154,7 @@ class StoreReader:
         if ref is None:
             raise DataError("a record without columns cannot be opened", where="store")
         if ref.node != self._node and self._agent is not None:
-            ref = await insist(self._agent, FETCH, ref, DEADLINE_S)
+            ref = await insist(self._agent, FETCH, ref)
         return self.open(ref) if ref.dtype == "columns" else self.open_array(ref)
 
     def open(self, ref: Ref) -> Chunk:
@@ -309,7 +308,7 @@ class StoreWriter:
     ) -> dict[Ref, Ref]:
         """Of each blob that was just made the one to keep: the node's, where it had one."""
         request, slab = BlobRequest(dict.fromkeys(shards, step), list(made)), self._open[step, True]
-        end, told = slab.used, await insist(self._agent, BLOB, request, DEADLINE_S)
+        end, told = slab.used, await insist(self._agent, BLOB, request)
         pairs = zip(made.items(), told, strict=True)
         kept = {
             own: ref if ref == own or self._holds(ref, flat) else own for (own, flat), ref in pairs
@@ -335,7 +334,7 @@ class StoreWriter:
             or slab.used + STAMP_BYTES + nbytes > len(slab.memory)
         ):
             asked = SlabRequest(self._owner, STAMP_BYTES + nbytes, dict.fromkeys(shards, step))
-            name = await insist(self._agent, SLAB, asked, DEADLINE_S)
+            name = await insist(self._agent, SLAB, asked)
             if is_over(self._released, asked.held):  # the agent may have given it to another by now
                 raise ContractError(f"its shards have released step {step}", where="store")
             slab = self._open[key] = _Slab(self._slabs[name].data, name, shards)
@@ -348,7 +347,7 @@ class StoreWriter:
 
     async def close(self) -> None:
         """Nothing more is written; what there is stays for as long as shards hold it."""
-        await insist(self._agent, RELEASE, ReleaseRequest(self._owner, {}), DEADLINE_S)
+        await insist(self._agent, RELEASE, ReleaseRequest(self._owner, {}))
 
     def release(self, told: Released) -> None:
         """Shards need no record of earlier steps. A later epoch of one takes over, from whatever
@@ -371,6 +370,6 @@ class StoreWriter:
             k: r for k, r in self._blobs.items() if not is_over(released, dict.fromkeys(k[1], k[0]))
         }
         request = ReleaseRequest(self._owner, fresh)
-        telling = asyncio.ensure_future(insist(self._agent, RELEASE, request, DEADLINE_S))
+        telling = asyncio.ensure_future(insist(self._agent, RELEASE, request))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)

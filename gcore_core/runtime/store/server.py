@@ -51,7 +51,6 @@ SLAB_BYTES = (
     8 << 20
 ) + 4096  # so that arrays whose sizes are powers of two fill it, with their stamps
 PART_BYTES = 1 << 20
-READ_DEADLINE_S = 60.0
 
 
 class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,9 +304,7 @@ class SlabService:
                 )
             await asyncio.sleep(PATIENT.pause_s(failures) if failures else 0)
             failures += 1
-            stream = self._peer(ref.node).stream(
-                READ, ReadRequest(ref, have), deadline_s=READ_DEADLINE_S
-            )
+            stream = self._peer(ref.node).stream(READ, ReadRequest(ref, have))
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 async with contextlib.aclosing(stream) as parts:
                     async for part in parts:

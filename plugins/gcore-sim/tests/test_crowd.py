@@ -76,7 +76,7 @@ async def test_64_workers_in_2_hosts_have_64_sockets_and_controllers_their_own_p
     service.add(HELLO, hello)
     launcher = build(job.plan.factory("launcher"))
     async with launcher.site(job.names(), service, job.directory / "logs") as site:
-        exits = aiter(site.agent.stream(EXITS, Nothing(), deadline_s=float("inf")))
+        exits = aiter(site.agent.stream(EXITS, Nothing()))
         gone = asyncio.ensure_future(anext(exits))
         await site.agent.call(SPAWN, SpawnRequest(worker_specs(job, site)))
         await asyncio.wait(
