@@ -190,7 +190,7 @@ class Training:
             bodies = [msgspec.Raw(encode(part)) for part in parts]
             request = RelayRequest(step, facts.shard, names, bodies)
             relay = ranks[0][0]
-            return await insist(relay, endpoint.of_relay, request, facts.run.patience_s)
+            return await insist(relay, endpoint.of_relay, request)
 
         ranks = self._context.ranks
         relayed = [slice(first, first + RELAYED) for first in range(0, len(ranks), RELAYED)]

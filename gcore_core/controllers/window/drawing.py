@@ -15,7 +15,7 @@ from gcore_core.controllers.window.dealing import deal
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
-from gcore_core.runtime.rpc.retry import TRIES, backoff_s
+from gcore_core.runtime.rpc.retry import PATIENT
 from gcore_core.runtime.rpc.service import Peer
 
 
@@ -88,9 +88,9 @@ class Drawing:
                 if left := ledger.lost(leases):
                     waiting.append(left)
                 lost += 1
-                if lost == TRIES:
+                if lost == PATIENT.tries:
                     raise
-                await asyncio.sleep(backoff_s(lost))  # others may take it meanwhile
+                await asyncio.sleep(PATIENT.pause_s(lost))  # others may take it meanwhile
 
     async def _draw_part(
         self, ledger: Ledger, replica: Peer, round_: Round, leases: list[Lease], scoring: Scoring
@@ -103,7 +103,7 @@ class Drawing:
             round_.step, round_.number, facts.shard, round_.purpose, leases, round_.least
         )
         sent_s = asyncio.get_running_loop().time()
-        stream = replica.stream(GENERATE, request, deadline_s=facts.run.patience_s)
+        stream = replica.stream(GENERATE, request)
         async with contextlib.aclosing(stream):
             async for headers in stream:
                 fresh = [header for header in headers if ledger.finished(header)]

@@ -104,10 +104,7 @@ class Scoring:
     async def _ask(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
         names = sorted(rewards)
         scores = await insist_anew(
-            peer,
-            SCORE,
-            lambda: _request(self._placement, self._purpose, headers, names),
-            self._context.facts.run.patience_s,
+            peer, SCORE, lambda: _request(self._placement, self._purpose, headers, names)
         )
         for score in scores:
             self._ledger.scored(score, self._names)
@@ -118,12 +115,7 @@ async def route_judges(context: ControllerContext, placement: PlacementShard) ->
     """Tells all that ask judges who is awake now."""
 
     async def tell(peer: Peer, hosted: list[str]) -> None:
-        await insist_anew(
-            peer,
-            SCORE,
-            lambda: _request(placement, TRAIN, [], hosted),
-            context.facts.run.patience_s,
-        )
+        await insist_anew(peer, SCORE, lambda: _request(placement, TRAIN, [], hosted))
 
     await asyncio.gather(*(tell(peer, hosted) for peer, hosted in context.scorers))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
-from gcore_core.runtime.rpc.deadlines import Deadlines, Wait
 from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.service import PROGRESS_S, Peer
 
@@ -116,12 +115,3 @@ def shown(progress: Callable[[], None], waits: Callable[[], bool] = lambda: True
         yield
     finally:
         ticking.cancel()
-
-
-# What the step programs still call by these names.
-TRIES, backoff_s = PATIENT.tries, PATIENT.pause_s
-
-
-def brief_s(patience_s: float) -> float:
-    """The deadline of what should take seconds."""
-    return Deadlines(patience_s).seconds(Wait.SOON)
