@@ -121,14 +121,13 @@ def _folder_of(plugin: str, where: str) -> Path:
 
 
 def _values(name: str, kind: str) -> dict[str, str]:
-    major, minor = __version__.split(".")[:2]
     return {
         "plugin": name,
         "kind": kind.rpartition("/")[2],
         "distribution": f"gcore-{name}",
         "module": f"gcore_{name.replace('-', '_')}",
         "Class": "".join(word.capitalize() for word in name.split("-")),
-        "core": f"gcore-core>={major}.{minor},<{major}.{int(minor) + 1}",
+        "core": catalog.usual_requirement(__version__),
     }
 
 

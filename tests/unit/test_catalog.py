@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from gcore_core import __version__
 from gcore_core.config import catalog
@@ -97,6 +98,18 @@ def test_a_requirement_that_admits_this_core_is_ok(
 ) -> None:
     installed.add("new", wheel=Wheel(requires=[requires]))
     assert one("new").state == "ok"
+
+
+def test_the_requirement_of_a_new_plugin_is_known_without_comparing_versions(
+    installed: InstalledPlugins,
+) -> None:
+    known = catalog._known_to_admit(__version__)
+    assert len(known) == 2
+    for number, requirement in enumerate(known):
+        assert Requirement(requirement).specifier.contains(__version__)
+        installed.add(f"new{number}", wheel=Wheel(requires=[requirement]))
+        assert (one(f"new{number}").state, one(f"new{number}").requires) == ("ok", requirement)
+    assert not catalog._known_to_admit("0.3.0rc1"), "a pre-release is below its release"
 
 
 def test_a_requirement_that_cannot_be_read_promises_nothing(installed: InstalledPlugins) -> None:
