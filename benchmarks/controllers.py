@@ -61,9 +61,9 @@ import xxhash
 from report import Claim, add_options, publish
 
 from gcore_core.contract.errors import DataError
+from gcore_core.contract.launching import Endpoint, StreamEndpoint
 from gcore_core.contract.run_files import Record, read_metrics, read_trace
 from gcore_core.runtime.process.spawn import STREAMED_BYTES
-from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 

@@ -29,6 +29,7 @@ from typing import Any
 from engine_pairs import interpreter
 from report import Claim, add_options, publish
 
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Lease
 from gcore_core.run.jobs import worker_specs
 from gcore_core.run.start import prepare
@@ -44,7 +45,7 @@ from gcore_core.runtime.messages import (
     SpawnRequest,
 )
 from gcore_core.runtime.process.launchers import LocalLauncher
-from gcore_core.runtime.rpc.service import Call, Peer, RemoteFailure, Service
+from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service
 
 #: engine -> (prompts, actions of each, bar of ours over bare)
 SIZES = {"torch": (64, 64, 1.2), "vllm": (64, 64, 0.95), "sglang": (64, 64, 0.95)}

@@ -38,9 +38,10 @@ import numpy as np
 import xxhash
 from report import Claim, add_options, publish
 
+from gcore_core.contract.launching import Site
 from gcore_core.runtime.messages import RELEASE, ReleaseRequest
 from gcore_core.runtime.process.config import LocalConfig
-from gcore_core.runtime.process.launchers import AGENT, LocalLauncher, Site
+from gcore_core.runtime.process.launchers import AGENT, LocalLauncher
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from gcore_core.contract.errors import CheckpointError
+from gcore_core.contract.launching import Endpoint, Reply, Request
 from gcore_core.contract.records import Header
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.runtime.messages import (
@@ -23,7 +24,6 @@ from gcore_core.runtime.messages import (
     OpenCheckpoint,
     SaveState,
 )
-from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.retry import insist
 
 T = TypeVar("T")

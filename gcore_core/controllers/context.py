@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from gcore_core.contract.algorithms import Advantage, Balancer, Filter
 from gcore_core.contract.factories import FactorySpec, build
+from gcore_core.contract.launching import Network, Peer, Traffic
 from gcore_core.contract.placement import PlacementPolicy
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Network, Peer, Traffic
 from gcore_core.runtime.worker_settings import JobFacts
 
 

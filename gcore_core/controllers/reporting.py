@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.contract.launching import Traffic
 from gcore_core.contract.records import TRUNCATED, Header, StepReport
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Sums
 from gcore_core.runtime.messages import STEP_END, StepEnd
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Traffic
 
 
 class ShardReport(msgspec.Struct, array_like=True):

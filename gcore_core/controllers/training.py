@@ -14,6 +14,7 @@ import numpy as np
 
 from gcore_core.contract.algorithms import Balancer, GroupScalars, KeepsCosts, LearnsCosts, Work
 from gcore_core.contract.errors import ContractError, TrainingError, WeightMismatch
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.order import step_seed
 from gcore_core.contract.records import Assignment, Facts, Header, Ref
 from gcore_core.controllers.config import SyncConfig
@@ -32,7 +33,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.relay import RELAYED
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Peer, encode
+from gcore_core.runtime.rpc.service import encode
 
 Key = tuple[int, int]
 Plan = dict[Key, Assignment]

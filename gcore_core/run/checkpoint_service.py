@@ -12,6 +12,7 @@ import msgspec
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract.errors import CheckpointError
+from gcore_core.contract.launching import Site
 from gcore_core.contract.records import Header
 from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
@@ -25,7 +26,7 @@ from gcore_core.runtime.messages import (
     Nothing,
     OpenCheckpoint,
 )
-from gcore_core.runtime.process.launchers import AGENT, Site
+from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.client import StoreReader, StoreWriter

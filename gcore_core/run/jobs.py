@@ -14,13 +14,14 @@ from typing import Any
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import logprob_band, replica_slots, takes_stale, updates_per_step
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.launching import Site
 from gcore_core.contract.providers import RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.run.checkpoint_service import TRAINER, Resumed
 from gcore_core.run.placed import Placed
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.launchers import AGENT, Site
+from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import (
     NEVER,
     AnySettings,

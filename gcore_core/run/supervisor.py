@@ -17,8 +17,10 @@ from typing import Any
 
 from gcore_core.config.plugins import observer_failure
 from gcore_core.contract import run_files
+from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied
 from gcore_core.contract.factories import build
+from gcore_core.contract.launching import ALIVE, Launcher, Site
 from gcore_core.contract.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary
@@ -48,9 +50,7 @@ from gcore_core.runtime.messages import (
     WorkerExit,
 )
 from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.launchers import AGENT, Launcher, Site
-from gcore_core.runtime.rpc.deadlines import Deadlines, Wait
-from gcore_core.runtime.rpc.endpoints import ALIVE
+from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
 from gcore_core.runtime.store.client import StoreReader

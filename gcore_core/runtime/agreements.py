@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gcore_core.contract.errors import ContractError
+from gcore_core.contract.launching import Endpoint, Peer, Reply, Request
 from gcore_core.runtime.messages import (
     AGREE_ASK,
     AGREE_COLLECT,
@@ -28,10 +29,9 @@ from gcore_core.runtime.messages import (
     DealRequest,
     SumRequest,
 )
-from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.gathering import Act, Gathering
 from gcore_core.runtime.rpc.retry import Insist
-from gcore_core.runtime.rpc.service import Call, Peer, Service
+from gcore_core.runtime.rpc.service import Call, Service
 
 KEPT = 64  # answers of a scope that are remembered for requests that are sent again
 _PAYLOAD_LIMIT_BYTES = 16 << 20

@@ -14,7 +14,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from gcore_core.contract.deadlines import Wait
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.launching import Endpoint, StreamEndpoint
 from gcore_core.contract.records import (
     Header,
     Lease,
@@ -25,8 +27,6 @@ from gcore_core.contract.records import (
     WeightPlan,
 )
 from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
-from gcore_core.runtime.rpc.deadlines import Wait
-from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.service import RemoteFailure
 from gcore_core.runtime.worker_settings import AnySettings
 

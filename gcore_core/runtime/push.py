@@ -23,6 +23,7 @@ import xxhash
 
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Fingerprints, ReceivesWeights
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.trainer import Trainer
 from gcore_core.contract.weight_transfer import (
@@ -47,7 +48,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist, shown
-from gcore_core.runtime.rpc.service import Call, Peer
+from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.store.client import copy_hashed, map_file
 
 _BUCKET_BYTES = (

@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.contract.launching import Endpoint, Network
 from gcore_core.runtime.messages import Answer, Part, RelayedEndpoint, RelayRequest
-from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Call, Handler, Network, Service, decoded, encode
+from gcore_core.runtime.rpc.service import Call, Handler, Service, decoded, encode
 
 RELAYED = 32  # ranks behind one relay, which is the first worker of the first of them
 Raw = msgspec.Raw

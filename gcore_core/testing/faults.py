@@ -121,7 +121,8 @@ class Faults:
             return 1
         fault = self._random.choice(FAULTS[:-1])
         asked = self._network.services.get(target)
-        if fault == "twice" and (asked is None or method not in asked._handlers):
+        handlers = asked._handlers if isinstance(asked, Service) else {}
+        if fault == "twice" and method not in handlers:
             return 1  # only requests come twice
         self.hits[role, method, fault] += 1
         if fault == "silent":

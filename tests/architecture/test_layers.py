@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "run": {"contract", "config", "runtime"},
     "builtin": {"contract", "config", "runtime", "controllers"},
     "cli": {"contract", "config", "runtime", "controllers", "run"},
+    "kits": {"contract", "config", "runtime", "controllers", "run", "cli"},
     "testing": {"contract", "config", "runtime", "controllers", "run", "builtin"},
 }
 
@@ -188,20 +189,74 @@ def test_whatever_lies_under_plugins_is_a_plugin_or_a_library_of_theirs() -> Non
     assert others == LIBRARIES - {"gcore_core"}
 
 
-def test_a_plugin_imports_of_the_project_only_public_modules_of_the_core_and_libraries() -> None:
-    strange = []
+def imports_of_plugins() -> Iterator[tuple[str, Import]]:
+    """(root of the plugin, import) of every module that a distribution below plugins/ installs.
+
+    Their tests are left out: they may import another plugin, since pairs are tested too.
+    """
     for folder in sorted((ROOT / "plugins").iterdir()):
         root = folder.name.replace("-", "_")
-        for path in sorted(
-            (folder / root).rglob("*.py")
-        ):  # tests may import another plugin: pairs are tested too
+        for path in sorted((folder / root).rglob("*.py")):
             for found in imports_of(path, OWN):
-                first, *rest = found.target.split(".")
-                private = first == "gcore_core" and any(word.startswith("_") for word in rest)
-                other = first.startswith("gcore_") and first not in (*LIBRARIES, root)
-                if private or other:
-                    strange.append(f"{path.relative_to(ROOT)}:{found.line} imports {found.target}")
+                yield root, found
+
+
+def test_a_plugin_imports_of_the_project_only_the_core_and_libraries() -> None:
+    strange = [
+        str(found)
+        for root, found in imports_of_plugins()
+        if found.target.startswith("gcore_")
+        if found.target.partition(".")[0] not in (*LIBRARIES, root)
+    ]
     assert strange == []
+
+
+#: What a plugin may use of the core besides the contract; the docstring of kits says for what.
+KITS = ("gcore_core.controllers", "gcore_core.kits", "gcore_core.testing")
+
+
+def is_public(module: str) -> bool:
+    """Whether a module of the core is for plugins: of the contract, or of a kit."""
+    if module == "gcore_core":
+        return True
+    public = any(f"{module}.".startswith(f"{kit}.") for kit in ("gcore_core.contract", *KITS))
+    return public and not any(word.startswith("_") for word in module.split("."))
+
+
+def outside_contract_and_kits() -> list[str]:
+    """Imports of plugins that reach into the core's own rooms."""
+    return [
+        str(found)
+        for _, found in imports_of_plugins()
+        if found.target.partition(".")[0] == "gcore_core" and not is_public(found.target)
+    ]
+
+
+def test_a_plugin_imports_of_the_core_only_the_contract_and_kits() -> None:
+    assert outside_contract_and_kits() == []
+
+
+def test_every_kit_is_listed_with_what_it_is_for() -> None:
+    listed = (ROOT / "gcore_core/kits/__init__.py").read_text()
+    own = [name for name in OWN if name.startswith("gcore_core.kits.")]
+    assert own and all(f"    {name} " in listed for name in own)
+    assert all(f"    {kit} " in listed for kit in KITS if kit != "gcore_core.kits")
+
+
+@pytest.mark.parametrize(
+    ("module", "public"),
+    [
+        ("gcore_core", True),
+        ("gcore_core.contract.records", True),
+        ("gcore_core.controllers.window", True),
+        ("gcore_core.kits.launching", True),
+        ("gcore_core.kits._private", False),
+        ("gcore_core.runtime.push", False),
+        ("gcore_core.contractual", False),
+    ],
+)
+def test_what_is_public_is_told_by_name(module: str, public: bool) -> None:
+    assert is_public(module) is public
 
 
 @pytest.mark.parametrize("folder", ["contrib", "recipes"])

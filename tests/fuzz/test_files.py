@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError, DataError, WeightMismatch
+from gcore_core.contract.launching import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.contract.records import OK, REWARD_FAILED, TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.run import manifest as manifests
 from gcore_core.runtime.messages import PLAN, PullWeights, short_reason
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.push import pull_weights
-from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc.service import decoded, encode
 from gcore_core.testing.contracts.scorer import scored_record
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from gcore_core.contract import records, weight_transfer
 from gcore_core.contract.errors import ContractError, WorkerDied
+from gcore_core.contract.launching import Endpoint
 from gcore_core.runtime import messages
 from gcore_core.runtime.process import agent
 from gcore_core.runtime.process.spawn import read_spec
 from gcore_core.runtime.rpc import sockets
-from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.service import (
     Call,
     RemoteFailure,

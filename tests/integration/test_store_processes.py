@@ -22,6 +22,7 @@ import pytest
 
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Run
+from gcore_core.contract.launching import Site
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import (
     EXITS,
@@ -41,7 +42,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.agent import AgentSpec
 from gcore_core.runtime.process.config import LocalConfig
-from gcore_core.runtime.process.launchers import AGENT, LocalLauncher, Site
+from gcore_core.runtime.process.launchers import AGENT, LocalLauncher
 from gcore_core.runtime.process.spawn import spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.errors import ContractError
+from gcore_core.contract.launching import Endpoint, Peer, Reply, Request
 from gcore_core.runtime.agreements import KEPT, Agreements, AgreementService
 from gcore_core.runtime.messages import (
     AGREE_COLLECT,
@@ -16,10 +17,9 @@ from gcore_core.runtime.messages import (
     CollectRequest,
     SumRequest,
 )
-from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Peer, Service
+from gcore_core.runtime.rpc.service import Service
 
 
 async def middle(shards: int) -> Peer:

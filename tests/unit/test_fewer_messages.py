@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from gcore_core.contract.launching import Endpoint
 from gcore_core.controllers import training
 from gcore_core.runtime.messages import RelayedEndpoint, RelayRequest
 from gcore_core.runtime.relay import Relay
-from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import PROGRESS_S, Call, Service
 from gcore_core.runtime.store.server import SlabService

@@ -10,11 +10,11 @@ from types import NoneType
 import pytest
 
 from gcore_core.contract.errors import ContractError, DataError, DeadlineExceeded, WorkerDied
+from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint
 from gcore_core.contract.records import Header
 from gcore_core.runtime.messages import ScoreRequest
-from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Peer, Service
+from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.testing.simulation import run_virtual
 
 

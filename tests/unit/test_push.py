@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 import xxhash
 
+from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, WeightMismatch
 from gcore_core.contract.job_settings import Run
+from gcore_core.contract.launching import Endpoint
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Bucket, Offers, verified
 from gcore_core.controllers.config import SyncConfig
@@ -36,8 +38,6 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.compute import Compute, DirectCompute
 from gcore_core.runtime.push import PushSource, pull_weights
 from gcore_core.runtime.relay import Relay
-from gcore_core.runtime.rpc.deadlines import Deadlines, Wait
-from gcore_core.runtime.rpc.endpoints import Endpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.trainer import TrainerShell

@@ -25,10 +25,10 @@ from gcore_core.contract.errors import (
     WorkerDied,
     WorkerError,
 )
+from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint
 from gcore_core.runtime.rpc import sockets
-from gcore_core.runtime.rpc.endpoints import Endpoint, StreamEndpoint
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Call, Peer, Service, encode
+from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Call, Service, encode
 from gcore_core.runtime.rpc.sockets import WINDOW_ITEMS, RpcNetwork, check_free
 from gcore_core.runtime.rpc.wire import CALL, Frame, framed
 

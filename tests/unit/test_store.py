@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from gcore_core.contract.errors import ContractError, DataError, WorkerDied
+from gcore_core.contract.launching import Endpoint, Item, Peer, StreamEndpoint
 from gcore_core.contract.records import FACTS_LIMIT_BYTES, HEADER_LIMIT_BYTES, Facts, Header, Ref
 from gcore_core.runtime.messages import (
     READ,
@@ -25,9 +26,8 @@ from gcore_core.runtime.messages import (
     ReleaseRequest,
     short_reason,
 )
-from gcore_core.runtime.rpc.endpoints import Endpoint, Item, StreamEndpoint
 from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Peer, Service
+from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store import client, server
 from gcore_core.runtime.store.client import StoreReader, StoreWriter, copy_hashed, sign
 from gcore_core.runtime.store.columns import Chunk, pack

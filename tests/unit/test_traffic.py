@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.runtime.rpc.endpoints import Endpoint
+from gcore_core.contract.launching import Endpoint
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate

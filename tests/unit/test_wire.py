@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Traffic, encode
+from gcore_core.contract.launching import Traffic
+from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, encode
 from gcore_core.runtime.rpc.wire import (
     GREETING_BYTES,
     ITEM,

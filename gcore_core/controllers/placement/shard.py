@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import msgspec
 
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.lead import POLICY, Awake, Last, Mover
 from gcore_core.controllers.placement.measurements import heard, tell
 from gcore_core.controllers.placement.sleepers import Sleepers
-from gcore_core.runtime.rpc.service import Peer
 
 
 class PlacementShard:

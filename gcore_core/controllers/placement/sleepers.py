@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from gcore_core.contract.errors import WorkerDied
+from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
 from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
-from gcore_core.runtime.rpc.endpoints import ALIVE, Endpoint, Reply, Request
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Peer
 
 ANSWER_S = 2.0
 Replica = tuple[str, int]  # role, number

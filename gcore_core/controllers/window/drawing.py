@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
@@ -16,7 +17,6 @@ from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
 from gcore_core.runtime.rpc.retry import PATIENT
-from gcore_core.runtime.rpc.service import Peer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import asyncio
 
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import FAILED, REWARD_FAILED, Header, RecordScore
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import SCORE, TRAIN, ScoreRequest
 from gcore_core.runtime.rpc.retry import insist_anew
-from gcore_core.runtime.rpc.service import Peer
 
 WAIT_S = 0.005  # for others: a request costs as much as what is to be done for twenty records
 MOST = 64  # records of a request: a reward's time limit is for all of them

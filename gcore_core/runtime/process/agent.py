@@ -22,6 +22,7 @@ import msgspec
 import psutil
 
 from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import (
     EXITS,
     KILL,
@@ -36,7 +37,7 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
-from gcore_core.runtime.rpc.service import Call, Network, Service
+from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,12 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from gcore_core.contract.errors import AddressError, ConfigError, WorkerError
+from gcore_core.contract.launching import Servable, Site
 from gcore_core.runtime.messages import (
     EXITS,
     SPAWN,
@@ -33,34 +32,10 @@ from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.process.config import LocalConfig
 from gcore_core.runtime.process.spawn import SHARED_MEMORY, allow_open_files, spawn_process
 from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Network, Peer, Service
+from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 AGENT = "agent.0"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """A place that is ready for workers. ``network`` is the supervisor's view of it."""
-
-    network: Network
-    agent: Peer
-    addresses: dict[str, str]
-    secret: bytes
-    store: Path
-    meeting: Path  # a private directory in which ranks may meet
-    end_agent: Callable[[], Awaitable[None]] | None = (
-        None  # one that hangs; None: it is in this process, as all are
-    )
-
-
-class Launcher(Protocol):
-    def site(
-        self, names: list[str], supervisor: Service, logs: Path
-    ) -> contextlib.AbstractAsyncContextManager[Site]:
-        """Opens a site for processes of these names, serves the supervisor there; closing it leaves
-        nothing behind.
-        """
 
 
 class LocalLauncher:
@@ -70,7 +45,7 @@ class LocalLauncher:
         self._config = config or LocalConfig()
 
     @contextlib.asynccontextmanager
-    async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+    async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
         from gcore_core.runtime.rpc.sockets import RpcNetwork, check_free
 
         allow_open_files(len(names) + 2)
@@ -161,7 +136,7 @@ class InlineLauncher:
         pass
 
     @contextlib.asynccontextmanager
-    async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+    async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
         with _private_directory(None) as directory:
             network = InlineNetwork()
             secret = secrets.token_bytes(32)

@@ -18,7 +18,9 @@ from typing import Any
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.factories import build
+from gcore_core.contract.launching import Network, Peer
 from gcore_core.contract.questions import Sampler
 from gcore_core.runtime.messages import (
     FAILED,
@@ -33,9 +35,8 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.compute import Compute, ThreadCompute
 from gcore_core.runtime.process.spawn import read_spec
-from gcore_core.runtime.rpc.deadlines import Deadlines
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Call, Network, Peer, Service, to_wire
+from gcore_core.runtime.rpc.service import Call, Service, to_wire
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.worker_settings import (
     GeneratorSettings,

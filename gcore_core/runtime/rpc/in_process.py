@@ -14,19 +14,19 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
-from gcore_core.runtime.rpc.deadlines import Deadlines
-from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
-from gcore_core.runtime.rpc.service import (
-    Call,
+from gcore_core.contract.launching import (
+    Endpoint,
+    Item,
     Peer,
-    RemoteFailure,
-    Service,
+    Reply,
+    Request,
+    Servable,
+    StreamEndpoint,
     Traffic,
-    encode,
-    from_wire,
-    to_wire,
 )
+from gcore_core.runtime.rpc.service import Call, RemoteFailure, encode, from_wire, to_wire
 
 
 class Weather(Protocol):
@@ -47,7 +47,7 @@ class InlineNetwork:
     def __init__(self, weather: Weather | None = None) -> None:
         self.weather = weather or Calm()
         self.deadlines = Deadlines()
-        self.services: dict[str, Service] = {}
+        self.services: dict[str, Servable] = {}
         self.copies: set[asyncio.Task[None]] = set()  # of requests that arrived once more
 
     def view(self, name: str) -> InlineView:
@@ -70,7 +70,7 @@ class InlineView:
     def peer(self, name: str) -> Peer:
         return InlinePeer(self._network, self._name, name, self.traffic)
 
-    async def serve(self, name: str, service: Service) -> None:
+    async def serve(self, name: str, service: Servable) -> None:
         self._network.services[name] = service
 
     async def close(self) -> None:
@@ -173,7 +173,7 @@ class InlinePeer:
             message if await travel(self.name, self._source, method) else ("lost", b"")
         )
 
-    async def _serve_copy(self, service: Service, method: str, body: bytes) -> None:
+    async def _serve_copy(self, service: Servable, method: str, body: bytes) -> None:
         """The same request once more, some time later; nobody listens to its answer."""
 
         async def emit(item: bytes) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
-from gcore_core.runtime.rpc.endpoints import Endpoint, Reply, Request
-from gcore_core.runtime.rpc.service import PROGRESS_S, Peer
+from gcore_core.contract.launching import Endpoint, Peer, Reply, Request
+from gcore_core.runtime.rpc.service import PROGRESS_S
 
 T = TypeVar("T")
 

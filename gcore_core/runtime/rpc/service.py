@@ -10,21 +10,12 @@ import inspect
 import time
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import msgspec
 
 from gcore_core.contract.errors import ContractError, GcoreError, WorkerError, error_types
-from gcore_core.runtime.rpc.deadlines import Deadlines
-from gcore_core.runtime.rpc.endpoints import (
-    ALIVE,
-    Endpoint,
-    Item,
-    Reply,
-    Request,
-    StreamEndpoint,
-)
+from gcore_core.contract.launching import ALIVE, Endpoint, Item, Reply, Request, StreamEndpoint
 
 T = TypeVar("T")
 Body = bytes | bytearray | memoryview | msgspec.Raw
@@ -46,20 +37,6 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], body: Body, what: str, where: s
         RecursionError,
     ) as error:  # ValueError: text that is no UTF-8
         raise ContractError(f"malformed {what}: {error}", where=where) from None
-
-
-@dataclass
-class Traffic:
-    """What a process sent and received so far, in encoded bytes and in messages of its
-    transport.
-    """
-
-    nbytes: int = 0
-    messages: int = 0
-
-    def add(self, message: bytes | bytearray) -> None:
-        self.nbytes += len(message)
-        self.messages += 1
 
 
 class Call:
@@ -151,52 +128,6 @@ class Service:
             return encode(None)
         finally:
             self._running.discard(call)
-
-
-class Peer(Protocol):
-    """The other end of a connection. ``deadline_s`` counts from the last sign of progress, not from
-    the start.
-    """
-
-    name: str
-
-    async def call(
-        self,
-        endpoint: Endpoint[Request, Reply],
-        request: Request,
-        *,
-        deadline_s: float | None = None,
-    ) -> Reply:
-        """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is
-        gone.
-        """
-
-    def stream(
-        self,
-        endpoint: StreamEndpoint[Request, Item],
-        request: Request,
-        *,
-        deadline_s: float | None = None,
-    ) -> AsyncGenerator[Item, None]:
-        """Items in the order they were sent; closing it early cancels the request."""
-
-    async def close(self) -> None: ...
-
-
-class Network(Protocol):
-    """How a process reaches the others and is reached.
-
-    deadlines: of calls that give none of their own.
-    """
-
-    traffic: Traffic
-    deadlines: Deadlines
-
-    def peer(self, name: str) -> Peer: ...
-
-    async def serve(self, name: str, service: Service) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):

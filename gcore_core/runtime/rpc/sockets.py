@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from gcore_core import __version__
+from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import (
     AddressError,
     ContractError,
@@ -29,16 +30,21 @@ from gcore_core.contract.errors import (
     GcoreError,
     WorkerDied,
 )
+from gcore_core.contract.launching import (
+    Endpoint,
+    Item,
+    Peer,
+    Reply,
+    Request,
+    Servable,
+    StreamEndpoint,
+    Traffic,
+)
 from gcore_core.runtime.rpc import wire
-from gcore_core.runtime.rpc.deadlines import Deadlines
-from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc.service import (
     MESSAGE_LIMIT_BYTES,
     Call,
-    Peer,
     RemoteFailure,
-    Service,
-    Traffic,
     decoded,
     encode,
     from_wire,
@@ -85,7 +91,7 @@ class RpcNetwork:
             self._peers[name] = RpcPeer(name, self)
         return self._peers[name]
 
-    async def serve(self, name: str, service: Service) -> None:
+    async def serve(self, name: str, service: Servable) -> None:
         """Raises AddressError when the address is taken, too long or not private."""
         address, sessions, loop = self.addresses[name], set[_Session](), asyncio.get_running_loop()
         check_private(address)
@@ -111,7 +117,7 @@ class RpcNetwork:
 class _Session:
     """The server's end of a stream."""
 
-    def __init__(self, service: Service, network: RpcNetwork, sessions: set[_Session]) -> None:
+    def __init__(self, service: Servable, network: RpcNetwork, sessions: set[_Session]) -> None:
         self.stream = Connection(self._greeted, self._lost, network.memory, network.traffic)
         self._service, self._secret, self._all = service, network.secret, sessions
         self._running: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Traffic, encode
+from gcore_core.contract.launching import Traffic
+from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, encode
 
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS, TAKEN = range(7)
 GREETING_BYTES = 4096  # the limit of a first message, and of its answer

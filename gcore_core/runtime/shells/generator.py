@@ -14,6 +14,7 @@ from typing import cast
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished, Generator, SampleRequest, Sleeps
+from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import (
@@ -34,7 +35,7 @@ from gcore_core.runtime.messages import (
     WakeReply,
 )
 from gcore_core.runtime.process.compute import Compute
-from gcore_core.runtime.rpc.service import Call, Network, Service
+from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.engine_driver import EngineDriver
 from gcore_core.runtime.shells.questions import Asking

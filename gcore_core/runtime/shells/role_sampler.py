@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.questions import Answer, Question
 from gcore_core.contract.records import Inquiry
 from gcore_core.runtime.messages import ASK, AskRequest, QuestionItem
 from gcore_core.runtime.rpc.retry import LOST, PATIENT
-from gcore_core.runtime.rpc.service import Peer
 
 
 class RoleSampler:

@@ -11,12 +11,12 @@ import numpy as np
 
 from gcore_core.contract.errors import ContractError, WeightMismatch
 from gcore_core.contract.generator import Generator, ReceivesWeights
+from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import OPEN_PUSH, OpenPush, PullWeights, PushConfirmed
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import PATIENT, insist
-from gcore_core.runtime.rpc.service import Network
 
 RESTORE_BUCKET_BYTES = 256 << 20
 

@@ -27,6 +27,7 @@ import numpy as np
 import xxhash
 
 from gcore_core.contract.errors import ContractError, DataError
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Header, Ref
 from gcore_core.runtime.messages import (
     BLOB,
@@ -42,7 +43,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.process.spawn import SHARED_MEMORY, STREAMED_BYTES
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Peer, encode
+from gcore_core.runtime.rpc.service import encode
 from gcore_core.runtime.store.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 
 NOTHING_RELEASED = (0, 0)

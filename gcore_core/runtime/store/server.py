@@ -22,6 +22,7 @@ import msgspec
 import xxhash
 
 from gcore_core.contract.errors import DataError, DeadlineExceeded, WorkerDied
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Ref
 from gcore_core.runtime.messages import (
     BLOB,
@@ -37,7 +38,7 @@ from gcore_core.runtime.messages import (
     SlabRequest,
 )
 from gcore_core.runtime.rpc.retry import PATIENT
-from gcore_core.runtime.rpc.service import Call, Peer, Service
+from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.client import (
     NOTHING_RELEASED,
     STAMP_BYTES,

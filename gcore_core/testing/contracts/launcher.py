@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from gcore_core.contract.launching import Launcher, Site
 from gcore_core.runtime.messages import USAGE, Nothing
-from gcore_core.runtime.process.launchers import Site
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.base import Contract
 
@@ -31,6 +31,9 @@ class LauncherContract(Contract):
         directory = tmp_path / "logs"
         directory.mkdir()
         return directory
+
+    def test_it_is_a_launcher(self, launcher: Any) -> None:
+        assert isinstance(launcher, Launcher)
 
     def test_the_agent_of_a_site_answers(self, launcher: Any, logs: Path) -> None:
         async def look(site: Site) -> None:

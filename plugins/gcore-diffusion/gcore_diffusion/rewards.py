@@ -89,7 +89,7 @@ class Classifier:
                 where=f"rewards: classifier path {config.path}",
                 todo="or give path and name",
             )
-        from gcore_core.run.make_model import make_model
+        from gcore_core.kits.models import make_model
 
         cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
         make = {"path": config.path, "name": config.name, "config": dict(config.config)}

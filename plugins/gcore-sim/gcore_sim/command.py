@@ -7,8 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcore_core.config.plan import load_plan
-from gcore_core.run.start import run_file
+from gcore_core.kits.commands import load_plan, run_file
 from gcore_core.testing.simulation import VirtualLoop
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.runtime.process.config import LocalConfig
+from gcore_core.kits.launching import LocalConfig
 
 #: workload -> (prompt tokens, answer tokens: median and sigma of log-normal ones, most answer
 #: tokens)

@@ -16,13 +16,27 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from gcore_core.runtime.messages import SpawnRequest, UsageReply, WorkerExit, WorkerSpec
-from gcore_core.runtime.process.agent import process_usage
-from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher, Site
-from gcore_core.runtime.process.spawn import spawn_process
-from gcore_core.runtime.rpc.endpoints import Endpoint, Item, Reply, Request, StreamEndpoint
-from gcore_core.runtime.rpc.in_process import InlineView
-from gcore_core.runtime.rpc.service import Peer, Service
+from gcore_core.contract.launching import (
+    Endpoint,
+    Item,
+    Peer,
+    Reply,
+    Request,
+    Servable,
+    Site,
+    StreamEndpoint,
+)
+from gcore_core.kits.launching import (
+    InlineLauncher,
+    InlineView,
+    LocalLauncher,
+    SpawnRequest,
+    UsageReply,
+    WorkerExit,
+    WorkerSpec,
+    process_usage,
+    spawn_process,
+)
 from gcore_sim.config import CrowdConfig
 from gcore_sim.host import HostSpec, is_emulated, serve
 
@@ -34,7 +48,7 @@ class CrowdLauncher:
         self._config = config
 
     @contextlib.asynccontextmanager
-    async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+    async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
         async with LocalLauncher(self._config).site(names, supervisor, logs) as site:
             crowd = Hosts(site.agent, self._config.processes, logs)
             try:
@@ -52,7 +66,7 @@ class InlineCrowdLauncher:
         pass
 
     @contextlib.asynccontextmanager
-    async def site(self, names: list[str], supervisor: Service, logs: Path) -> AsyncIterator[Site]:
+    async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
         async with InlineLauncher().site(names, supervisor, logs) as site:
             crowd = Tasks(site.agent, cast(InlineView, site.network))
             try:

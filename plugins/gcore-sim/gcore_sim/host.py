@@ -17,12 +17,8 @@ from functools import partial
 
 import msgspec
 
-from gcore_core.runtime.messages import WorkerSpec
-from gcore_core.runtime.process.spawn import read_spec
-from gcore_core.runtime.process.worker import Worker
-from gcore_core.runtime.rpc.service import Network
-from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.contract.launching import Network
+from gcore_core.kits.launching import GeneratorSettings, RpcNetwork, Worker, WorkerSpec, read_spec
 from gcore_sim.clock import LoopCompute
 
 log = logging.getLogger(__name__)

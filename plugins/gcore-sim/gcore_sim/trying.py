@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.cli.table import print_table
-from gcore_core.config import catalog
-from gcore_core.config.plugins import Plugins
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.factories import FactorySpec, build, reference_to
 from gcore_core.contract.measurements import Profile
+from gcore_core.kits.commands import Plugins, catalog, print_table
 from gcore_sim.cluster import ORACLE, Cluster, Row, simulate
 from gcore_sim.workloads import PUBLISHED, Lengths, Published, Recorded, recorded
 

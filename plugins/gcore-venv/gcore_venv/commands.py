@@ -7,8 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
-from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, did_you_mean
+from gcore_core.kits.commands import venvs
 
 _COMMANDS = ("create", "list", "doctor")
 _EPILOG = """\
@@ -129,7 +129,7 @@ def _list(as_json: bool) -> int:
     if not rows:
         print(f"no venvs in {venvs.root()}; to make one: g-core venv create PLUGIN")
         return 0
-    from gcore_core.cli.table import print_table
+    from gcore_core.kits.commands import print_table
 
     columns = ["name", "plugin", "flavour", "python", "engine", "size", "state", "reason"]
     cells = [

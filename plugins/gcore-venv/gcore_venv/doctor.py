@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gcore_core import __version__
-from gcore_core.config import catalog, venvs
-from gcore_core.config.interpreters import open_interpreter
-from gcore_core.config.plugins import Plugins
 from gcore_core.contract.errors import GcoreError
-from gcore_core.run.devices import find_devices
-from gcore_core.runtime.process.spawn import SHARED_MEMORY
+from gcore_core.kits.commands import (
+    SHARED_MEMORY,
+    Plugins,
+    catalog,
+    find_devices,
+    open_interpreter,
+    venvs,
+)
 from gcore_venv.listing import Listed, listed, readable
 from gcore_venv.making import probe
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, PluginError
+from gcore_core.kits.commands import venvs
 from gcore_venv.making import is_being_made
 from gcore_venv.recipe import Wish, recipe
 

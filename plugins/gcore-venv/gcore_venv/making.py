@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, PluginError
+from gcore_core.kits.commands import venvs
 from gcore_venv.recipe import Recipe
 
 LOG = "g-core-pip.log"

@@ -21,11 +21,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gcore_core import __version__
-from gcore_core.config import catalog
-from gcore_core.config.plugins import Plugins
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.providers import VenvProvider
-from gcore_core.run.devices import find_devices
+from gcore_core.kits.commands import Plugins, catalog, find_devices
 
 _CORE = "gcore-core"
 _FORMAT = 1  # counts changes of how a venv is made, which make those that there are stale

@@ -48,8 +48,8 @@ def gcore_venvs() -> Iterable[VenvProvider]:
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     """The interpreter of every role that uses this plugin must have one of ``ENGINES``."""
-    from gcore_core.config.interpreters import open_interpreter
     from gcore_core.contract.errors import ConfigError
+    from gcore_core.kits.commands import open_interpreter
 
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "vllm":

@@ -17,11 +17,12 @@ import pytest
 from gcore_core.builtin.placement import Even
 from gcore_core.contract.algorithms import GroupScalars, Work
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.launching import Site
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.runtime.process.launchers import InlineLauncher, Site
+from gcore_core.runtime.process.launchers import InlineLauncher
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing import (
     ActionAdvantageContract,

@@ -1,0 +1,10 @@
+"""What plugins may use of the core besides the contract, by what they are for.
+
+    gcore_core.controllers      step programs: windows, training, publishing, ...
+    gcore_core.kits.launching   launchers: starting processes, networks, the node agent's messages
+    gcore_core.kits.commands    commands and the check hook: plans, plugins, interpreters, tables
+    gcore_core.kits.models      backends that need a model which a function of the user makes
+    gcore_core.testing          tests: contracts, fakes, whole runs
+
+What stands elsewhere in the core may change without notice.
+"""

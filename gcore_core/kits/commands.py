@@ -1,0 +1,52 @@
+"""For a plugin's commands and its check hook: what a job and this machine have.
+
+A name is loaded when it is first used, since a check needs few of them and must be quick.
+
+catalog: the module that lists installed plugins without importing them.
+Plugins: imports plugins and holds what their hooks gave.
+load_plan: reads a job's YAML and overrides, and resolves and checks them.
+run_file: runs a job, as ``g-core run`` does.
+open_interpreter: what another interpreter has installed.
+venvs: the module that knows where venvs of engines lie.
+find_devices: the devices of this machine.
+SHARED_MEMORY: the directory of shared memory.
+print_table: prints rows under headings.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gcore_core.cli.table import print_table as print_table
+    from gcore_core.config import catalog as catalog
+    from gcore_core.config import venvs as venvs
+    from gcore_core.config.interpreters import open_interpreter as open_interpreter
+    from gcore_core.config.plan import load_plan as load_plan
+    from gcore_core.config.plugins import Plugins as Plugins
+    from gcore_core.run.devices import find_devices as find_devices
+    from gcore_core.run.start import run_file as run_file
+    from gcore_core.runtime.process.spawn import SHARED_MEMORY as SHARED_MEMORY
+
+#: name -> the module that has it
+_HOMES = {
+    "Plugins": "gcore_core.config.plugins",
+    "SHARED_MEMORY": "gcore_core.runtime.process.spawn",
+    "find_devices": "gcore_core.run.devices",
+    "load_plan": "gcore_core.config.plan",
+    "open_interpreter": "gcore_core.config.interpreters",
+    "print_table": "gcore_core.cli.table",
+    "run_file": "gcore_core.run.start",
+}
+_MODULES = {"catalog": "gcore_core.config.catalog", "venvs": "gcore_core.config.venvs"}
+
+__all__ = [*_HOMES, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
