@@ -15,14 +15,21 @@ from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.abilities import replica_slots, required_by, shows_images
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, JobSettings, Reward, Role
+from gcore_core.contract.providers import RoleProvider
 
 #: What any trainer can supply to an objective or advantage that requires it.
 FROM_TRAINER = frozenset(
     {"old_logp", "ref_logp", "entropy", "rollout_logp", "kl_k1", "kl_k2", "kl_k3"}
 )
-#: What a critic supplies.
-FROM_CRITIC = frozenset({"values", "returns"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+#: What workers of a role build beside their backend, by the role's kind.
+_BUILT_BESIDE = {
+    "trainer": ("objective",),
+    "generator": ("data", "evaluation.data"),
+    "annotator": (),
+}
 
 
 def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> None:
@@ -63,8 +70,10 @@ def run(
         *_cluster(settings),
         *_judges(settings, provided),
     ]
+    role_providers = _role_providers(plugins)
+    problems += _columns(settings, role_providers)
     for path in ("advantage", "objective"):
-        problems += _requirements(path, objects.get(path), settings)
+        problems += _requirements(path, objects.get(path), settings, role_providers)
     shown = {path: ["rollout", "policy"] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         shown[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -91,8 +100,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
             found[str(error)] = error
             continue
         interpreter = opened[node.python]
-        trains = provided[f"roles.{role}"].kind == "trainer"
-        paths = [f"roles.{role}", *(["objective"] if trains else ["data", "evaluation.data"])]
+        paths = [f"roles.{role}", *_BUILT_BESIDE[provided[f"roles.{role}"].kind]]
         chosen = {path: provided[path] for path in paths if path in provided}
         built_in_a_role |= chosen.keys()
         versions = {item.distribution: item.version for item in chosen.values() if item.installed}
@@ -261,11 +269,47 @@ def _images(
             )
 
 
-def _requirements(path: str, chosen: Any, settings: JobSettings) -> Iterator[str]:
+def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:
+    """Every role of a loaded plugin, by its name."""
+    specs = (item.spec for item in plugins.providers("role"))
+    return {spec.name: spec for spec in specs if isinstance(spec, RoleProvider)}
+
+
+def _columns(settings: JobSettings, roles: Mapping[str, RoleProvider]) -> Iterator[str]:
+    """A column comes from one role; an annotator follows nobody."""
+    giver: dict[str, str] = {}
+    for name, node in settings.roles.items():
+        role = roles.get(name)
+        if role is None or role.kind != "annotator":
+            continue
+        if node.follows:
+            yield (
+                f"roles.{name}.follows: no weights are pushed to an annotator; leave it out, and "
+                "give it a model."
+            )
+        for column in role.columns:
+            if column in giver:
+                yield (
+                    f"roles.{name}: gives {column!r}, as roles.{giver[column]} does; leave one of "
+                    "them out."
+                )
+            giver.setdefault(column, name)
+
+
+def _requirements(
+    path: str, chosen: Any, settings: JobSettings, roles: Mapping[str, RoleProvider]
+) -> Iterator[str]:
     """The columns and scalars that the settings' ``requires()`` names must come from somewhere."""
-    for name in sorted(required_by(chosen)):
-        if name in FROM_CRITIC and "critic" not in settings.roles:
-            yield f"{path}: requires {name!r}, which needs a role 'critic'; add roles.critic."
-        elif name not in FROM_TRAINER | FROM_CRITIC:
-            known = ", ".join(sorted(FROM_TRAINER | FROM_CRITIC))
-            yield f"{path}: requires {name!r}, which nothing supplies (known: {known})."
+    annotators = [role for role in roles.values() if role.kind == "annotator"]
+    # An advantage gets numbers of whole records, and roles give columns.
+    giver = {name: role.name for role in annotators for name in role.columns}
+    if path == "advantage":
+        giver = {}
+    given = {name for name, role in giver.items() if role in settings.roles}
+    for name in sorted(required_by(chosen) - FROM_TRAINER - given):
+        if name in giver:
+            yield f"{path}: requires {name!r}, which roles.{giver[name]} gives; add that role."
+        else:
+            known = ", ".join(sorted(FROM_TRAINER | given))
+            no_role = "" if path == "advantage" else ": no installed role gives it"
+            yield f"{path}: requires {name!r}, which nothing supplies{no_role} (known: {known})."

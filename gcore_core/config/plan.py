@@ -29,6 +29,7 @@ from gcore_core.contract.errors import (
 )
 from gcore_core.contract.factories import FactorySpec, reference_to
 from gcore_core.contract.job_settings import MISSING, Data, JobSettings, Reward, Role
+from gcore_core.contract.providers import RoleProvider
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Plan:
     config: the same as plain values, to be printed, saved and shown to plugins.
     provided: config path ("roles.policy", "rewards.exact", "advantage", ...) -> provider.
     objects: the same paths -> the provider's own config object; None where it has no settings.
+    columns: role of this run -> the per-action columns that it gives.
     lock: plugin, distribution and version of everything loaded.
     origins: dotted key -> where set.
     """
@@ -48,6 +50,7 @@ class Plan:
     provided: Mapping[str, Provided]
     objects: Mapping[str, Any]
     source: Path
+    columns: Mapping[str, tuple[str, ...]]
     lock: tuple[dict[str, str], ...]
     origins: Mapping[str, str]
     plugins: Plugins
@@ -136,6 +139,11 @@ def load_plan(
         provided=provided,
         objects=objects,
         source=source.file,
+        columns={
+            role: item.spec.columns
+            for role, item in _roles(plugins).items()
+            if role in settings.roles and isinstance(item.spec, RoleProvider)
+        },
         lock=tuple(
             {"plugin": item.name, "distribution": item.distribution, "version": item.version}
             for item in plugins.loaded

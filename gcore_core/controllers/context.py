@@ -34,6 +34,7 @@ class ControllerContext:
     filter: Filter
     balancer: Balancer
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
+    annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
     placement: PlacementPolicy | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,6 +65,9 @@ def make_context(
         balancer=build(factories["balance"]),
         judges={
             role: [network.peer(name) for name in names] for role, names in facts.judges.items()
+        },
+        annotators={
+            role: [network.peer(name) for name in names] for role, names in facts.annotators.items()
         },
         placement=build(factories["placement"]) if "placement" in factories else None,
     )

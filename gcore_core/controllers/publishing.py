@@ -7,6 +7,7 @@ from functools import partial
 
 from gcore_core.contract.errors import ContractError, WeightMismatch, WorkerDied
 from gcore_core.contract.weight_transfer import SHM
+from gcore_core.controllers.annotating import release_annotations
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
@@ -52,6 +53,7 @@ class Publishing:
         """
         lost = (WorkerDied, ContractError, WeightMismatch)
         await PUSHES.run(partial(self._attempt, version, release_before), lost)
+        await release_annotations(self._context, release_before)
         await insist(self._context.supervisor, PUBLISHED, Published(version))
 
     async def _attempt(self, version: int, release_before: int, attempt: int) -> None:

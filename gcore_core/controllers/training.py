@@ -17,6 +17,7 @@ from gcore_core.contract.errors import ContractError, TrainingError, WeightMisma
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.order import step_seed
 from gcore_core.contract.records import Assignment, Facts, Header, Ref
+from gcore_core.controllers.annotating import annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.reward_weights import rewards_of, statistics
@@ -101,18 +102,14 @@ class Training:
     async def prepare(
         self, step: int, groups: list[list[Header]], plan: Plan
     ) -> dict[Key, list[float]]:
-        """Sends every rank the references of its records; gets back the scalars that the advantage
-        requires.
+        """Has every role that gives columns annotate the records, then sends every rank the
+        references of its records; gets back the scalars that the advantage requires.
         """
         names = sorted(self._context.advantage.requires)
         items: list[list[TrainItem]] = [[] for _ in self._context.ranks]
-        for header in (header for group in groups for header in group):
-            place = plan[header.key]
-            ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
-            item = TrainItem(
-                *header.key, place.minibatch, ref, header.slot, header.media, header.versions[0]
-            )
-            items[place.rank].append(item)
+        unplaced = [train_item(header, plan) for group in groups for header in group]
+        for item in await annotated(self._context, step, unplaced):
+            items[plan[item.ordinal, item.sample].rank].append(item)
         requests = [PrepareRequest(step, part, names) for part in items]
         replies = await self._ask(PREPARE_RANKS, step, requests)
         return {
@@ -214,6 +211,13 @@ class Training:
             r2 = balancer.observe(drawn.loads, busy_s)
             found |= {} if r2 is None else {"balance_r2": r2}
         return found
+
+
+def train_item(header: Header, plan: Plan) -> TrainItem:
+    """A record by its references, as workers are told of it."""
+    ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
+    minibatch = plan[header.key].minibatch
+    return TrainItem(*header.key, minibatch, ref, header.slot, header.media, header.versions[0])
 
 
 def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:

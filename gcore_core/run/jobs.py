@@ -24,6 +24,7 @@ from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import (
     NEVER,
+    AnnotatorSettings,
     AnySettings,
     GeneratorSettings,
     JobFacts,
@@ -33,7 +34,7 @@ from gcore_core.runtime.worker_settings import (
 )
 
 #: How often a worker that was killed, or gives itself up for a timeout, is started again.
-RESTARTS = {"scorer": 1000, "generator": 100}
+RESTARTS = {"scorer": 1000, "generator": 100, "annotator": 100}
 #: Makes what a controller is given. By name, because a run and its controllers know each other only
 #: by what passes between them.
 CONTROLLER_CONTEXT = "gcore_core.controllers.context:make_context"
@@ -140,11 +141,13 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
     factories = {"backend": job.plan.factory(f"roles.{role}")}
     run = job.plan.settings.run
     context = _context(job, site, role, rank)
-    settings: TrainerSettings | GeneratorSettings
+    settings: TrainerSettings | GeneratorSettings | AnnotatorSettings
     if kind == "trainer":
         factories["objective"] = job.plan.factory("objective")
         resume = f"{job.resumed.path}/{TRAINER}" if job.resumed else ""
         settings = TrainerSettings(run=run, shards=job.shards, context=context, resume=resume)
+    elif kind == "annotator":
+        settings = AnnotatorSettings(run=run, shards=job.shards, context=context)
     else:
         factories |= _datasets(job)
         settings = GeneratorSettings(
@@ -209,6 +212,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects["objective"]),
         judges={role: job.workers(role) for role in asked if role and role != "rollout"},
+        annotators={role: job.workers(role) for role in _annotators(job)},
         placement=job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),
         resting=list(job.placed.resting),
         last_ordinal=_last_ordinal(job),
@@ -222,6 +226,11 @@ def _facts(job: Job, shard: int) -> JobFacts:
 def _is_of_groups(job: Job, reward: str) -> bool:
     spec = job.plan.provided[f"rewards.{reward}"].spec
     return isinstance(spec, RewardProvider) and spec.level == "group"
+
+
+def _annotators(job: Job) -> list[str]:
+    roles = job.plan.settings.roles
+    return [role for role in roles if job.plan.provided[f"roles.{role}"].kind == "annotator"]
 
 
 def _data_parallel(job: Job) -> list[list[str]]:
@@ -250,4 +259,6 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         engine=dict(node.engine) if node else {},
         rendezvous=str(meeting) if node and len(job.workers(role)) > 1 else "",
         directory=str(job.directory),
+        columns=job.plan.columns.get(role, ()),
+        given=tuple(name for other in _annotators(job) for name in job.plan.columns[other]),
     )

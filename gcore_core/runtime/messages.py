@@ -135,7 +135,16 @@ ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem], Wait.MOVE)
 # -- preparation and training ----------------------------------------------------------------------
 
 
+class Extra(msgspec.Struct, frozen=True, array_like=True):
+    """Further columns of a record: a chunk, and the record's place in it."""
+
+    columns: Ref
+    slot: int
+
+
 class TrainItem(Message):
+    """extras: the columns that annotators gave the record."""
+
     ordinal: int
     sample: int
     minibatch: int
@@ -143,6 +152,26 @@ class TrainItem(Message):
     slot: int
     media: dict[str, Ref] = {}
     version: int = 0  # of the weights that sampled it
+    extras: list[Extra] = []
+
+
+class AnnotateRequest(Message):
+    """The records of one shard for which a role is to give its columns; ``minibatch`` and
+    ``extras`` of the items say nothing here.
+    """
+
+    step: int
+    shard: int
+    items: list[TrainItem]
+
+
+class AnnotateReply(Message):
+    version: int  # of the weights that gave the columns
+    columns: Ref  # a chunk with the records in the order of the request
+
+
+class ReleaseSteps(Message):
+    before: int  # no shard needs the columns of records of earlier steps
 
 
 class RelayRequest(Message):
@@ -213,6 +242,8 @@ class TrainReply(Message):
     busy_s: float = 0.0  # of this rank alone; 0 when it cannot tell
 
 
+ANNOTATE = Endpoint("annotate", AnnotateRequest, AnnotateReply, Wait.WORK)
+RELEASE_STEPS = Endpoint("release_steps", ReleaseSteps, Nothing)
 PREPARE_RANKS = RelayedEndpoint("prepare", list[PrepareRequest], list[list[list[float]]])
 TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | None])
 

@@ -34,7 +34,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 
     @property
     def kind(self) -> str:
-        """ "trainer", "generator", "scorer" or "controller"."""
+        """ "trainer", "generator", "annotator", "scorer" or "controller"."""
         return str(self.__struct_config__.tag)
 
 
@@ -49,6 +49,8 @@ class PlainContext(msgspec.Struct, frozen=True, kw_only=True):
     engine: dict[str, Any] = {}
     rendezvous: str = ""
     directory: str = "."
+    columns: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
 
 class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
@@ -70,6 +72,12 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
     trainers: list[str] = []
     gather_s: float = 0.02
     batch_s: float = 0.02
+
+
+class AnnotatorSettings(WorkerSettings, frozen=True, kw_only=True, tag="annotator"):
+    """What an annotator is told; its context names the columns that it gives."""
+
+    context: PlainContext = PlainContext()
 
 
 class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
@@ -118,6 +126,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
     judges: generator role that rewards ask -> peer names of its replicas.
+    annotators: role that gives columns -> peer names of its workers.
     placement: where devices move between generators.
     resting: generator roles whose replicas sleep while the trainer works.
     last_ordinal: the step that consumes up to here is the last.
@@ -139,6 +148,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     trace: str = ""
     takes_stale: bool = False
     judges: dict[str, list[str]] = {}
+    annotators: dict[str, list[str]] = {}
     placement: PlacementFacts | None = None
     resting: list[str] = []
     last_ordinal: int = NEVER
@@ -149,4 +159,4 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
 
 
 #: What a WorkerSpec holds; its tag says which.
-AnySettings = TrainerSettings | GeneratorSettings | ScorerSettings | JobFacts
+AnySettings = TrainerSettings | GeneratorSettings | AnnotatorSettings | ScorerSettings | JobFacts

@@ -52,6 +52,8 @@ class FakeTrainerConfig:
     """Records whose gradient is computed at once; 0 is all."""
     replica: int = 1
     """Workers that hold one replica together: each does the work of all."""
+    toward: str = ""
+    """A per-action column of log-probs, which another role gives, that the policy is drawn to."""
 
     def replica_slots(self) -> int:
         return self.replica
@@ -279,7 +281,18 @@ class FakeTrainer:
             loss -= float(advantages[i]) * float(logp[letters].sum())
             gradient += advantages[i] * (counts - len(letters) * np.exp(logp))
             actions += len(letters)
+            if self._config.toward:
+                drawn = self._drawn(self._records[i], logp)
+                loss, gradient = loss + drawn[0], gradient + drawn[1]
         return loss, gradient, actions
+
+    def _drawn(self, record: TrainRecord, logp: np.ndarray) -> tuple[float, np.ndarray]:
+        """Sum over trained actions of (logp - column)^2 / 2; and minus its gradient."""
+        trained = record.columns["action_mask"] != 0
+        letters = record.columns["action_ids"][trained]
+        apart = logp[letters] - record.columns[self._config.toward][trained].astype(np.float64)
+        weights = np.bincount(letters, weights=apart, minlength=len(VOCABULARY))
+        return float(apart @ apart) / 2, apart.sum() * np.exp(logp) - weights
 
     def weight_specs(self) -> list[TensorSpec]:
         return weight_specs()

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
@@ -37,6 +39,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
 from gcore_core.runtime.rpc.service import Call
+from gcore_core.runtime.shells.annotator import AnnotatorShell
 from gcore_core.runtime.shells.generator import GeneratorShell
 from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
@@ -50,6 +53,8 @@ from gcore_core.testing.faults import Faults, LastingService, Life, MortalServic
 
 T = TypeVar("T")
 SECRET = b"secret of a simulated run"
+#: A role that gives a column, and the column.
+TEACHER, TEACHER_COLUMN = "teacher", "teacher_logp"
 MOST_TURNS = 300_000  # of the event loop of a test: twenty times as many as a run needs
 
 
@@ -179,6 +184,7 @@ class SimulatedJob:
         None  # moves devices between ``replicas`` cells, which both roles have
     )
     rests: bool = False  # generators sleep while the trainer works
+    annotators: int = 0  # workers of a role whose column the trainer learns from
 
 
 @dataclass
@@ -201,8 +207,10 @@ class Outcome:
 
 class _RecordingTrainer(fake.FakeTrainer):
     def __init__(self, outcome: Outcome, context: WorkerContext) -> None:
-        super().__init__(fake.FakeTrainerConfig(), context)
+        (toward,) = context.given or ("",)
+        super().__init__(fake.FakeTrainerConfig(toward=toward), context)
         self._outcome, self._steps = outcome, itertools.count()
+        self._toward = toward
 
     def prepare(self, records: Any, scalars: frozenset[str]) -> list[dict[str, float]]:
         """The ranks' parts of a step are put together."""
@@ -217,7 +225,18 @@ class _RecordingTrainer(fake.FakeTrainer):
             ]
         )
         outcome.stale[step] |= {r.ordinal for r in records if not r.fresh}
+        if self._toward:
+            _check_annotations(records, self._toward)
         return super().prepare(records, scalars)
+
+
+def _check_annotations(records: list[TrainRecord], name: str) -> None:
+    """Every record has the column that the role gives, and its own."""
+    context = WorkerContext(role=TEACHER, columns=(name,))
+    expected = fake.FakeAnnotator(fake.FakeAnnotatorConfig(), context).annotate(records)
+    for record, columns in zip(records, expected, strict=True):
+        if not np.array_equal(record.columns[name], columns[name]):
+            raise AssertionError(f"{record.ordinal}, {record.sample}: not its own column {name}")
 
 
 def _checked(records: list[TrainRecord]) -> list[TrainRecord]:
@@ -236,7 +255,8 @@ async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = Non
     )
     slabs = SlabService(spec, SECRET, network.view("supervisor").peer)
     await _serve_supervisor(network, job, outcome, slabs)
-    ranks = [_RecordingTrainer(outcome, WorkerContext(role="policy")) for _ in range(job.ranks)]
+    policy = WorkerContext(role="policy", given=(TEACHER_COLUMN,) if job.annotators else ())
+    ranks = [_RecordingTrainer(outcome, policy) for _ in range(job.ranks)]
     births = _births(network, job, store)
     await _serve_ranks(network, job, store, ranks)
     if isinstance(weather, Faults):
@@ -333,6 +353,9 @@ def _births(
 
         born["asker.0"] = asker
 
+    for i in range(job.annotators):
+        born[f"{TEACHER}.{i}"] = lambda life: _annotator(network, job, store, life)
+
     def serving(birth: Callable[[Life], Any]) -> Callable[[Life], MortalService]:
         def serve(life: Life) -> MortalService:
             service = MortalService(life)
@@ -359,6 +382,18 @@ def _generator(
     )
     compute = TimedCompute(100 + int(number))
     return GeneratorShell(backend, _datasets(), writer, compute, view, settings, process=process)
+
+
+def _annotator(
+    network: InlineNetwork, job: SimulatedJob, store: Path, life: Life
+) -> AnnotatorShell:
+    number = int(life.name.rpartition(".")[2])
+    context = WorkerContext(role=TEACHER, rank=number, columns=(TEACHER_COLUMN,))
+    backend = fake.FakeAnnotator(fake.FakeAnnotatorConfig(), context)
+    peer = network.view(life.name).peer("supervisor")
+    writer = StoreWriter(store, "node0", SECRET, peer, f"{life.name}-{life.number}")
+    compute = TimedCompute(400 + number)
+    return AnnotatorShell(backend, context.columns, writer, compute, job.shards)
 
 
 async def _serve_ranks(
@@ -392,6 +427,9 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         | ({"asked": Reward()} if job.judges else {}),
         of_groups=["asked"] if job.judges and job.level == "group" else [],
         judges={"judge": [f"judge.{i}" for i in range(job.judges)]} if job.judges else {},
+        annotators=(
+            {TEACHER: [f"{TEACHER}.{i}" for i in range(job.annotators)]} if job.annotators else {}
+        ),
         takes_stale=job.takes_stale,
         placement=_placement(job),
         resting=["rollout", "judge"] if job.rests else [],

@@ -413,7 +413,7 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
         ),
         (
             "objective.config.values=true",
-            "objective: requires 'values', which needs a role 'critic'; add roles.",
+            "objective: requires 'values', which nothing supplies: no installed role gives",
         ),
         ("rewards.length.worker=policy", "rewards.length.worker: 'policy' is no free name"),
         ("run.epochs=0", "run.epochs: must be greater than 0, not 0.0."),

@@ -39,6 +39,7 @@ from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Service, to_wire
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.worker_settings import (
+    AnnotatorSettings,
     GeneratorSettings,
     JobFacts,
     ScorerSettings,
@@ -113,6 +114,8 @@ class Worker:
         match self._spec.settings:
             case GeneratorSettings() as settings:
                 self._generator(settings, service)
+            case AnnotatorSettings() as settings:
+                self._annotator(settings, service)
             case ScorerSettings() as settings:
                 self._scorer(settings, service)
             case TrainerSettings() as settings:
@@ -134,6 +137,16 @@ class Worker:
             settings,
             restarted=spec.restarted,
         )
+        shell.register(service)
+
+    def _annotator(self, settings: AnnotatorSettings, service: Service) -> None:
+        from gcore_core.runtime.shells.annotator import AnnotatorShell
+
+        backend = build(self._spec.factories["backend"], self._context(settings))
+        self._closing.append(backend.close)
+        store = StoreWriter(*self._place(), f"{self._spec.name}-{os.getpid()}")
+        columns = settings.context.columns
+        shell = AnnotatorShell(backend, columns, store, self._compute, settings.shards)
         shell.register(service)
 
     def _scorer(self, settings: ScorerSettings, service: Service) -> None:
@@ -180,7 +193,7 @@ class Worker:
 
     def _context(
         self,
-        settings: TrainerSettings | GeneratorSettings | ScorerSettings,
+        settings: TrainerSettings | GeneratorSettings | AnnotatorSettings | ScorerSettings,
         parts: Mapping[str, Any] | None = None,
         sampler: Sampler | None = None,
     ) -> WorkerContext:
@@ -200,6 +213,8 @@ class Worker:
             parts=parts or {},
             engine=plain.engine,
             directory=plain.directory,
+            columns=plain.columns,
+            given=plain.given,
             sampler=sampler,
             progress=self._service.progress,
         )

@@ -39,6 +39,7 @@ from gcore_core.runtime.push import PushMemory, PushSource, exhaust
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.opened_records import open_records
 from gcore_core.runtime.store.client import StoreReader
 
 
@@ -75,20 +76,8 @@ class TrainerShell:
 
         async def act(_: list[list[PrepareRequest]]) -> list[list[list[float]]]:
             items = [item for part in parts for item in part.items]
-            held = zip(items, await self._store.records(items), strict=True)
-            records = [
-                TrainRecord(
-                    ordinal=x.ordinal,
-                    sample=x.sample,
-                    minibatch=x.minibatch,
-                    columns=columns,
-                    media=media,
-                    fresh=x.version == parts[0].step,
-                )
-                for x, (columns, media) in sorted(
-                    held, key=lambda pair: (pair[0].ordinal, pair[0].sample)
-                )
-            ]
+            records = await open_records(self._store, items, parts[0].step)
+            records.sort(key=lambda record: (record.ordinal, record.sample))
             found = await self._compute(self._prepare, parts[0], records)
             return [[found[item.ordinal, item.sample] for item in part.items] for part in parts]
 

@@ -129,16 +129,18 @@ def keeps_reference(settings: TrainerSettings, context: WorkerContext) -> bool:
     """Whether an engine needs a reference model: by its settings, or by what the objective
     requires.
     """
+    required = "ref_logp" in context.parts["objective"].requires
     return (
         settings.reference
         or bool(settings.reference_path)
-        or "ref_logp" in context.parts["objective"].requires
+        or (required and "ref_logp" not in context.given)
     )
 
 
 def check_objective(context: WorkerContext) -> None:
     """Raises ConfigError when the objective requires what no engine supplies."""
-    unknown = sorted(frozenset(context.parts["objective"].requires) - _SUPPLIED)
+    required = frozenset(context.parts["objective"].requires)
+    unknown = sorted(required - _SUPPLIED - frozenset(context.given))
     if unknown:
         raise ConfigError(
             f"the objective requires {', '.join(unknown)}, which this trainer does not compute.",
@@ -159,6 +161,8 @@ class LanguageTrainer:
         self._settings, self._context, self._engine = settings, context, engine
         self._objective = context.parts["objective"]
         self._has_reference = keeps_reference(settings, context)
+        # A reference's log-probs serve scalars too.
+        self._given = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
         self._layouts = self._allowed_layouts()
         self._updates = 0
         self._prepared: _Prepared | None = None
@@ -196,14 +200,15 @@ class LanguageTrainer:
                 where=f"roles.{self._context.role}.use",
                 why=f"This trainer computes {', '.join(_SCALARS)}.",
             )
-        if scalars and not self._has_reference:
+        if scalars and not self._has_reference and "ref_logp" not in self._given:
             raise ConfigError(
                 f"{', '.join(sorted(scalars))} need a reference model.",
                 where=f"roles.{self._context.role}.config.reference",
                 todo="Set it to true.",
             )
         self._prepared = prepared = self._packed(records)
-        if self._has_reference and (scalars or "ref_logp" in self._objective.requires):
+        needed = scalars or "ref_logp" in self._objective.requires
+        if needed and "ref_logp" not in self._given:
             self._fill(prepared.all(), "ref_logp", "reference")
         found: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in records]
         if scalars:
@@ -254,11 +259,25 @@ class LanguageTrainer:
             parts[record.minibatch].append((place, record))
         ranks = self._engine.ranks
         batches: list[list[Batch | None]] = [list(packed) for packed in self.pack(parts)]
+        for batch in filter(None, (batch for part in batches for batch in part)):
+            self._attach_given(batch, records)
         minibatches = int(ranks.max([len(batches)])[0])
         batches += [[] for _ in range(minibatches - len(batches))]
         for batch, count in zip(batches, ranks.max([len(batch) for batch in batches]), strict=True):
             batch += [None] * (int(count) - len(batch))
         return _Prepared(records=records, minibatches=batches)
+
+    def _attach_given(self, batch: Batch, records: Sequence[TrainRecord]) -> None:
+        """Adds the columns that other roles gave the batch's records."""
+        for name in sorted(self._given):
+            parts = [records[place].columns[name] for place in batch.index.tolist()]
+            column = torch.from_numpy(np.concatenate(parts).astype(np.float32))
+            if len(column) != len(batch.columns["record"]):
+                raise ConfigError(
+                    f"{name} has a value for each action, and this trainer takes other terms.",
+                    where=f"roles.{self._context.role}.use",
+                )
+            batch.columns[name] = column.to(self._engine.device)
 
     def _layout(self, samples: Sequence[Sample]) -> Layout:
         if not samples:

@@ -1,0 +1,40 @@
+"""The records that a shard names by reference, opened for a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.trainer import TrainRecord
+from gcore_core.runtime.messages import TrainItem
+from gcore_core.runtime.store.client import StoreReader
+
+
+async def open_records(
+    store: StoreReader, items: Sequence[TrainItem], step: int
+) -> list[TrainRecord]:
+    """In the order of the items; with the columns that annotators gave them, where there are any.
+
+    step: records whose weights have another version are not fresh.
+    """
+    held = await store.records(items)
+    refs = list(dict.fromkeys(extra.columns for item in items for extra in item.extras))
+    chunks = dict(zip(refs, await store.arrays(refs), strict=True)) if refs else {}
+    records = []
+    for item, (generated, media) in zip(items, held, strict=True):
+        columns: Columns = generated
+        if item.extras:
+            given = (chunks[extra.columns][extra.slot].items() for extra in item.extras)
+            columns = {**generated, **dict(chain.from_iterable(given))}
+        records.append(
+            TrainRecord(
+                ordinal=item.ordinal,
+                sample=item.sample,
+                minibatch=item.minibatch,
+                columns=columns,
+                media=media,
+                fresh=item.version == step,
+            )
+        )
+    return records

@@ -1,0 +1,148 @@
+"""A role that gives columns is shown every record that is trained on, and the trainer gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.trainer import TrainRecord
+from gcore_core.runtime.messages import AnnotateRequest, TrainItem
+from gcore_core.runtime.shells import annotator, opened_records
+from gcore_core.testing import fake
+from gcore_core.testing.contracts.trainer import make_records
+from gcore_core.testing.faults import Faults
+from gcore_core.testing.simulation import (
+    TEACHER,
+    Outcome,
+    SimulatedJob,
+    run_virtual,
+    simulate,
+    violations,
+)
+
+JOB = SimulatedJob(ranks=2, prompts=4, samples=2, evaluate_prompts=2, annotators=2)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    directory = tmp_path_factory.mktemp("calm")
+    return run_virtual(simulate(replace(JOB, shards=1, annotators=1), directory / "store"))
+
+
+def test_its_column_changes_the_weights(calm: Outcome, tmp_path: Path) -> None:
+    without = run_virtual(simulate(replace(JOB, annotators=0), tmp_path / "store"))
+    assert without.batches[0] == calm.batches[0]
+    assert without.logits != calm.logits
+
+
+@pytest.mark.parametrize("annotators", [1, 3])
+def test_the_number_of_shards_and_of_its_workers_does_not_matter(
+    annotators: int, calm: Outcome, tmp_path: Path
+) -> None:
+    job = replace(JOB, shards=3, annotators=annotators)
+    found = run_virtual(simulate(job, tmp_path / "store"))
+    assert (found.batches, found.logits) == (calm.batches, calm.logits)
+
+
+def test_kills_and_lost_messages_change_nothing(calm: Outcome, tmp_path: Path) -> None:
+    """Every record has its own column in any weather: the simulated trainer compares each."""
+    methods = set()
+    for seed in range(30_000, 30_030):
+        weather = Faults(seed, kills=0.01)
+        found = run_virtual(simulate(JOB, tmp_path / str(seed), weather))
+        assert not violations(found, calm, weather, JOB), f"seed {seed}"
+        methods |= {method for _, method, fault in weather.hits if fault != "kill"}
+    assert {"annotate", "release_steps"} <= methods
+
+
+class Bad(fake.FakeAnnotator):
+    """Gives what the test says in place of what it should."""
+
+    def __init__(self, gives: Callable[[Mapping[str, np.ndarray]], Any]) -> None:
+        super().__init__(
+            fake.FakeAnnotatorConfig(), WorkerContext(role=TEACHER, columns=("teacher_logp",))
+        )
+        self._gives = gives
+
+    def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+        return [self._gives(columns) for columns in super().annotate(records)]
+
+
+class NoStore:
+    def reader(self) -> None:
+        return None
+
+
+async def compute(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
+
+
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        (lambda own: {}, "the columns are none, the role gives teacher_logp"),
+        (lambda own: {"other": own["teacher_logp"]}, "the columns are other, the role gives"),
+        (
+            lambda own: {"teacher_logp": own["teacher_logp"][:1]},
+            r"column 'teacher_logp' is float32\[1\], it must be float32\[2\]",
+        ),
+        (
+            lambda own: {"teacher_logp": own["teacher_logp"].astype(np.float64)},
+            r"column 'teacher_logp' is float64\[2\], it must be float32\[2\]",
+        ),
+        (
+            lambda own: {"teacher_logp": own["teacher_logp"] * np.float32(np.nan)},
+            "column 'teacher_logp' is not finite",
+        ),
+    ],
+)
+async def test_columns_that_break_the_contract_end_the_run(
+    gives: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def opened(*_: Any) -> list[TrainRecord]:
+        return make_records(9)
+
+    monkeypatch.setattr(annotator, "open_records", opened)
+    store: Any = NoStore()
+    shell = annotator.AnnotatorShell(Bad(gives), ["teacher_logp"], store, compute, 1)
+    call: Any = None
+    with pytest.raises(ContractError, match=message) as caught:
+        await shell.annotate(AnnotateRequest(0, 0, []), call)
+    assert "ordinal 0, sample 0" in str(caught.value)
+
+
+async def test_a_record_is_opened_with_the_columns_that_it_was_given() -> None:
+    """Two roles, each with its chunk; a record's place differs from chunk to chunk."""
+    (own,) = make_records(9, groups=1, samples=1)
+    one, other = np.ones(2, np.float32), np.zeros(2, np.float32)
+    chunks: dict[Any, list[dict[str, np.ndarray]]] = {
+        "a": [{}, {"ref_logp": one}],
+        "b": [{"teacher_logp": other}],
+    }
+
+    class Store:
+        async def records(self, items: Sequence[TrainItem]) -> list[Any]:
+            return [(own.columns, {}) for _ in items]
+
+        async def arrays(self, refs: Sequence[Any]) -> list[Any]:
+            return [chunks[ref] for ref in refs]
+
+    def extra(ref: Any, slot: int) -> Any:
+        from gcore_core.runtime.messages import Extra
+
+        return Extra(ref, slot)
+
+    ref: Any = "own"
+    item = TrainItem(3, 1, 0, ref, 0, {}, 7, [extra("a", 1), extra("b", 0)])
+    store: Any = Store()
+    (record,) = await opened_records.open_records(store, [item], step=7)
+    assert record.fresh and (record.ordinal, record.sample) == (3, 1)
+    assert record.columns["ref_logp"] is one and record.columns["teacher_logp"] is other
+    assert record.columns["action_ids"] is own.columns["action_ids"]
