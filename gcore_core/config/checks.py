@@ -301,10 +301,11 @@ def _requirements(
 ) -> Iterator[str]:
     """The columns and scalars that the settings' ``requires()`` names must come from somewhere."""
     annotators = [role for role in roles.values() if role.kind == "annotator"]
-    # An advantage gets numbers of whole records, and roles give columns.
+    if path == "advantage":  # it gets numbers of whole records, and roles give columns
+        annotators = []
+    # Where several roles give one name, those of this run come last and stay.
+    annotators.sort(key=lambda role: role.name in settings.roles)
     giver = {name: role.name for role in annotators for name in role.columns}
-    if path == "advantage":
-        giver = {}
     given = {name for name, role in giver.items() if role in settings.roles}
     for name in sorted(required_by(chosen) - FROM_TRAINER - given):
         if name in giver:

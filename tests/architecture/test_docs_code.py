@@ -40,6 +40,14 @@ NAMED = {
         @hookimpl
         def gcore_balancers():
             yield providers.BalancerProvider(summary="-", factory="gcore_core.testing.fake:FakeBalancer")
+
+        @hookimpl
+        def gcore_roles():
+            yield providers.RoleProvider(name="teacher", summary="-", kind="annotator", columns=("teacher_logp",))
+
+        @hookimpl
+        def gcore_annotators():
+            yield providers.AnnotatorProvider(summary="-", factory="gcore_core.testing.fake:FakeAnnotator")
         """,  # noqa: E501
 }
 

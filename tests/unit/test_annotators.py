@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gcore_core.config.plan import load_plan
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ContractError
+from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import AnnotateRequest, TrainItem
 from gcore_core.runtime.shells import annotator, opened_records
@@ -26,6 +28,7 @@ from gcore_core.testing.simulation import (
     simulate,
     violations,
 )
+from tests.support import runs
 
 JOB = SimulatedJob(ranks=2, prompts=4, samples=2, evaluate_prompts=2, annotators=2)
 
@@ -146,3 +149,73 @@ async def test_a_record_is_opened_with_the_columns_that_it_was_given() -> None:
     assert record.fresh and (record.ordinal, record.sample) == (3, 1)
     assert record.columns["ref_logp"] is one and record.columns["teacher_logp"] is other
     assert record.columns["action_ids"] is own.columns["action_ids"]
+
+
+ROLES = """
+from dataclasses import dataclass
+
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsConfig:
+    names: tuple[str, ...] = ()
+
+    def requires(self) -> frozenset[str]:
+        return frozenset(self.names)
+
+
+@hookimpl
+def gcore_roles():
+    for name, columns in (("teacher", ("teacher_logp",)), ("other", ("teacher_logp", "doubt"))):
+        yield p.RoleProvider(name=name, summary="-", kind="annotator", columns=columns)
+
+
+@hookimpl
+def gcore_objectives():
+    yield p.ObjectiveProvider(
+        summary="-", factory="gcore_core.testing.fake:FakeObjective", config=NeedsConfig
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["roles.teacher.use=fake", "objective.config.names=[teacher_logp]"], ""),
+        (["roles.other.use=fake", "objective.config.names=[doubt,ref_logp]"], ""),
+        (
+            ["objective.config.names=[doubt]"],
+            "objective: requires 'doubt', which roles.other gives; add that role.",
+        ),
+        (
+            ["roles.teacher.use=fake", "objective.config.names=[values]"],
+            "objective: requires 'values', which nothing supplies: no installed role gives it "
+            "(known: entropy, kl_k1, kl_k2, kl_k3, old_logp, ref_logp, rollout_logp, "
+            "teacher_logp).",
+        ),
+        (
+            ["roles.teacher.use=fake", "roles.other.use=fake"],
+            "roles.other: gives 'teacher_logp', as roles.teacher does; leave one of them out.",
+        ),
+        (
+            ["roles.teacher={use: fake, follows: policy}"],
+            "roles.teacher.follows: no weights are pushed to an annotator; leave it out, and give "
+            "it a model.",
+        ),
+    ],
+)
+def test_the_check_knows_which_columns_the_roles_of_a_run_give(
+    overrides: list[str], problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(ROLES)
+    job = runs.job(objective={"use": "mine"}, roles={"policy": {"use": "fake"}})
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(job | {"local": [str(runs.FAKE), "mine.py"]}))
+    if not problem:
+        load_plan(file, overrides)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_plan(file, overrides)
+    assert str(caught.value) == problem

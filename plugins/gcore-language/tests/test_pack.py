@@ -5,7 +5,7 @@ learned chance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,16 @@ import pytest
 import torch
 from gcore_language.ranks import Ranks
 from gcore_language.settings import TrainerSettings
-from gcore_language.training import LanguageTrainer, Placed
+from gcore_language.training import (
+    LanguageTrainer,
+    Placed,
+    check_objective,
+    keeps_reference,
+)
 from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.trainer import TrainRecord
 
 
@@ -125,3 +131,55 @@ def test_records_reach_the_engine_as_pack_lays_them_and_each_gets_its_own_advant
     assert metrics["logprob_gap_max"] == pytest.approx(0, abs=1e-6)
     assert (metrics["updates"], metrics["actions"], trainer.version) == (2, 8, 1)
     trainer.close()
+
+
+class Distil(Reinforce):
+    """Draws the policy to a teacher; requires a column that another role gives."""
+
+    requires = frozenset({"teacher_logp"})
+
+    def loss(self, columns: Any, current: Any) -> Any:
+        apart = current["logp"] - columns["teacher_logp"]
+        return (apart * apart).sum() / 2, self.weight(columns), {}
+
+
+def test_a_column_of_another_role_reaches_the_objective_action_by_action() -> None:
+    """The loss and the update are those of a float64 reference of the objective."""
+    context = WorkerContext(
+        role="policy", parts={"objective": Distil()}, given=("teacher_logp", "unused")
+    )
+    check_objective(context)
+    engine = Coin(context)
+    trainer = CoinTrainer(TrainerSettings(learning_rate=0.5), context, engine)  # type: ignore[arg-type]
+    draw = np.random.default_rng(0)
+    records, values = [], []
+    for sample, heads in enumerate(([1, 1], [0], [], [0, 0, 1])):
+        teacher = draw.uniform(-2, 0, len(heads)).astype(np.float32)
+        made = record(sample, heads, 0)
+        records.append(replace(made, columns={**made.columns, "teacher_logp": teacher}))
+        values += list(zip(heads, teacher.astype(np.float64), strict=True))
+    trainer.prepare(records, frozenset())
+    metrics = trainer.train(0, np.zeros(len(records)), 1, 1)
+    apart = [np.log(0.5) - teacher for _, teacher in values]
+    assert metrics["loss"] == pytest.approx(np.square(apart).sum() / 2 / len(values), rel=1e-6)
+    slopes = [heads - 0.5 for heads, _ in values]
+    assert engine.logit.item() == pytest.approx(
+        -0.5 * np.dot(apart, slopes) / len(values), rel=1e-6
+    )
+    trainer.close()
+
+
+def test_a_column_that_no_role_gives_is_refused() -> None:
+    with pytest.raises(ConfigError, match="requires teacher_logp, which this trainer does not"):
+        check_objective(WorkerContext(role="policy", parts={"objective": Distil()}))
+
+
+@pytest.mark.parametrize(("given", "keeps"), [((), True), (("ref_logp",), False)])
+def test_a_reference_model_is_kept_only_where_no_role_gives_its_log_probs(
+    given: tuple[str, ...], keeps: bool
+) -> None:
+    class Referred(Reinforce):
+        requires = frozenset({"ref_logp"})
+
+    context = WorkerContext(role="policy", parts={"objective": Referred()}, given=given)
+    assert keeps_reference(TrainerSettings(), context) is keeps

@@ -1,0 +1,115 @@
+"""A role that gives columns, in real processes and inline: the policy learns from what it gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import runs
+
+TEACHER = '''
+"""A role "teacher", whose workers write down what they are shown; one ends in the middle."""
+import json, os
+from pathlib import Path
+
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+from gcore_core.testing import fake
+
+
+class Teacher(fake.FakeAnnotator):
+    def annotate(self, records):
+        with open("shown.jsonl", "a") as file:
+            keys = [[r.ordinal, r.sample] for r in records]
+            file.write(json.dumps([os.getpid(), keys]) + "\\n")
+        return super().annotate(records)
+
+
+class Dies(Teacher):
+    """The first worker that is asked in the second step is killed."""
+
+    def annotate(self, records):
+        given = super().annotate(records)
+        if min(r.ordinal for r in records) >= 6 and not os.path.exists("died"):
+            Path("died").touch()
+            os.kill(os.getpid(), 9)
+        return given
+
+
+@hookimpl
+def gcore_roles():
+    yield p.RoleProvider(
+        name="teacher", summary="-", kind="annotator", columns=("teacher_logp",)
+    )
+
+
+@hookimpl
+def gcore_annotators():
+    for cls in (Teacher, Dies):
+        yield p.AnnotatorProvider(
+            name=cls.__name__.lower(), summary="-", factory=f"teacher:{cls.__name__}",
+            config=fake.FakeAnnotatorConfig,
+        )
+'''
+
+
+def with_teacher(use: str = "teacher/teacher", **changes: Any) -> dict[str, Any]:
+    toward = {"toward": "teacher_logp"}
+    return runs.job(
+        roles={
+            "policy": {"use": "trouble/recording", "config": toward},
+            "teacher": {"use": use, "slots": changes.pop("slots", 1)},
+        },
+        **changes,
+    ) | {"local": [str(runs.FAKE), "trouble.py", "teacher.py"]}
+
+
+def finished(directory: Path, config: dict[str, Any]) -> runs.Run:
+    directory.mkdir(exist_ok=True)
+    (directory / "teacher.py").write_text(TEACHER)
+    code, run = runs.finish(directory, config)
+    assert code == 0, run.output
+    return run
+
+
+def shown(run: runs.Run) -> list[tuple[int, list[list[int]]]]:
+    lines = (run.directory / "shown.jsonl").read_text().splitlines()
+    return [(pid, keys) for pid, keys in map(json.loads, lines)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    return finished(tmp_path_factory.mktemp("alone"), with_teacher(controller={"shards": 1}))
+
+
+def test_it_is_shown_what_is_trained_on_and_changes_the_weights(
+    alone: runs.Run, tmp_path: Path
+) -> None:
+    code, without = runs.finish(tmp_path, runs.job(controller={"shards": 1}))
+    assert code == 0, without.output
+    assert [sorted(keys) for _, keys in shown(alone)] == alone.batches()
+    assert alone.batches()[0] == without.batches()[0]
+    assert alone.weights() != without.weights()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"controller": {"shards": 2}, "slots": 2}, {"launcher": {"use": "core/inline"}}],
+    ids=["two-shards-two-workers", "inline"],
+)
+def test_shards_workers_and_launcher_do_not_matter(
+    changes: dict[str, Any], alone: runs.Run, tmp_path: Path
+) -> None:
+    run = finished(tmp_path, with_teacher(**changes))
+    assert (run.batches(), run.weights()) == (alone.batches(), alone.weights())
+
+
+def test_a_worker_that_is_killed_is_asked_again(alone: runs.Run, tmp_path: Path) -> None:
+    run = finished(tmp_path, with_teacher("teacher/dies", controller={"shards": 1}))
+    assert "teacher.0 ended with signal SIGKILL; it is started again" in run.output
+    assert (run.batches(), run.weights()) == (alone.batches(), alone.weights())
+    pids = [pid for pid, _ in shown(run)]
+    assert len(set(pids)) == 2 and len(pids) == len(run.batches()) + 1
