@@ -116,9 +116,9 @@ class Work:
     """What is known of N records that are to be trained on.
 
     group int64[N]: equal where records have one prompt; they are neighbours. prompt, actions
-    int64[N]: how many tokens, or denoising steps. extra float64[N]: what a record's producer said
-    it costs besides, in tokens' worth; 0 where nothing was said. Raises ContractError unless it is
-    finite and not negative.
+    int64[N]: how many tokens, or denoising steps. extra float64[N]: ``Finished.cost``, what a
+    record's generator said it costs besides, in tokens' worth; 0 where nothing was said. Raises
+    ContractError unless it is finite and not negative.
     """
 
     group: np.ndarray

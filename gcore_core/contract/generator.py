@@ -38,13 +38,18 @@ class SampleRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One record that ended. ``columns`` as listed in ``gcore_core.contract.records``; ``status``
-    and ``reason`` likewise.
+    """One record that ended.
 
-    A request that cannot be served ends alone: status "failed", a reason ("prompt_too_long", ...)
-        and no columns.
-    ``versions``: first and last weights version that sampled its actions. ``media``: arrays that
-    scorers and trainers need besides, such as an image; what records share is stored once.
+    request: what was asked for.
+    status: as listed in ``gcore_core.contract.records``. A request that cannot be served ends
+        alone: status "failed", a reason and no columns.
+    versions: first and last weights version that sampled its actions.
+    columns: as listed in ``gcore_core.contract.records``.
+    reason: a word for why it did not finish ("prompt_too_long", ...).
+    media: arrays that scorers and trainers need besides, such as an image; what records share is
+        stored once.
+    cost: what training on it costs beside its prompt and actions, in tokens' worth, such as an
+        encoder that runs on its media; finite and not negative. Balancers see it as ``Work.extra``.
     """
 
     request: SampleRequest
@@ -53,6 +58,7 @@ class Finished:
     columns: Columns = field(default_factory=dict)
     reason: str = ""
     media: Columns = field(default_factory=dict)
+    cost: float = 0.0
 
 
 @runtime_checkable

@@ -58,14 +58,22 @@ class Window:
     Generators are the roles between which devices move: they have an engine at every cell, awake or
     asleep. Mappings are by role; what was not measured is not in them.
 
-    step: that is about to begin. needed: groups that it must keep. requests: finished ones of the
-    latest steps, the policy's under the role that follows it. busy, filled: shares, in the latest
-    step, of a role's replica-seconds with anything running, and of its places that ran something.
-    backlog: requests that wait, at a decision within a step.
-    switch_s: seconds it takes a cell to change roles; None before one did. outcomes: of earlier
-        decisions, oldest
-    first. state: what the latest decision carried over. starving: at a rescue, the role of which
-    nobody answers. lost: device indexes of replicas that do not answer.
+    devices: all of them.
+    slots: how many devices each role may occupy.
+    needs: what each role asks of placement.
+    step: the one that is about to begin.
+    needed: groups that it must keep.
+    requests: finished ones of the latest steps; the policy's stand under the role that follows it.
+    profiles: how long the role's engines take.
+    busy: share of a role's replica-seconds, in the latest rollout, in which anything ran.
+    filled: share of a role's places, in the latest rollout, that were taken. A replica has as many
+        places as the most requests that one of the role's replicas was ever seen to have at once,
+        but no more than its profile's ``max_running``.
+    switch_s: seconds it takes a cell to change roles; None before one did.
+    outcomes: what earlier decisions came to, oldest first.
+    state: what the latest decision carried over.
+    starving: at a rescue, the role of which nobody answers; "" otherwise.
+    lost: device indexes of replicas that do not answer.
     """
 
     devices: tuple[Device, ...]
@@ -77,7 +85,6 @@ class Window:
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     busy: Mapping[str, float] = field(default_factory=dict)
     filled: Mapping[str, float] = field(default_factory=dict)
-    backlog: Mapping[str, int] = field(default_factory=dict)
     switch_s: float | None = None
     outcomes: tuple[Outcome, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)

@@ -66,24 +66,37 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
 class Header(msgspec.Struct, array_like=True):
     """The half of a record that controllers hold: at most 512 bytes encoded
     (``HEADER_LIMIT_BYTES``).
+
+    ordinal: the prompt's place in the seeded order of the run.
+    sample: 0 .. group size - 1.
+    row: row of the dataset.
+    seed: of this sample, blake2b of (run seed, ordinal, pass, sample).
+    attempt: how many draws of it were lost before.
+    versions: first and last weights version that sampled its actions.
+    n_prompt, n_actions: lengths, in tokens or denoising steps.
+    status, reason: how it ended, and why where that is no matter of course.
+    columns: the chunk that holds its columns; None where it has none.
+    slot: its place in that chunk.
+    rewards: reward -> value, of those with status "ok".
+    reward_status: reward -> "ok", "failed", "timeout" or "skipped".
+    cost: ``Finished.cost`` of its generator.
+    media: name -> bytes that scorers and trainers need besides.
     """
 
-    ordinal: int  # the prompt's place in the seeded order of the run
-    sample: int  # 0 .. group size - 1
-    row: int  # row of the dataset
-    seed: int  # of this sample: blake2b of (run seed, ordinal, pass, sample)
+    ordinal: int
+    sample: int
+    row: int
+    seed: int
     attempt: int = 0
-    kind: str = "token"
-    versions: tuple[int, int] = (0, 0)  # first and last weights version that sampled its actions
+    versions: tuple[int, int] = (0, 0)
     n_prompt: int = 0
     n_actions: int = 0
     status: str = FINISHED
     reason: str = ""
     columns: Ref | None = None
-    slot: int = 0  # place of this record in the chunk that ``columns`` names
+    slot: int = 0
     rewards: dict[str, float] = {}
     reward_status: dict[str, str] = {}
-    advantage: float | None = None
     cost: float = 0.0
     media: dict[str, Ref] = {}
 
@@ -128,13 +141,13 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """What the lead may know of a record: at most 64 bytes encoded."""
+    """What the lead may know of a record: at most 64 bytes encoded. All fields are the header's."""
 
     ordinal: int
     sample: int
     n_prompt: int
     n_actions: int
-    cost: float  # the header's; 0 unless its producer said something
+    cost: float
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):

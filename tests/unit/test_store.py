@@ -879,7 +879,6 @@ def test_a_header_of_the_worst_realistic_record_fits(worst_ref: Callable[[], Ref
         slot=2**16,
         rewards=dict.fromkeys(names, 0.123),
         reward_status=dict.fromkeys(names, "timeout"),
-        advantage=-0.123,
         cost=1e9,
     )
     assert len(msgspec.msgpack.encode(header)) <= HEADER_LIMIT_BYTES

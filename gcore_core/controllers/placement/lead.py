@@ -18,7 +18,12 @@ from gcore_core.contract.measurements import Outcome, Profile, Requests
 from gcore_core.contract.placement import Cell, Decision, Rescues, Window
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement import journal
-from gcore_core.controllers.placement.measurements import idle_share, running_s
+from gcore_core.controllers.placement.measurements import (
+    filled_share,
+    idle_share,
+    most_at_once,
+    running_s,
+)
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 
 POLICY = "rollout"
@@ -79,6 +84,7 @@ class Mover:
             0.0  # spent on changing roles, at the step's start and within it
         )
         self._profiles = msgspec.convert(saved.get("profiles", {}), dict[str, Profile])
+        self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
         self._wanted = {role: list(own) for role, own in roles.items()}
         self._served: dict[str, list[int]] = {}  # awake at any time of the rollout
@@ -202,10 +208,22 @@ class Mover:
             requests=measured,
             profiles=dict(self._profiles),
             busy={role: 1 - share for role, share in idle.items()},
+            filled=self._filled(last),
             switch_s=self._switch_s,
             outcomes=tuple(self._outcomes[-_OUTCOMES:]),
             state=self.state(),
         )
+
+    def _filled(self, last: Last) -> dict[str, float]:
+        """Role -> share of its places that were taken in the rollout; see ``Window.filled``."""
+        shares = {}
+        for role, requests in last.measured.items():
+            awake = self._wanted[role]
+            seen = most_at_once(requests, awake)
+            self._most_at_once[role] = max(seen, self._most_at_once.get(role, 1))
+            places = min(self._most_at_once[role], self._profiles[role].max_running)
+            shares[role] = filled_share(requests, awake, last.rollout_s, places)
+        return shares
 
     def state(self) -> dict[str, Any]:
         return dict(self._before if self._decision is None else self._decision.state)
@@ -214,7 +232,12 @@ class Mover:
         """What a resumed run goes on with: the policy's own, and what it was told of steps; plain
         values.
         """
-        told = {"policy": self.state(), "outcomes": self._outcomes, "profiles": self._profiles}
+        told = {
+            "policy": self.state(),
+            "outcomes": self._outcomes,
+            "profiles": self._profiles,
+            "most_at_once": self._most_at_once,
+        }
         return dict(msgspec.to_builtins(told, enc_hook=float))  # a policy's numbers may be numpy's
 
     def _remember(self, decision: Decision, last: Last) -> None:

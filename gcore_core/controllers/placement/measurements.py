@@ -110,6 +110,30 @@ def running_s(served: Sequence[tuple[Requests, int]]) -> float:
     return float(np.clip(ends - np.maximum(starts, reached), 0, None).sum())
 
 
+def most_at_once(requests: Requests, replicas: Sequence[int]) -> int:
+    """The most requests that one of the replicas had at once."""
+    return max((int(_taken(requests, i)[1].max(initial=0)) for i in replicas), default=0)
+
+
+def filled_share(requests: Requests, replicas: Sequence[int], seconds: float, places: int) -> float:
+    """Share of the replicas' places that were taken; what waits for one does not count."""
+    taken_s = 0.0
+    for replica in replicas:
+        lasted_s, taken = _taken(requests, replica)
+        taken_s += float((lasted_s * np.minimum(taken, places)).sum())
+    return taken_s / max(seconds * len(replicas) * places, 1e-9)
+
+
+def _taken(requests: Requests, replica: int) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds float64[N], requests that the replica had meanwhile int64[N]), in order of time."""
+    mine = requests.take(requests.replica == replica)
+    times_s = np.concatenate([mine.start_s, mine.end_s])
+    changes = np.repeat([1, -1], len(mine))
+    order = np.lexsort((changes, times_s))  # one that ends makes room for one that starts then
+    taken = np.cumsum(changes[order])[:-1]
+    return np.diff(times_s[order]), taken
+
+
 def idle_share(requests: Requests, replicas: Sequence[int], seconds: float) -> float:
     """Share of the replicas' time in which they ran nothing."""
     busy = sum(running_s([(requests, replica)]) for replica in replicas)

@@ -156,4 +156,5 @@ def _header(record: Finished) -> Header:
         n_actions=columns["action_mask"].size if "action_mask" in columns else 0,
         status=record.status,
         reason=short_reason(record.reason),
+        cost=record.cost,
     )

@@ -110,3 +110,30 @@ def test_what_a_role_must_keep_reaches_the_policy_and_too_much_of_it_is_refused(
     refused = ["roles.judge.least=3", "roles.rollout.least=2"]
     with pytest.raises(PlacementError, match="generators need at least 5 cells"):
         run([str(job), "run.dir=other", *refused])
+
+
+def test_utilisation_by_filled_places_is_measured_and_moves_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
+) -> None:
+    """A run measures how full each role's places are, and devices go to the fuller role."""
+    monkeypatch.chdir(tmp_path)
+    roles = {name: {"use": "sim", "slots": 4} for name in ("rollout", "judge")}
+    job = write_job(
+        run={"steps": 4},
+        cluster={"devices": 4},
+        placement={
+            "use": "placement/utilisation",
+            "config": {"signal": "filled", "threshold": 0.0},
+        },
+        roles=roles,
+        rewards={"judged": {"use": "sim/asks", "role": "judge"}},
+    )
+    assert run([str(job), "run.dir=run"]) == 0
+    decisions, _ = run_files.read_placement(Path("run"))
+    measured = [decisions[step].seen for step in (1, 2, 3)]
+    assert all(0 < seen["policy"] <= 1 and 0 < seen["judge"] <= 1 for seen in measured)
+    cells = [len(decisions[step].cells["judge"]) for step in range(4)]
+    for before, after, seen in zip(cells, cells[1:], measured, strict=False):
+        fuller_judge = seen["judge"] > seen["policy"]
+        assert after == (min(before + 1, 3) if fuller_judge else max(before - 1, 1))
+    assert len(set(cells)) > 1
