@@ -64,7 +64,8 @@ class Grpo(RecordAdvantage):
     def _of_group(self, centred_rewards: np.ndarray) -> np.ndarray:
         if not centred_rewards.any():
             return centred_rewards
-        return centred_rewards / (centred_rewards.std(ddof=1) + self._eps)
+        advantages: np.ndarray = centred_rewards / (centred_rewards.std(ddof=1) + self._eps)
+        return advantages
 
 
 class DrGrpo(RecordAdvantage):
@@ -176,7 +177,8 @@ def centred(rewards: np.ndarray) -> np.ndarray:
     """
     if not rewards.size or rewards.min() == rewards.max():
         return np.zeros_like(rewards)
-    return rewards - rewards.mean()
+    centred: np.ndarray = rewards - rewards.mean()
+    return centred
 
 
 def _leave_one_out(rewards: np.ndarray) -> np.ndarray:

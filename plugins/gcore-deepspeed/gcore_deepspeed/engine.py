@@ -198,7 +198,10 @@ class DeepSpeedEngine:
         go forward.
         """
         self._context.progress()
-        return model(stand_in(self.device) if batch is None else batch, entropy)
+        parts: tuple[Tensor, Tensor | None] = model(
+            stand_in(self.device) if batch is None else batch, entropy
+        )
+        return parts
 
     @torch.no_grad()
     def logprobs(
@@ -234,7 +237,8 @@ class DeepSpeedEngine:
     def _gathered(self, tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
         if self._config.stage < 3:
             return contextlib.nullcontext()
-        return self._deepspeed.zero.GatheredParameters(tensors)
+        gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(tensors)
+        return gathered
 
     def _whole(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """All tensors in order, each whole until the next is asked for; with stage 3 a bucket of

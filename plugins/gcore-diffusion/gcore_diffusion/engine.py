@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from gcore_language.models import DTYPES, choose_device, refuse_engine
-from gcore_language.packing import Layout
+from gcore_language.packing import Batch, Layout
 from gcore_language.policy import Entropy
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts, save_state
@@ -199,7 +199,9 @@ class DiffusionEngine:
         rows.columns |= {name: tensor for name, tensor in told.items() if name != "logp"}
         if "error" in told and rows.old is not None:
             rows.columns["old_error"] = squared(rows.old - rows.following)
-        found: Tensor = loss(rows, told["logp"], self.entropies(rows))
+        # Rows stand for a batch of tokens: the loss reads index and columns alone.
+        batch = cast("Batch", rows)
+        found: Tensor = loss(batch, told["logp"], self.entropies(rows))
         held |= {
             name: rows.columns[name] for name in ("old_logp",) if name in rows.columns
         }  # the program's, for later

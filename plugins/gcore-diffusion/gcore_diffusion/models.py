@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
-from gcore_core.contract.generator import Prompt
+from gcore_core.contract.records import Prompt
 from gcore_diffusion.config import DenoiserSettings, DiffusionGeneratorConfig, Prediction
 from gcore_diffusion.way import Condition, Way
 
@@ -97,7 +97,10 @@ def autocast(settings: DenoiserSettings, device: torch.device) -> AbstractContex
     """Both sides compute with float32 weights under autocast, so that a low precision rounds the
     same on both.
     """
-    return torch.autocast(device.type, DTYPES[settings.dtype], enabled=settings.dtype != "float32")
+    autocast: AbstractContextManager[Any] = torch.autocast(
+        device.type, DTYPES[settings.dtype], enabled=settings.dtype != "float32"
+    )
+    return autocast
 
 
 def pushed_tensors(module: nn.Module, settings: DenoiserSettings) -> dict[str, Tensor]:

@@ -71,10 +71,12 @@ class PipelineDenoiser(ABC):
         self, directory: Path, settings: DenoiserSettings, device: torch.device, *, sampling: bool
     ) -> None:
         self._directory, self._settings, self.device = directory, settings, device
-        self.pipeline: Any = _load_pipeline(directory, device) if sampling else None
-        self.module: nn.Module = (
-            self.pipeline.transformer if sampling else _load_transformer(directory, device)
-        )
+        if sampling:
+            self.pipeline: Any = _load_pipeline(directory, device)
+            self.module: nn.Module = self.pipeline.transformer
+        else:
+            self.pipeline = None
+            self.module = _load_transformer(directory, device)
         self.module.eval()
         if settings.lora.rank:
             add_adapter(self.module, settings.lora)
@@ -400,7 +402,7 @@ def open_pipeline(
     """The adapter of the pipeline in a directory. Raises ConfigError when there is none, DataError
     for a bad one.
     """
-    name = _index(directory).get("_class_name")
+    name = str(_index(directory).get("_class_name"))
     if name not in _KNOWN:
         raise ConfigError(
             f"there is no adapter for {name}.",

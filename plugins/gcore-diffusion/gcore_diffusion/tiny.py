@@ -210,7 +210,8 @@ def load_classifier(file: Path) -> TinyClassifier:
         raise DataError(
             "the classifier cannot be read.", where=str(file), why=str(error)
         ) from error
-    return net.eval()
+    net.eval()
+    return net
 
 
 def floats(pictures: np.ndarray) -> Tensor:

@@ -54,10 +54,11 @@ def flat(images: np.ndarray) -> np.ndarray:
         / 255
     )
     count, height, width, channels = cut.shape
-    small = cut.reshape(count, height // square, square, width // square, square, channels).mean(
-        (2, 4)
-    )
-    return small.reshape(count, -1)
+    small: np.ndarray = cut.reshape(
+        count, height // square, square, width // square, square, channels
+    ).mean((2, 4))
+    rows: np.ndarray = small.reshape(count, -1)
+    return rows
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -65,7 +66,8 @@ def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     squares = (
         (one**2).mean(1)[:, None] + (other**2).mean(1)[None] - 2 * (one @ other.T) / one.shape[1]
     )
-    return np.sqrt(np.maximum(squares, 0))
+    distances: np.ndarray = np.sqrt(np.maximum(squares, 0))
+    return distances
 
 
 def diversity(images: np.ndarray) -> float | None:

@@ -79,7 +79,9 @@ def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     int64[sum(lengths)].
     """
     ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    count = ends[-1] if len(ends) else 0
+    indices: np.ndarray = np.arange(count) + np.repeat(starts - (ends - lengths), lengths)
+    return indices
 
 
 def group_samples(samples: Sequence[Sample]) -> list[list[Sample]]:
@@ -132,7 +134,7 @@ def micro_batches(
 
 def stand_in(device: torch.device) -> Batch:
     """A batch of one action, for ranks that have none where others have some."""
-    columns = {
+    columns: dict[str, np.ndarray] = {
         "action_ids": np.zeros(1, np.int32),
         "action_mask": np.zeros(1, np.uint8),
         "logp": np.zeros(1, np.float32),

@@ -181,7 +181,7 @@ def _trial_samples(vocabulary: int) -> list[Sample]:
     for group, length in enumerate((5, 9)):
         prompt = draw.integers(0, vocabulary, length).astype(np.int32)
         for _ in range(2):
-            columns = {
+            columns: dict[str, np.ndarray] = {
                 "action_ids": draw.integers(0, vocabulary, _TRIAL_ACTIONS).astype(np.int32),
                 "action_mask": np.ones(_TRIAL_ACTIONS, np.uint8),
                 "logp": np.zeros(_TRIAL_ACTIONS, np.float32),

@@ -46,7 +46,8 @@ class Ranks:
         mine = values if self.speaks else [0.0] * len(values)
         total = torch.tensor(mine, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
-        return total.tolist()
+        sums: list[float] = total.tolist()
+        return sums
 
     def max(self, values: list[float]) -> list[float]:
         """Element by element over the ranks."""
@@ -54,7 +55,8 @@ class Ranks:
             return values
         most = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return most.tolist()
+        maxima: list[float] = most.tolist()
+        return maxima
 
     def add_up(self, sums: Sums) -> Sums:
         """Adds pairs by name over the ranks that speak; a rank need not know all names."""

@@ -105,7 +105,8 @@ class BackgroundWrite:
     def __init__(
         self, work: Callable[[Callable[[], None]], None], progress: Callable[[], None]
     ) -> None:
-        self._progress, self._error = progress, None
+        self._progress = progress
+        self._error: BaseException | None = None
         self._moved = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(work,), name="save", daemon=True)
         self._thread.start()

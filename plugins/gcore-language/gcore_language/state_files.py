@@ -202,7 +202,7 @@ def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
 
 def _parts(ordered: list[tuple[str, Tensor]]) -> Iterator[memoryview]:
     for _, tensor in ordered:
-        view = memoryview(to_bytes(tensor))
+        view = to_bytes(tensor).data
         for start in range(0, len(view), _WRITE_BYTES):
             yield view[start : start + _WRITE_BYTES]
 

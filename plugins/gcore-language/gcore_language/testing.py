@@ -154,13 +154,13 @@ def assert_agree(found: np.ndarray) -> None:
 
 
 def has_cuda() -> bool:
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 def used_on_device() -> int:
     """Bytes of the first CUDA device's memory that are taken, by whichever process."""
     free, total = torch.cuda.mem_get_info(0)
-    return total - free
+    return int(total - free)
 
 
 _DIGITS = """

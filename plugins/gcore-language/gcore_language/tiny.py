@@ -97,7 +97,7 @@ def save_image_model(
     """
     names = ("vision_start", "image", "vision_end", "video")
     ids = {f"{name}_token_id": VOCABULARY + i for i, name in enumerate(names)}
-    text = {
+    text: dict[str, Any] = {
         **_SIZES,
         **_IDS,
         "vocab_size": VOCABULARY + len(ids),
@@ -114,7 +114,7 @@ def save_image_model(
     }
     # in_chans: as published models have it, and SGLang reads it
     vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": patch, "in_chans": 3}
-    vision |= {
+    by_family: dict[str, dict[str, Any]] = {
         "qwen2_vl": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
         "qwen2_5_vl": {
             "hidden_size": 32,
@@ -123,7 +123,8 @@ def save_image_model(
             "window_size": 4 * patch,
             "fullatt_block_indexes": [1],
         },
-    }[family]
+    }
+    vision |= by_family[family]
     config = AutoConfig.for_model(
         family, text_config=text, vision_config=vision, tie_word_embeddings=True, **ids
     )

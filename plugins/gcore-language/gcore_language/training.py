@@ -473,8 +473,6 @@ def _sum_terms(batch: Batch, name: str) -> list[float]:
     """A preparation scalar of each of the batch's records."""
     columns = batch.columns
     terms = _SCALARS[name](columns["old_logp"] - columns["ref_logp"]) * columns["mask"]
-    return (
-        torch.zeros(len(batch.index), device=terms.device)
-        .index_add_(0, columns["record"], terms)
-        .tolist()
-    )
+    sums = torch.zeros(len(batch.index), device=terms.device)
+    values: list[float] = sums.index_add_(0, columns["record"], terms).tolist()
+    return values

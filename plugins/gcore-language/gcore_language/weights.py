@@ -70,7 +70,8 @@ def flat_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 def to_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
     """The same on the host."""
-    return flat_bytes(tensor, dtype).cpu().numpy()
+    flat: np.ndarray = flat_bytes(tensor, dtype).cpu().numpy()
+    return flat
 
 
 def from_bytes(spec: TensorSpec, content: np.ndarray | Tensor) -> Tensor:

@@ -295,7 +295,10 @@ class MegatronEngine:
 
     def _gathered(self) -> Iterator[tuple[convert.Piece, Tensor | None]]:
         like = next(iter(self._parameters.values()))
-        return convert.gather(self._pieces, self._parameters.__getitem__, like)
+        pieces: Iterator[tuple[convert.Piece, Tensor | None]] = convert.gather(
+            self._pieces, self._parameters.__getitem__, like
+        )
+        return pieces
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         """See ``Trainer``; rank 0 holds one whole tensor at a time."""

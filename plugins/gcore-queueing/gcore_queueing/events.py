@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -24,6 +26,9 @@ from numba import njit
 from gcore_core.controllers.keep_rate import groups_missing
 
 _missing = njit(groups_missing)
+
+#: see ``_play``, Returns
+Played: TypeAlias = tuple[float, int, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 POLICY, JUDGE = 0, 1
 #: rows of ``spent``: replica-seconds
@@ -35,7 +40,7 @@ BASE, RUNNING, CACHED, PREFILL, MOST, CACHE = range(6)  # columns of ``profiles`
 
 
 @njit
-def _set(tree, leaf, value):
+def _set(tree: np.ndarray, leaf: int, value: float) -> None:
     """A tree of minima: the root, at 1, is the least leaf."""
     at = leaf + len(tree) // 2
     tree[at] = value
@@ -49,7 +54,7 @@ def _set(tree, leaf, value):
 
 
 @njit
-def _least(tree):
+def _least(tree: np.ndarray) -> int:
     """The first leaf that holds the least value."""
     at, half = 1, len(tree) // 2
     while at < half:
@@ -58,7 +63,7 @@ def _least(tree):
 
 
 @njit
-def _push(ends, who, size, end, request):
+def _push(ends: np.ndarray, who: np.ndarray, size: int, end: float, request: int) -> None:
     at = size
     while at and ends[(at - 1) // 2] > end:
         ends[at], who[at] = ends[(at - 1) // 2], who[(at - 1) // 2]
@@ -67,7 +72,7 @@ def _push(ends, who, size, end, request):
 
 
 @njit
-def _pop(ends, who, size):
+def _pop(ends: np.ndarray, who: np.ndarray, size: int) -> None:
     """Removes the first of ``size``; the rest is a heap again."""
     end, request, at = ends[size - 1], who[size - 1], 0
     while 2 * at + 1 < size - 1:
@@ -82,7 +87,18 @@ def _pop(ends, who, size):
 
 
 @njit
-def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_turn, dealing):  # noqa: C901, PLR0912, PLR0915
+def _play(  # noqa: C901, PLR0912, PLR0915
+    actions: np.ndarray,
+    prompts: np.ndarray,
+    keep: np.ndarray,
+    serves: np.ndarray,
+    profiles: np.ndarray,
+    rule: Any,
+    needed: int,
+    switch_s: float,
+    in_turn: bool,
+    dealing: tuple[int, int],
+) -> Played:
     """See ``gcore_queueing.step.play``, which has the same arguments with names and checks.
 
     actions, prompts: float64[2, N, G] of the policy and the judge. keep: bool[N]. serves:
@@ -337,7 +353,13 @@ def _play(actions, prompts, keep, serves, profiles, rule, needed, switch_s, in_t
 
 
 @njit
-def _append(queue, request, first_of, last_of, following):
+def _append(
+    queue: int,
+    request: int,
+    first_of: np.ndarray,
+    last_of: np.ndarray,
+    following: np.ndarray,
+) -> None:
     if first_of[queue] < 0:
         first_of[queue] = request
     else:
@@ -346,7 +368,18 @@ def _append(queue, request, first_of, last_of, following):
 
 
 @njit
-def _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, is_touched, count):
+def _deal(
+    shard: int,
+    replicas: int,
+    owed: np.ndarray,
+    rooms: np.ndarray,
+    first_of: np.ndarray,
+    last_of: np.ndarray,
+    following: np.ndarray,
+    touched: np.ndarray,
+    is_touched: np.ndarray,
+    count: int,
+) -> int:
     """Gives replicas of what the shard has while there is room; returns how many replicas are
     touched then.
     """
@@ -365,7 +398,13 @@ def _deal(shard, replicas, owed, rooms, first_of, last_of, following, touched, i
 
 
 @njit
-def _pace(i, rounds, running, offset, profiles):
+def _pace(
+    i: int,
+    rounds: np.ndarray,
+    running: np.ndarray,
+    offset: np.ndarray,
+    profiles: np.ndarray,
+) -> tuple[float, float]:
     """(seconds of the next round, half of what a round more costs for the tokens that this one
     adds).
     """
@@ -383,7 +422,16 @@ def _pace(i, rounds, running, offset, profiles):
 
 
 @njit
-def _advance(i, now, rounds, at, debt, running, offset, profiles):
+def _advance(
+    i: int,
+    now: float,
+    rounds: np.ndarray,
+    at: np.ndarray,
+    debt: np.ndarray,
+    running: np.ndarray,
+    offset: np.ndarray,
+    profiles: np.ndarray,
+) -> None:
     """Brings a replica to ``now``: prompts first, then rounds."""
     passed = now - at[i]
     at[i] = now
@@ -402,15 +450,26 @@ def _advance(i, now, rounds, at, debt, running, offset, profiles):
             rounds[i] += passed / first
 
 
-def _compiled_once(rule):
+def _compiled_once(rule: int) -> Callable[..., Played]:
     """``play``, kept on disk between processes. The compiler looks at the source of this file alone
     when it asks whether what it kept is still right; so a rule of oversampling that has changed is
     another constant of the closure.
     """
 
     @njit(cache=True)
-    def play(actions, prompts, keep, serves, profiles, rate, needed, switch_s, in_turn, dealing):
-        return _play(
+    def play(
+        actions: np.ndarray,
+        prompts: np.ndarray,
+        keep: np.ndarray,
+        serves: np.ndarray,
+        profiles: np.ndarray,
+        rate: Any,
+        needed: int,
+        switch_s: float,
+        in_turn: bool,
+        dealing: tuple[int, int],
+    ) -> Played:
+        played: Played = _play(
             actions,
             prompts,
             keep,
@@ -422,8 +481,10 @@ def _compiled_once(rule):
             in_turn,
             dealing,
         )
+        return played
 
-    return play
+    compiled: Callable[..., Played] = play
+    return compiled
 
 
 play = _compiled_once(

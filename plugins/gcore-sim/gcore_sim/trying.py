@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def run(words: list[str]) -> int:
 
 def summary(rows: Sequence[Row], skip: int = 0) -> dict[str, dict[str, Any]]:
     """Policy -> means over its steps, the first ``skip`` left out; fastest first."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row.policy for row in rows):
         own = [row for row in rows if row.policy == name and row.step >= skip]
         excess = np.array([row.excess for row in own])
@@ -227,7 +227,8 @@ def _made(kind: str, name: str, plugin: str) -> Any:
     if value:
         first = fields(config)[0]
         try:
-            settings = {first.name: type(first.default)(value)}
+            make: Callable[[str], Any] = type(first.default)
+            settings = {first.name: make(value)}
         except ValueError:
             raise ConfigError(
                 f"{value!r} is no value of {path}'s {first.name}", where="--policies"

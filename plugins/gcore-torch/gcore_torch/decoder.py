@@ -244,7 +244,7 @@ class FusedDecoder:
 
     @property
     def cache_bytes(self) -> int:
-        return self._cache.nbytes
+        return int(self._cache.nbytes)
 
     def release(self, *, weights: bool) -> None:
         self._cache = self._new_cache(0)

@@ -123,9 +123,10 @@ class TorchEngine:
         )
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(
+        autocast: AbstractContextManager[Any] = torch.autocast(
             self.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16"
         )
+        return autocast
 
     def _forward(
         self, policy: Policy, batch: Batch | None, entropy: Entropy
@@ -135,7 +136,10 @@ class TorchEngine:
         """
         self._context.progress()
         with self._autocast():
-            return policy(stand_in(self.device) if batch is None else batch, entropy)
+            parts: tuple[Tensor, Tensor | None] = policy(
+                stand_in(self.device) if batch is None else batch, entropy
+            )
+        return parts
 
     # -- a step ------------------------------------------------------------------------------------
 

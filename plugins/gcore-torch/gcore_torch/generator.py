@@ -408,7 +408,7 @@ class TorchGenerator:
     @property
     def memory_bytes(self) -> int:
         """What weights and cache take on the device."""
-        return self._weights.nbytes + self._decoder.cache_bytes
+        return int(self._weights.nbytes) + int(self._decoder.cache_bytes)
 
     def weight_specs(self) -> list[TensorSpec]:
         """Every tensor of a push, as this generator holds it."""

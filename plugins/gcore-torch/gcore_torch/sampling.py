@@ -13,7 +13,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
     """The finalizer of splitmix64 (Steele, Lea, Flood 2014) over uint64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

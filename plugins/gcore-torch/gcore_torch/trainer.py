@@ -13,5 +13,7 @@ from gcore_torch.engine import TorchEngine
 class TorchTrainer(PushesFromDevice, SavingTrainer):
     """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
+    _engine: TorchEngine  # both bases have one, each with the methods that it calls
+
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, TorchEngine(config, context))

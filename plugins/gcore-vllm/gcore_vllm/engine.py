@@ -264,7 +264,8 @@ class VllmGenerator:
 
     def _workers(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of ``WorkerExtension`` on every device; what each returned."""
-        return self._engine.collective_rpc(method, args=args)
+        answers: list[Any] = self._engine.collective_rpc(method, args=args)
+        return answers
 
 
 def _status(finish_reason: str, stop_reason: int | str | None) -> tuple[str, str]:

@@ -27,9 +27,8 @@ def _stand_in() -> None:
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         module.__path__ = []
     functional = "torchvision.transforms.v2.functional"
-    sys.modules[functional] = sys.modules["torchvision.transforms.v2"].functional = ModuleType(
-        functional
-    )
+    sys.modules[functional] = ModuleType(functional)
+    vars(sys.modules["torchvision.transforms.v2"])["functional"] = sys.modules[functional]
 
 
 _stand_in()
