@@ -52,14 +52,14 @@ from gcore_core.runtime.messages import (
     GENERATE,
     GREEDY,
     HELLO,
-    OPEN_PUSH,
-    PULL,
+    PUSH_BEGIN,
+    PUSH_PULL,
     SAVE_PRETRAINED,
     TRAIN_RANKS,
+    BeginPush,
     GenerateRequest,
     Hello,
     Nothing,
-    OpenPush,
     PullWeights,
     SaveWeights,
     StorePlace,
@@ -247,9 +247,9 @@ class Site:
         assert told is not None
         self.step += 1
         began_s = time.perf_counter()
-        await policy.call(OPEN_PUSH, OpenPush(told.version, BUCKET_BYTES, 1))
+        await policy.call(PUSH_BEGIN, BeginPush(told.version, BUCKET_BYTES, 1))
         request = PullWeights(told.version, 0, "policy.0", release_before=self.step)
-        await rollout.call(PULL, request)
+        await rollout.call(PUSH_PULL, request)
         taken_s = time.perf_counter() - began_s
         await policy.call(SAVE_PRETRAINED, SaveWeights(str(self.directory)))
         asked = GenerateRequest(self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))], least=0)

@@ -12,11 +12,11 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.runtime.messages import (
-    OPEN_PUSH,
     PUBLISHED,
-    PULL,
+    PUSH_BEGIN,
+    PUSH_PULL,
     SAVE_PRETRAINED,
-    OpenPush,
+    BeginPush,
     Published,
     PullWeights,
     SaveWeights,
@@ -61,17 +61,17 @@ class Publishing:
         wanted = self._config.push_transport
         # Shared memory needs nothing of anybody's device.
         transport = SHM if attempt and wanted == "auto" else wanted
-        request = OpenPush(
+        request = BeginPush(
             version, self._config.push_bucket_bytes, len(replicas), attempt, transport
         )
 
         def pull(receiver: int) -> PullWeights:
             return PullWeights(version, receiver, ranks[0].name, attempt, release_before)
 
-        await insist(ranks[0], OPEN_PUSH, request)
+        await insist(ranks[0], PUSH_BEGIN, request)
         await asyncio.gather(
-            *(insist(rank, OPEN_PUSH, request) for rank in ranks[1:]),
-            *(insist(replica, PULL, pull(i)) for i, replica in enumerate(replicas)),
+            *(insist(rank, PUSH_BEGIN, request) for rank in ranks[1:]),
+            *(insist(replica, PUSH_PULL, pull(i)) for i, replica in enumerate(replicas)),
         )
 
     async def save(self) -> None:

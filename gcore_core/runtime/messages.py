@@ -251,7 +251,7 @@ TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | Non
 # -- weights ---------------------------------------------------------------------------------------
 
 
-class OpenPush(Message):
+class BeginPush(Message):
     """Another ``attempt`` at the same version begins the push anew. ``bucket_bytes``: memory for
     all its buckets.
     """
@@ -298,10 +298,11 @@ class SaveWeights(Message):
     directory: str
 
 
-OPEN_PUSH = Endpoint("open_push", OpenPush, Nothing, Wait.PUSH)
-PULL = Endpoint("pull", PullWeights, PushConfirmed, Wait.SOON)
-PLAN = Endpoint("plan", PlanRequest, WeightPlan)
-BUCKET = Endpoint("bucket", BucketRequest, Bucket)
+# What each does is a table in ``gcore_core.runtime.push``.
+PUSH_BEGIN = Endpoint("push.begin", BeginPush, Nothing, Wait.PUSH)
+PUSH_PULL = Endpoint("push.pull", PullWeights, PushConfirmed, Wait.SOON)
+PUSH_PLAN = Endpoint("push.plan", PlanRequest, WeightPlan)
+PUSH_BUCKET = Endpoint("push.bucket", BucketRequest, Bucket)
 SAVE_PRETRAINED = Endpoint("save_pretrained", SaveWeights, Nothing, Wait.PUSH)
 
 

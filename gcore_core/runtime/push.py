@@ -1,11 +1,37 @@
 """A weight push: a plan, buckets of whole tensors in one memory, a commit; digested on both sides.
 
-The trainer's rank 0 fills buckets while the receivers read earlier ones, all in one memory of
-``bucket_bytes``, or of the largest tensor if that is more. Who asks for bucket i has read those
-before i - 1, and then bucket i + 2 is filled: where the three before it are not. A tensor for which
-there is no room beside them waits: empty buckets go first, until they were read. One export,
-whatever the number of receivers. The memory is shared memory, unless both sides speak something
-better (see ``gcore_core.contract.weight_transfer``): this module does not know what.
+One word for one idea, on the wire and in what backends offer:
+
+========  ==================  =============================================  =====================
+word      endpoint            what the sender does, trainer rank 0           what a receiver does
+========  ==================  =============================================  =====================
+begin     ``push.begin``      all ranks export; rank 0 makes a `PushSource`
+pull      ``push.pull``                                                      runs `pull_weights`
+plan      ``push.plan``       says which tensors will come                   ``begin_weights``
+bucket    ``push.bucket``     fills buckets in advance (``fill``), gives     ``load_weights``
+                              the next one to all (``send``)
+commit                                                                       ``commit_weights``
+========  ==================  =============================================  =====================
+
+The lead calls the first two, a receiver the next two. All buckets share one memory of
+``bucket_bytes``, or of the largest tensor if that is more. A bucket is handed out when all
+receivers have asked for it; what else happens then:
+
+=============  =================  ===============  =========================
+handed out     receivers load     filled, waits    begins to be filled
+=============  =================  ===============  =========================
+bucket 0       nothing yet        none             1 and 2
+bucket 1       0                  2                3
+bucket 2       1                  3                4, where 0 was
+bucket 3       2                  4                5, where 1 was
+=============  =================  ===============  =========================
+
+A receiver asks for bucket i when it has loaded those before i - 1. So while i + 2 is filled, three
+buckets may still be read: i - 1, i and i + 1. `PushSource._fill` finds room beside them.
+
+There is one export, whatever the number of receivers. The memory is shared memory, unless both
+sides speak something better (see ``gcore_core.contract.weight_transfer``): this module does not
+know what.
 """
 
 from __future__ import annotations
@@ -14,9 +40,9 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -37,10 +63,10 @@ from gcore_core.contract.weight_transfer import (
     verified,
 )
 from gcore_core.runtime.messages import (
-    BUCKET,
-    PLAN,
+    PUSH_BUCKET,
+    PUSH_PLAN,
+    BeginPush,
     BucketRequest,
-    OpenPush,
     PlanRequest,
     PullWeights,
     PushConfirmed,
@@ -55,6 +81,7 @@ _BUCKET_BYTES = (
     64 << 20
 )  # no cache holds one, and what is copied passes by the caches: so few, and few messages
 _AHEAD = 2  # buckets that are filled before they are asked for: the sender waits for no round trip
+_MAY_BE_READ = _AHEAD + 1  # buckets before one that is filled, which receivers have or will get
 
 
 def exhaust(tensors: Iterable[object]) -> None:
@@ -91,62 +118,93 @@ class PushMemory:
     def close(self) -> None: ...
 
 
+class Place(NamedTuple):
+    """A part of the memory: the bytes from ``start`` to before ``end``."""
+
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
+def gaps_between(places: Iterable[Place], nbytes: int) -> list[Place]:
+    """What is left of a memory of ``nbytes`` bytes, in order.
+
+    An empty place takes no room, so it parts no gap: else a tensor that waits for a large gap could
+    wait for ever, since the empty buckets that go out meanwhile lie in it.
+    """
+    gaps = []
+    start = 0
+    for place in sorted(place for place in places if place.nbytes):
+        gaps.append(Place(start, place.start))
+        start = place.end
+    return [*gaps, Place(start, nbytes)]
+
+
 class PushSource:
     """The sending half, in the shell of trainer rank 0."""
 
     def __init__(
-        self, trainer: Trainer, memory: PushMemory, compute: Compute, request: OpenPush
+        self, trainer: Trainer, memory: PushMemory, compute: Compute, request: BeginPush
     ) -> None:
-        self._trainer, self._compute, self._request, self._path = (
-            trainer,
-            compute,
-            request,
-            memory.path,
-        )
         self.key = request.version, request.attempt
         self.plan = WeightPlan(request.version, trainer.weight_specs())
+        self._trainer = trainer
+        self._compute = compute
+        self._request = request
+        self._path = memory.path
         sizes = [spec.nbytes for spec in self.plan.tensors]
-        self._size = max(1, *sizes, min(request.bucket_bytes, sum(sizes)))
-        self._full = min(
-            _BUCKET_BYTES, request.bucket_bytes // 4
-        )  # a bucket that has a tensor gets no more than this
-        memory.of(self._size)
+        self._memory_nbytes = max(1, *sizes, min(request.bucket_bytes, sum(sizes)))
+        # A bucket that has a tensor already gets no more than this: so four fit beside each other.
+        self._bucket_nbytes = min(_BUCKET_BYTES, request.bucket_bytes // (_MAY_BE_READ + 1))
+        memory.of(self._memory_nbytes)
         self._writer: WeightWriter = memory
         self._tensors: Iterator[tuple[TensorSpec, Any]] = trainer.export_weights()
-        self._held: tuple[TensorSpec, Any] | None = None
-        self._unread: deque[tuple[int, int]] = deque(
-            maxlen=_AHEAD + 1
-        )  # where the latest buckets begin and end
-        self._gathering, self._asked = (
-            Gathering(request.receivers),
-            -1,
-        )  # the bucket that all have asked for
-        self._latest: Bucket | None = None
-        self._ahead: deque[asyncio.Future[Bucket]] = deque()
-        self._sent: asyncio.Future[None] | None = None
+        self._next_tensor: tuple[TensorSpec, Any] | None = None  # exported, but in no bucket yet
+        self._may_be_read: deque[Place] = deque(maxlen=_MAY_BE_READ)  # of the latest buckets
+        self._gathering = Gathering(request.receivers)
+        self._all_asked_for = -1  # the latest bucket that all receivers have asked for
+        self._latest: Bucket | None = None  # that was filled
+        self._ahead: deque[asyncio.Future[Bucket]] = deque()  # filled or being filled, in order
+        self._sending: asyncio.Future[None] | None = None  # of the bucket handed out last
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
-        async def answer(offers: list[Offers]) -> Bucket:
-            self._asked = request.index
-            if request.index == 0:
-                await self._compute(self._begin, offers)
-                self._fill_soon()
-            if self._sent is not None:
-                await self._sent
-            bucket = await self._ahead.popleft()
-            if bucket.index < request.index:  # everybody has read the last one
-                await self._compute(self._writer.close)
-                return bucket
-            self._sent = asyncio.ensure_future(self._compute(self._writer.send, bucket))
-            while len(self._ahead) < _AHEAD:
-                self._fill_soon()
-            return bucket
+        """The bucket of this index, when all receivers have asked for it."""
 
-        with shown(call.progress, lambda: self._asked < request.index):
-            found: Bucket = await self._gathering.join(
-                request.index, request.receiver, request.offers, answer
+        async def act(offers: list[Offers]) -> Bucket:
+            return await self._hand_out(request.index, offers)
+
+        def waits_for_others() -> bool:
+            return self._all_asked_for < request.index
+
+        with shown(call.progress, waits_for_others):
+            bucket: Bucket = await self._gathering.join(
+                request.index, request.receiver, request.offers, act
             )
-        return found
+        return bucket
+
+    async def _hand_out(self, index: int, offers: list[Offers]) -> Bucket:
+        """Runs once for each index: one row of the table at the top of this module.
+
+        Who asks for one after the last has read all: it gets the last once more.
+        """
+        self._all_asked_for = index
+        if index == 0:
+            await self._compute(self._choose_transport, offers)
+            self._fill_soon()
+        if self._sending is not None:
+            await self._sending
+        bucket = await self._ahead.popleft()
+        all_are_read = bucket.index < index
+        if all_are_read:
+            await self._compute(self._writer.close)
+            return bucket
+        self._sending = asyncio.ensure_future(self._compute(self._writer.send, bucket))
+        while len(self._ahead) < _AHEAD:
+            self._fill_soon()
+        return bucket
 
     async def close(self) -> None:
         """Gives up what is not sent. The export still runs to its end, since other ranks may take
@@ -155,16 +213,19 @@ class PushSource:
         self._gathering.abandon(
             ContractError("another push began before this one ended", where="push")
         )
-        await asyncio.gather(*self._ahead, *filter(None, [self._sent]), return_exceptions=True)
+        sending = [] if self._sending is None else [self._sending]
+        await asyncio.gather(*self._ahead, *sending, return_exceptions=True)
         await self._compute(self._writer.close)
         await self._compute(exhaust, self._tensors)
 
-    def _begin(self, offers: list[Offers]) -> None:
-        """Chooses the transport."""
-        trainer, wanted = self._trainer, self._request.transport
+    def _choose_transport(self, offers: list[Offers]) -> None:
+        trainer = self._trainer
+        wanted = self._request.transport
         if isinstance(trainer, SendsDevice):
-            if writer := trainer.push_writer(wanted, offers, self._path, self._size):
-                self._writer, self._tensors = writer, trainer.export_tensors()
+            writer = trainer.push_writer(wanted, offers, self._path, self._memory_nbytes)
+            if writer:
+                self._writer = writer
+                self._tensors = trainer.export_tensors()
         elif wanted not in ("auto", SHM):
             what = f"this trainer pushes weights through shared memory, not by {wanted!r}."
             raise ConfigError(
@@ -172,47 +233,79 @@ class PushSource:
             )
 
     def _fill_soon(self) -> None:
-        self._ahead.append(asyncio.ensure_future(self._compute(self._next)))
+        self._ahead.append(asyncio.ensure_future(self._compute(self._fill_next)))
 
-    def _next(self) -> Bucket:
+    def _fill_next(self) -> Bucket:
         """The bucket after the latest, or that one when it is the last."""
-        if self._latest is None or not self._latest.last:
-            self._latest = self._fill(0 if self._latest is None else self._latest.index + 1)
+        if self._latest is None:
+            self._latest = self._fill(0)
+        elif not self._latest.last:
+            self._latest = self._fill(self._latest.index + 1)
         return self._latest
 
     def _fill(self, index: int) -> Bucket:
-        """Copies the next tensors to where nobody reads, none of them if there is no room for
-        one.
+        """Copies the next tensors to where nobody reads, none of them if there is no room for one.
+
+        An example: a memory of 100 bytes, hence at most 25 for a bucket of several tensors, and
+        tensors a (10 bytes), b (10), c (20) and d (70). There is no room for d before what lies in
+        its way was read; until then empty buckets go out.
+
+        ======  =================================  ===============  ==============================
+        bucket  may still be read                  largest gap      filled
+        ======  =================================  ===============  ==============================
+        0       nothing                            0 to 100         a and b, at 0 to 20
+        1       0 to 20                            20 to 100        c, at 20 to 40; d is too large
+        2 to 4  0 to 20, 20 to 40; at 4 the        40 to 100        nothing
+                second only
+        5       nothing                            0 to 100         d, at 0 to 70; it is the last
+        ======  =================================  ===============  ==============================
         """
-        self._held = self._held or next(self._tensors, None)
-        wanted = max(self._full, self._held[0].nbytes if self._held else 0)
-        # An empty bucket takes no room: it must not part the gap that a large tensor waits for.
-        taken = sorted(place for place in self._unread if place[0] < place[1])
-        bounds = [0, *itertools.chain(*taken), self._size]
-        gaps = zip(bounds[::2], bounds[1::2], strict=True)
-        start, end = max(
-            gaps, key=lambda gap: min(gap[1] - gap[0], wanted)
-        )  # the first that is large enough
-        offset, specs, digests = start, list[TensorSpec](), list[int]()
-        while self._held is not None:
-            spec, array = self._held
-            if offset + spec.nbytes > (min(end, start + self._full) if specs else end):
+        if self._next_tensor is None:
+            self._next_tensor = next(self._tensors, None)
+        room = self._room()
+        offset = room.start
+        specs: list[TensorSpec] = []
+        digests: list[int] = []
+        while self._next_tensor is not None:
+            spec, content = self._next_tensor
+            # A first tensor may take the whole gap, those after it only what a bucket should have.
+            end = min(room.end, room.start + self._bucket_nbytes) if specs else room.end
+            if offset + spec.nbytes > end:
                 break
-            if array.nbytes != spec.nbytes:
-                what = (
-                    f"the trainer exported {array.nbytes} bytes for {spec.name!r}, its plan "
-                    f"says {spec.nbytes}"
-                )
-                raise ContractError(what, where=f"version {self.key[0]}")
-            digests.append(self._writer.fill(offset, array))
+            self._check_size(spec, content)
+            digests.append(self._writer.fill(offset, content))
             specs.append(spec)
             offset += spec.nbytes
-            self._held = next(self._tensors, None)
-        self._unread.append((start, offset))
-        place = self._writer.transport, self._writer.handle
+            self._next_tensor = next(self._tensors, None)
+        self._may_be_read.append(Place(room.start, offset))
         return Bucket(
-            self.key[0], index, str(self._path), start, specs, digests, self._held is None, *place
+            version=self.key[0],
+            index=index,
+            path=str(self._path),
+            offset=room.start,
+            tensors=specs,
+            digests=digests,
+            last=self._next_tensor is None,
+            transport=self._writer.transport,
+            handle=self._writer.handle,
         )
+
+    def _room(self) -> Place:
+        """The first gap with room for a whole bucket and for the next tensor, else the largest."""
+        wanted_nbytes = self._bucket_nbytes
+        if self._next_tensor is not None:
+            wanted_nbytes = max(wanted_nbytes, self._next_tensor[0].nbytes)
+        gaps = gaps_between(self._may_be_read, self._memory_nbytes)
+        large_enough = [gap for gap in gaps if gap.nbytes >= wanted_nbytes]
+        return large_enough[0] if large_enough else max(gaps, key=lambda gap: gap.nbytes)
+
+    def _check_size(self, spec: TensorSpec, content: Any) -> None:
+        if content.nbytes != spec.nbytes:
+            what = (
+                f"the trainer exported {content.nbytes} bytes for {spec.name!r}, its plan "
+                f"says {spec.nbytes}"
+            )
+            raise ContractError(what, where=f"version {self.key[0]}")
 
 
 async def pull_weights(
@@ -231,24 +324,26 @@ async def pull_weights(
     mapped: path -> shared memory, kept by the caller between pushes.
     """
     version = request.version
-    plan = await insist(source, PLAN, PlanRequest(version, request.attempt))
+    plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
     await compute(receiver.begin_weights, plan)
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
 
     async def ask(index: int) -> Bucket:
-        asked = BucketRequest(version, request.receiver, index, request.attempt, offers)
+        wanted = BucketRequest(version, request.receiver, index, request.attempt, offers)
         with shown(progress):
-            return await insist(source, BUCKET, asked)
+            return await insist(source, PUSH_BUCKET, wanted)
 
-    bucket, digests = await ask(0), dict[str, int]()
+    digests: dict[str, int] = {}  # of the tensors that came so far, in the order of the plan
+    bucket = await ask(0)
     reader = _reader(receiver, bucket.transport, request.receiver, mapped)
     loading: asyncio.Future[None] | None = None
     try:
         for index in itertools.count(1):
             _check_planned(bucket, plan, digests)
-            before, loading = loading, asyncio.ensure_future(compute(reader.load, bucket))
-            if before is not None:
-                await before
+            loading_before = loading
+            loading = asyncio.ensure_future(compute(reader.load, bucket))
+            if loading_before is not None:
+                await loading_before  # asking for the next bucket says that this one was read
             progress()
             if bucket.last:
                 await loading
@@ -268,15 +363,20 @@ async def pull_weights(
     await compute(receiver.commit_weights, plan)
     progress()
     held = await compute(reader.held)
-    if wrong := [
-        name for name, digest in digests.items() if held is not None and held.get(name) != digest
-    ]:
+    if held is not None:
+        _check_held(held, digests, version)
+    return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), held is not None)
+
+
+def _check_held(held: Mapping[str, int], digests: Mapping[str, int], version: int) -> None:
+    """Compares what the generator holds now with what was sent."""
+    wrong = [name for name, digest in digests.items() if held.get(name) != digest]
+    if wrong:
         raise WeightMismatch(
             f"after the push the generator holds other bytes in {wrong[0]!r}",
             where=f"version {version}",
             why=f"{len(wrong)} of {len(digests)} tensors differ",
         )
-    return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), held is not None)
 
 
 def _check_planned(bucket: Bucket, plan: WeightPlan, digests: dict[str, int]) -> None:

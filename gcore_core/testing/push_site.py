@@ -19,12 +19,12 @@ from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Run
 from gcore_core.runtime.messages import (
     HELLO,
-    OPEN_PUSH,
-    PULL,
+    PUSH_BEGIN,
+    PUSH_PULL,
     TRAIN_RANKS,
+    BeginPush,
     Hello,
     Nothing,
-    OpenPush,
     PullWeights,
     PushConfirmed,
     StorePlace,
@@ -96,13 +96,13 @@ class PushSite:
         self.step += 1
         return told.version
 
-    async def open(self, request: OpenPush) -> None:
-        await self.network.peer("policy.0").call(OPEN_PUSH, request)
+    async def begin_push(self, request: BeginPush) -> None:
+        await self.network.peer("policy.0").call(PUSH_BEGIN, request)
 
     def pull(self, number: int, version: int, attempt: int = 0) -> asyncio.Task[PushConfirmed]:
         request = PullWeights(version, number, "policy.0", attempt)
         peer: Any = self.network.peer(f"rollout.{number}")
-        return asyncio.ensure_future(peer.call(PULL, request))
+        return asyncio.ensure_future(peer.call(PUSH_PULL, request))
 
     async def close(self) -> None:
         await self.network.close()

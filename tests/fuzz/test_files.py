@@ -24,7 +24,7 @@ from gcore_core.contract.launching import Endpoint, Item, Reply, Request, Stream
 from gcore_core.contract.records import OK, REWARD_FAILED, TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.run import manifest as manifests
-from gcore_core.runtime.messages import PLAN, PullWeights, short_reason
+from gcore_core.runtime.messages import PUSH_PLAN, PullWeights, short_reason
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.push import pull_weights
 from gcore_core.runtime.rpc.service import decoded, encode
@@ -116,7 +116,7 @@ class Source:
     async def call(
         self, endpoint: Endpoint[Request, Reply], request: Request, *, deadline_s: float = 60.0
     ) -> Reply:
-        raw = self._plan if endpoint.name == PLAN.name else next(self._buckets, None)
+        raw = self._plan if endpoint.name == PUSH_PLAN.name else next(self._buckets, None)
         if raw is None:
             raise ContractError("no more buckets", where=self.name)
         return decoded(endpoint.reply_decoder, raw, f"reply to {endpoint.name!r}", self.name)

@@ -102,7 +102,7 @@ def test_one_that_is_stopped_in_a_push_is_noticed_long_before_the_push_is_given_
     with runs.running(tmp_path / "stopped", job) as run:
         assert run.wait() == 0, run.output
     assert re.search(
-        r"waits for rollout\.0: no sign of progress for 3 s in (pull|alive)", run.output
+        r"waits for rollout\.0: no sign of progress for 3 s in (push\.pull|alive)", run.output
     )
     job["roles"]["rollout"] = {"use": "fake"}
     code, still = runs.finish(tmp_path / "calm", job)

@@ -13,7 +13,7 @@ import pytest
 
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.runtime.messages import OpenPush
+from gcore_core.runtime.messages import BeginPush
 from gcore_core.testing.push_site import PushSite, open_push_site
 
 FAKE = "gcore_core.testing.fake:Fake"
@@ -54,8 +54,8 @@ async def site() -> AsyncIterator[PushSite]:
         yield site
 
 
-def opened(attempt: int) -> OpenPush:
-    return OpenPush(1, 1, 2, attempt)  # a bucket holds one of the two tensors
+def begun(attempt: int) -> BeginPush:
+    return BeginPush(1, 1, 2, attempt)  # a bucket holds one of the two tensors
 
 
 async def test_a_generator_killed_in_a_push_leaves_the_trainer_able_to_push(site: PushSite) -> None:
@@ -74,7 +74,7 @@ async def test_a_generator_killed_in_a_push_leaves_the_trainer_able_to_push(site
             site.start("rollout.1", FactorySpec("backends:Generator", f"{FAKE}GeneratorConfig")),
         )
         assert await site.train() == 1
-        await site.open(opened(attempt=0))
+        await site.begin_push(begun(attempt=0))
         surviving, killed = site.pull(0, 1), site.pull(1, 1)
         await halted.wait()
         asyncio.get_running_loop().remove_reader(told)
@@ -85,7 +85,7 @@ async def test_a_generator_killed_in_a_push_leaves_the_trainer_able_to_push(site
             await killed
         assert not surviving.done()
         await site.start("rollout.1", FactorySpec("backends:Generator", f"{FAKE}GeneratorConfig"))
-        await site.open(opened(attempt=1))
+        await site.begin_push(begun(attempt=1))
         with pytest.raises(ContractError, match="another push began before this one ended"):
             await surviving
         confirmed = await asyncio.gather(*(site.pull(number, 1, attempt=1) for number in range(2)))

@@ -91,26 +91,26 @@ def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> No
             "score",
             "relay.prepare",
             "relay.train",
-            "open_push",
-            "pull",
+            "push.begin",
+            "push.pull",
             "published",
             "step_end",
         ],
-        "rollout": ["plan", "bucket", "slab", "release"],
+        "rollout": ["push.plan", "push.bucket", "slab", "release"],
         "policy": ["prepare", "train"],
     }
     asked["controller"] += ["agree.sum", "agree.collect", "agree.deal", "agree.ask"]
     answered = {
-        "rollout": ["generate", "pull"],
+        "rollout": ["generate", "push.pull"],
         "scorer": ["score"],
         "policy": [
             "relay.prepare",
             "relay.train",
             "prepare",
             "train",
-            "open_push",
-            "plan",
-            "bucket",
+            "push.begin",
+            "push.plan",
+            "push.bucket",
         ],
         "supervisor": ["published", "step_end", "slab", "release"] + asked["controller"][-4:],
     }

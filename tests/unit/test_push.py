@@ -27,12 +27,12 @@ from gcore_core.contract.weight_transfer import Bucket, Offers, verified
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.runtime.messages import (
-    BUCKET,
-    OPEN_PUSH,
-    PLAN,
-    PULL,
+    PUSH_BEGIN,
+    PUSH_BUCKET,
+    PUSH_PLAN,
+    PUSH_PULL,
+    BeginPush,
     BucketRequest,
-    OpenPush,
     PullWeights,
 )
 from gcore_core.runtime.process.compute import Compute, DirectCompute
@@ -218,13 +218,13 @@ class Site:
         assert self.shell._push is not None
         return self.shell._push
 
-    async def open(
+    async def begin(
         self, version: int, receivers: int, bucket_bytes: int = 96, attempt: int = 0
     ) -> None:
         self.trainer.version = version
         await self.view.serve("policy.0", self.service)
-        request = OpenPush(version, bucket_bytes, receivers, attempt, self.transport)
-        await self.view.peer("policy.0").call(OPEN_PUSH, request)
+        request = BeginPush(version, bucket_bytes, receivers, attempt, self.transport)
+        await self.view.peer("policy.0").call(PUSH_BEGIN, request)
 
     def memory(self) -> np.ndarray:
         """That which is sent from."""
@@ -247,7 +247,7 @@ class Site:
         )
 
     def tamper(self, endpoint: Endpoint[Any, Any], change: Any) -> None:
-        honest = getattr(self.shell, endpoint.name)
+        honest = getattr(self.shell, endpoint.name.removeprefix("push."))
 
         async def handler(request: Any, call: Call) -> Any:
             return change(await honest(request, call))
@@ -272,7 +272,7 @@ def assert_holds(receiver: Receiver, version: int) -> None:
 async def test_every_byte_arrives_whatever_the_size_of_a_bucket(
     bucket_bytes: int, site: Site
 ) -> None:
-    await site.open(1, receivers=1, bucket_bytes=bucket_bytes)
+    await site.begin(1, receivers=1, bucket_bytes=bucket_bytes)
     receiver = Receiver()
     confirmed = await site.pull(receiver, 1)
     assert (confirmed.version, confirmed.nbytes, confirmed.verified) == (1, sum(SIZES), True)
@@ -295,8 +295,8 @@ async def pushed(
         assert bucket.index < 4 * len(sizes), f"a push without end of {sizes} by {bucket_bytes}"
         return bucket
 
-    site.tamper(BUCKET, counted)
-    await site.open(1, receivers=1, bucket_bytes=bucket_bytes)
+    site.tamper(PUSH_BUCKET, counted)
+    await site.begin(1, receivers=1, bucket_bytes=bucket_bytes)
     await site.pull(receiver, 1)
     assert_holds(receiver, 1)
 
@@ -320,7 +320,7 @@ async def test_tensors_of_any_sizes_arrive(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_several_receivers_get_the_same_from_one_export(site: Site) -> None:
-    await site.open(1, receivers=3)
+    await site.begin(1, receivers=3)
     receivers = [Receiver() for _ in range(3)]
     await asyncio.gather(
         *(site.pull(receiver, 1, number) for number, receiver in enumerate(receivers))
@@ -334,9 +334,9 @@ async def test_a_push_takes_one_bucket_of_memory(site: Site) -> None:
     """The file in shared memory is a bucket, not the model; and the export runs ahead of the
     receivers by no more.
     """
-    await site.open(1, receivers=1, bucket_bytes=96)
-    first = await site.view.peer("policy.0").call(BUCKET, BucketRequest(1, 0, 0))
-    again = await site.view.peer("policy.0").call(BUCKET, BucketRequest(1, 0, 1))
+    await site.begin(1, receivers=1, bucket_bytes=96)
+    first = await site.view.peer("policy.0").call(PUSH_BUCKET, BucketRequest(1, 0, 0))
+    again = await site.view.peer("policy.0").call(PUSH_BUCKET, BucketRequest(1, 0, 1))
     assert [[spec.name for spec in bucket.tensors] for bucket in (first, again)] == [
         ["embed"],
         ["layer.0"],
@@ -345,19 +345,19 @@ async def test_a_push_takes_one_bucket_of_memory(site: Site) -> None:
     assert (
         site.trainer.exported == NAMES
     )  # the third and fourth are filled while the others are read; the last has no room
-    assert site.source._held[0].name == "head"  # type: ignore[index]
+    assert site.source._next_tensor[0].name == "head"  # type: ignore[index]
     assert (site.directory / "push").stat().st_size == len(site.memory()) == 96
 
 
 async def test_small_tensors_travel_together(site: Site) -> None:
-    await site.open(1, receivers=1, bucket_bytes=256)
+    await site.begin(1, receivers=1, bucket_bytes=256)
     receiver = Receiver()
     await site.pull(receiver, 1)
     assert receiver.calls == [2, 3]
 
 
 async def test_a_tensor_larger_than_a_bucket_makes_the_bucket_larger(site: Site) -> None:
-    await site.open(1, receivers=1, bucket_bytes=8)
+    await site.begin(1, receivers=1, bucket_bytes=8)
     await site.pull(Receiver(), 1)
     assert (site.directory / "push").stat().st_size == max(SIZES)
 
@@ -365,7 +365,7 @@ async def test_a_tensor_larger_than_a_bucket_makes_the_bucket_larger(site: Site)
 async def test_one_push_after_the_other(site: Site) -> None:
     receiver = Receiver()
     for version in (1, 2, 3):
-        await site.open(version, receivers=1)
+        await site.begin(version, receivers=1)
         await site.pull(receiver, version)
         assert_holds(receiver, version)
     assert site.trainer.running == 0
@@ -375,7 +375,7 @@ async def test_one_push_after_the_other(site: Site) -> None:
 
 
 async def refused(site: Site, receiver: Receiver, match: str, version: int = 1) -> None:
-    await site.open(version, receivers=1)
+    await site.begin(version, receivers=1)
     before = receiver.version
     with pytest.raises(WeightMismatch, match=match):
         await site.pull(receiver, version)
@@ -383,7 +383,7 @@ async def refused(site: Site, receiver: Receiver, match: str, version: int = 1) 
 
 
 async def test_a_truncated_push_names_the_first_tensor_that_is_missing(site: Site) -> None:
-    site.tamper(BUCKET, lambda bucket: msgspec.structs.replace(bucket, last=True))
+    site.tamper(PUSH_BUCKET, lambda bucket: msgspec.structs.replace(bucket, last=True))
     await refused(site, Receiver(), r"version 1: the push ended without tensor 'layer\.0'")
 
 
@@ -394,7 +394,7 @@ async def test_an_export_that_ends_early_names_the_first_tensor_that_is_missing(
 
 async def test_a_tensor_that_is_cut_short_is_named(site: Site) -> None:
     site.trainer.cuts = "layer.1"
-    await site.open(1, receivers=1)
+    await site.begin(1, receivers=1)
     with pytest.raises(
         ContractError, match=r"version 1: the trainer exported 23 bytes for 'layer\.1', .* says 24"
     ):
@@ -402,7 +402,7 @@ async def test_a_tensor_that_is_cut_short_is_named(site: Site) -> None:
 
 
 async def test_a_bucket_outside_the_shared_memory_is_refused(site: Site) -> None:
-    site.tamper(BUCKET, lambda bucket: msgspec.structs.replace(bucket, offset=90))
+    site.tamper(PUSH_BUCKET, lambda bucket: msgspec.structs.replace(bucket, offset=90))
     await refused(
         site, Receiver(), r"version 1, bucket 0: tensor 'embed' is not what its sender hashed"
     )
@@ -418,7 +418,7 @@ async def test_an_altered_tensor_is_refused_before_it_is_loaded(altered: str, si
             offset += spec.nbytes
         return bucket
 
-    site.tamper(BUCKET, flip)
+    site.tamper(PUSH_BUCKET, flip)
     receiver = Receiver()
     await refused(
         site, receiver, rf"version 1, bucket \d: tensor '{altered}' is not what its sender hashed"
@@ -426,8 +426,8 @@ async def test_an_altered_tensor_is_refused_before_it_is_loaded(altered: str, si
     assert list(receiver.held) == [
         name for name in NAMES[: NAMES.index(altered)] if name in receiver.held
     ]
-    site.service.add(BUCKET, site.shell.bucket)
-    await site.open(1, receivers=1, attempt=1)
+    site.service.add(PUSH_BUCKET, site.shell.bucket)
+    await site.begin(1, receivers=1, attempt=1)
     await site.pull(receiver, 1, attempt=1)
     assert_holds(receiver, 1)
 
@@ -438,7 +438,7 @@ async def test_a_bucket_out_of_order_names_the_tensor(site: Site) -> None:
             bucket, tensors=bucket.tensors[::-1], digests=bucket.digests[::-1]
         )
 
-    site.tamper(BUCKET, swap)
+    site.tamper(PUSH_BUCKET, swap)
     await refused(site, Receiver(), "tensor 'empty' is not the one planned here")
 
 
@@ -447,7 +447,7 @@ async def test_a_tensor_of_another_shape_than_planned_is_refused(site: Site) -> 
         tensors = [msgspec.structs.replace(spec, shape=(spec.nbytes, 1)) for spec in plan.tensors]
         return msgspec.structs.replace(plan, tensors=tensors)
 
-    site.tamper(PLAN, reshape)
+    site.tamper(PUSH_PLAN, reshape)
     await refused(site, Receiver(), "tensor 'embed' is not the one planned here")
 
 
@@ -457,7 +457,7 @@ async def test_another_model_is_refused_before_any_byte(site: Site) -> None:
             plan, tensors=[*plan.tensors[:-1], TensorSpec("lm_head", "U8", (40,), 40)]
         )
 
-    site.tamper(PLAN, rename)
+    site.tamper(PUSH_PLAN, rename)
     receiver = Receiver()
     await refused(site, receiver, "tensor 'lm_head': the push is of another model")
     assert receiver.calls == []
@@ -474,9 +474,9 @@ async def test_weights_that_changed_on_loading_are_found_by_the_fingerprint(site
 
 
 async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) -> None:
-    await site.open(3, receivers=1)
+    await site.begin(3, receivers=1)
     with pytest.raises(ContractError, match="asked to push version 4, the trainer holds 3"):
-        await site.view.peer("policy.0").call(OPEN_PUSH, OpenPush(4, 48, 1))
+        await site.view.peer("policy.0").call(PUSH_BEGIN, BeginPush(4, 48, 1))
     with pytest.raises(ContractError, match="no push of version 2, attempt 0, is open"):
         await site.pull(Receiver(), 2)
 
@@ -485,20 +485,22 @@ async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) 
 
 
 async def test_opening_twice_is_one_push(site: Site) -> None:
-    await site.open(1, receivers=1)
+    await site.begin(1, receivers=1)
     receiver = Receiver()
-    await site.view.peer("policy.0").call(BUCKET, BucketRequest(1, 0, 0, 0, receiver.push_offers()))
-    await site.open(1, receivers=1)  # the answer to the first was lost
+    await site.view.peer("policy.0").call(
+        PUSH_BUCKET, BucketRequest(1, 0, 0, 0, receiver.push_offers())
+    )
+    await site.begin(1, receivers=1)  # the answer to the first was lost
     await site.pull(receiver, 1)
     assert_holds(receiver, 1)
     assert site.trainer.running == 0
 
 
 async def test_a_bucket_may_be_asked_for_twice(site: Site) -> None:
-    await site.open(1, receivers=1)
+    await site.begin(1, receivers=1)
     peer = site.view.peer("policy.0")
     for index in range(3):
-        first, again = [await peer.call(BUCKET, BucketRequest(1, 0, index)) for _ in range(2)]
+        first, again = [await peer.call(PUSH_BUCKET, BucketRequest(1, 0, index)) for _ in range(2)]
         assert first == again
 
 
@@ -511,13 +513,13 @@ async def test_a_receiver_that_dies_in_the_middle_leaves_the_trainer_able_to_pus
     """
     version, attempt = again
     dying, survivor = Receiver(dies_at="layer.0"), Receiver()
-    await site.open(1, receivers=2, bucket_bytes=40)
+    await site.begin(1, receivers=2, bucket_bytes=40)
     waiting = asyncio.ensure_future(site.pull(survivor, 1, number=0))
     with pytest.raises(RuntimeError, match="out of memory"):
         await site.pull(dying, 1, number=1)
     assert not waiting.done()
     assert site.trainer.running == 1
-    reopening = asyncio.ensure_future(site.open(version, receivers=2, attempt=attempt))
+    reopening = asyncio.ensure_future(site.begin(version, receivers=2, attempt=attempt))
     with pytest.raises(GcoreError, match="another push began before this one ended"):
         await waiting
     await reopening
@@ -533,12 +535,12 @@ async def test_a_receiver_that_dies_in_the_middle_leaves_the_trainer_able_to_pus
 
 async def test_an_export_that_fails_is_told_and_the_next_push_works(site: Site) -> None:
     site.trainer.fails_at = "layer.1"
-    await site.open(1, receivers=1)
+    await site.begin(1, receivers=1)
     receiver = Receiver()
     with pytest.raises(GcoreError, match="a collective failed"):
         await site.pull(receiver, 1)
     site.trainer.fails_at = ""
-    await site.open(1, receivers=1, attempt=1)
+    await site.begin(1, receivers=1, attempt=1)
     await site.pull(receiver, 1, attempt=1)
     assert_holds(receiver, 1)
 
@@ -560,7 +562,7 @@ class Slow:
         return work(*args)
 
 
-@pytest.mark.parametrize("slow", ["load", "_next"])
+@pytest.mark.parametrize("slow", ["load", "_fill_next"])
 def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_path: Path) -> None:
     """A receiver, by its own silence; or the trainer, by that of the requests for buckets, which
     expire then alone.
@@ -575,8 +577,8 @@ def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_p
             asked[request.receiver, request.index] += 1
             return await site.shell.bucket(request, call)
 
-        site.service.add(BUCKET, bucket)
-        await site.open(1, receivers=2, bucket_bytes=40)
+        site.service.add(PUSH_BUCKET, bucket)
+        await site.begin(1, receivers=2, bucket_bytes=40)
         receivers, computes = [Receiver(), Receiver()], [DirectCompute(), compute]
         source = site.view.peer("policy.0")
         pulls = [
@@ -615,7 +617,7 @@ def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
         site = Site(tmp_path, TimedCompute(seed))
         receivers = [Receiver() for _ in range(1 + seed % 3)]
         bucket_bytes = int(random.integers(1, 200))
-        await site.open(1, len(receivers), bucket_bytes)
+        await site.begin(1, len(receivers), bucket_bytes)
         pulls = [
             site.pull(receiver, 1, i, compute=TimedCompute(seed + i))
             for i, receiver in enumerate(receivers)
@@ -625,7 +627,7 @@ def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
         if broken.done():
             await broken
         broken.cancel()
-        await site.open(1, len(receivers), bucket_bytes, attempt=1)
+        await site.begin(1, len(receivers), bucket_bytes, attempt=1)
         pulls = [
             site.pull(receiver, 1, i, 1, TimedCompute(-seed - i))
             for i, receiver in enumerate(receivers)
@@ -642,10 +644,10 @@ async def test_other_ranks_run_through_one_export_a_push(tmp_path: Path) -> None
     site = Site(tmp_path)
     site.shell._rank = 1
     for _ in range(2):  # asked again
-        await site.open(1, receivers=1)
+        await site.begin(1, receivers=1)
     assert (site.trainer.exported, site.trainer.running) == (NAMES, 0)
     site.trainer.exported = []
-    await site.open(1, receivers=1, attempt=1)
+    await site.begin(1, receivers=1, attempt=1)
     assert (site.trainer.exported, site.trainer.running) == (NAMES, 0)
 
 
@@ -654,16 +656,16 @@ async def test_other_ranks_run_through_one_export_a_push(tmp_path: Path) -> None
 
 async def test_a_device_gives_its_memory_back_when_all_have_read_all(tmp_path: Path) -> None:
     site = Site(tmp_path, transport="auto")
-    await site.open(1, receivers=2, bucket_bytes=40)
+    await site.begin(1, receivers=2, bucket_bytes=40)
     quick, slow = Receiver(), Receiver()
     pulling = asyncio.ensure_future(site.pull(quick, 1, number=0))
     for index in range(3):
         bucket = await site.view.peer("policy.0").call(
-            BUCKET, BucketRequest(1, 1, index, 0, slow.push_offers())
+            PUSH_BUCKET, BucketRequest(1, 1, index, 0, slow.push_offers())
         )
     writer = MEMORIES[bucket.handle]
     assert (bucket.transport, "closed" in writer.done, pulling.done()) == ("host", False, False)
-    await site.open(1, receivers=2, bucket_bytes=40, attempt=1)
+    await site.begin(1, receivers=2, bucket_bytes=40, attempt=1)
     assert writer.done[-1] == "closed"  # the slow one stopped in the middle
     with pytest.raises(
         GcoreError, match="another push began|no push of version 1, attempt 0, is open"
@@ -683,7 +685,7 @@ async def test_who_speaks_shared_memory_alone_gets_it(tmp_path: Path) -> None:
         push_offers = None  # type: ignore[assignment]
 
     site = Site(tmp_path, transport="auto")
-    await site.open(1, receivers=2)
+    await site.begin(1, receivers=2)
     plain, able = Plain(), Receiver()
     await asyncio.gather(site.pull(plain, 1, 0), site.pull(able, 1, 1))
     assert_holds(plain, 1)
@@ -694,14 +696,14 @@ async def test_who_speaks_shared_memory_alone_gets_it(tmp_path: Path) -> None:
 async def test_a_transport_that_the_trainer_does_not_speak_is_told(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.transport = "ipc"
-    await site.open(1, receivers=1)
+    await site.begin(1, receivers=1)
     with pytest.raises(
         ConfigError,
         match="push_transport: this trainer pushes weights through shared memory, not by",
     ):
         await site.pull(Receiver(), 1)
     site.transport = "shm"
-    await site.open(1, receivers=1, attempt=1)
+    await site.begin(1, receivers=1, attempt=1)
     await site.pull(Receiver(), 1, attempt=1)
 
 
@@ -717,9 +719,9 @@ async def test_a_push_that_is_begun_anew_takes_shared_memory_unless_another_way_
         async def call(
             self, endpoint: Endpoint[Any, Any], request: Any, *, deadline_s: float
         ) -> Any:
-            if endpoint == OPEN_PUSH:
+            if endpoint == PUSH_BEGIN:
                 told.append(request.transport)
-            elif endpoint == PULL and len(told) == 1:
+            elif endpoint == PUSH_PULL and len(told) == 1:
                 raise WeightMismatch("a bucket's memory cannot be opened")
 
     context = SimpleNamespace(

@@ -21,7 +21,7 @@ from gcore_core.runtime.messages import (
     ASK,
     GENERATE,
     GREEDY,
-    PULL,
+    PUSH_PULL,
     SLEEP,
     TRAIN,
     WAKE,
@@ -77,7 +77,7 @@ class GeneratorShell:
     def register(self, service: Service) -> None:
         self._progress = service.progress
         service.add(GENERATE, self.generate)
-        service.add(PULL, self.pull)
+        service.add(PUSH_PULL, self.pull)
         service.add(ASK, self.ask)
         service.add(SLEEP, self.sleep)
         service.add(WAKE, self.wake)

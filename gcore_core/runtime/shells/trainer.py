@@ -16,17 +16,17 @@ from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.runtime.messages import (
-    BUCKET,
     FINISH_SAVE,
-    OPEN_PUSH,
-    PLAN,
     PREPARE_RANKS,
+    PUSH_BEGIN,
+    PUSH_BUCKET,
+    PUSH_PLAN,
     SAVE_PRETRAINED,
     SAVE_STATE,
     TRAIN_RANKS,
+    BeginPush,
     BucketRequest,
     Nothing,
-    OpenPush,
     PlanRequest,
     PrepareRequest,
     SaveState,
@@ -64,9 +64,9 @@ class TrainerShell:
     def register(self, service: Service, relay: Relay) -> None:
         relay.add(PREPARE_RANKS, self.prepare)
         relay.add(TRAIN_RANKS, self.train)
-        service.add(OPEN_PUSH, self.open_push)
-        service.add(PLAN, self.plan)
-        service.add(BUCKET, self.bucket)
+        service.add(PUSH_BEGIN, self.begin_push)
+        service.add(PUSH_PLAN, self.plan)
+        service.add(PUSH_BUCKET, self.bucket)
         service.add(SAVE_PRETRAINED, self.save_pretrained)
         service.add(SAVE_STATE, self.save_state)
         service.add(FINISH_SAVE, self.finish_save)
@@ -126,7 +126,7 @@ class TrainerShell:
         busy_s = metrics.pop("busy_s", time.process_time() - began_s)
         return TrainReply(metrics, self._backend.version, busy_s)
 
-    async def open_push(self, request: OpenPush, call: Call) -> Nothing:
+    async def begin_push(self, request: BeginPush, call: Call) -> Nothing:
         """Begins the push of ``version``. Ranks other than 0 run through the export, since it may
         use collectives.
         """
@@ -138,14 +138,14 @@ class TrainerShell:
                 ),
                 where="push",
             )
-        act = self._follow if self._rank else self._offer
+        act = self._follow_export if self._rank else self._begin_export
         await self._once.join((request.version, request.attempt), 0, request, act)
         return Nothing()
 
-    async def _follow(self, _: list[OpenPush]) -> None:
+    async def _follow_export(self, _: list[BeginPush]) -> None:
         await self._compute(exhaust, self._backend.export_weights())
 
-    async def _offer(self, requests: list[OpenPush]) -> None:
+    async def _begin_export(self, requests: list[BeginPush]) -> None:
         before, self._push = self._push, None
         if before is not None:
             await before.close()

@@ -12,7 +12,7 @@ import numpy as np
 from gcore_core.contract.errors import ContractError, WeightMismatch
 from gcore_core.contract.generator import Generator, ReceivesWeights
 from gcore_core.contract.launching import Network
-from gcore_core.runtime.messages import OPEN_PUSH, OpenPush, PullWeights, PushConfirmed
+from gcore_core.runtime.messages import PUSH_BEGIN, BeginPush, PullWeights, PushConfirmed
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
@@ -80,12 +80,12 @@ class WeightsFollower:
             for attempt in range(PATIENT.tries):
                 if self._backend.version >= version:
                     return
-                opened = OpenPush(version, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt)
+                begun = BeginPush(version, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt)
                 ranks = map(self._network.peer, self._trainers)
-                await asyncio.gather(*(insist(rank, OPEN_PUSH, opened) for rank in ranks))
+                await asyncio.gather(*(insist(rank, PUSH_BEGIN, begun) for rank in ranks))
                 try:
                     await self.pull(
-                        PullWeights(version, 0, self._trainers[0], opened.attempt), progress
+                        PullWeights(version, 0, self._trainers[0], begun.attempt), progress
                     )
                 except (ContractError, WeightMismatch):
                     if attempt == PATIENT.tries - 1:

@@ -33,7 +33,7 @@ from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatc
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.weight_transfer import Bucket
-from gcore_core.runtime.messages import PULL, OpenPush, PullWeights
+from gcore_core.runtime.messages import PUSH_PULL, BeginPush, PullWeights
 from gcore_core.runtime.rpc.service import encode
 from gcore_core.testing.push_site import PushSite, open_push_site
 
@@ -162,7 +162,7 @@ class Site(PushSite):
     async def begin(
         self, version: int, transport: str, receivers: int = 2, attempt: int = 0
     ) -> None:
-        await self.open(OpenPush(version, 3 << 20, receivers, attempt, transport))
+        await self.begin_push(BeginPush(version, 3 << 20, receivers, attempt, transport))
 
     async def push(self, version: int, transport: str, attempt: int = 0) -> list[bool]:
         """To both; whether each holds what was sent."""
@@ -262,7 +262,7 @@ async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_
         assert lines[3:] == ["  A generator speaks shm.", "  Use auto, or one of shm."]
         await site.begin(version, "auto", 1, attempt=1)
         request = PullWeights(version, 0, "policy.0", 1)
-        await site.network.peer("rollout.1").call(PULL, request)
+        await site.network.peer("rollout.1").call(PUSH_PULL, request)
 
 
 # -- digests ---------------------------------------------------------------------------------------
