@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.launching import Peer
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.runtime.messages import (
     ANNOTATE,
@@ -20,7 +21,6 @@ from gcore_core.runtime.messages import (
     TrainItem,
 )
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Peer
 
 
 async def annotated(
