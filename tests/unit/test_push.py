@@ -725,7 +725,10 @@ async def test_a_push_that_is_begun_anew_takes_shared_memory_unless_another_way_
                 raise WeightMismatch("a bucket's memory cannot be opened")
 
     context = SimpleNamespace(
-        trainers=[Peer()], supervisor=Peer(), facts=SimpleNamespace(run=Run())
+        trainers=[Peer()],
+        supervisor=Peer(),
+        annotators={},
+        facts=SimpleNamespace(run=Run()),
     )
     placing = SimpleNamespace(replicas=[Peer()])
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]
