@@ -20,10 +20,12 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.config import checks
     from gcore_core.config.plan import load_plan
     from gcore_core.contract.errors import ConfigError
+    from gcore_core.run.initial_placement import place
 
     try:
         plan = load_plan(args.file, args.overrides)
         checks.interpreters(plan.settings, plan.provided, plan.source)
+        place(plan)
     except ConfigError as error:
         problems = error.facts.get("problems", ())
         if len(problems) < 2:

@@ -11,6 +11,7 @@ from gcore_core.contract.factories import build
 from gcore_core.contract.placement import Need, Partition, PlacementPolicy, Window
 from gcore_core.run.devices import find_devices
 from gcore_core.run.placed import Placed
+from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
 
 
 def place(plan: Plan) -> Placed:
@@ -28,14 +29,27 @@ def place(plan: Plan) -> Placed:
     slots = {role: node.slots for role, node in roles.items()}
     window = Window(devices=find_devices(plan.settings.cluster.devices), slots=slots, needs=needs)
     policy: PlacementPolicy = build(plan.factory("placement"))
-    decision = policy.revise(None, window)
+    provider = plan.provided["placement"].reference
+    decision = ask_policy(policy, provider, None, window)
     workers = _workers(decision.engines or decision.partition, needs)
     sleeps = [role for role in roles if "sleep" in plan.provided[f"roles.{role}"].spec.capabilities]
+    if unable := unable_to_sleep(decision, window, sleeps):
+        raise PlacementError(
+            "its backend cannot sleep.",
+            where=f"roles.{unable}.use",
+            why=f"{provider} has every device serve one model after the other",
+            todo=(
+                "take a backend with the capability sleep, or a policy that needs none "
+                "(placement/split, placement/coresident)"
+            ),
+            role=unable,
+        )
     resting = _resting(plan.settings.placement.sleep_in_training, workers, window, sleeps)
     return Placed(
         workers=workers,
         window=window,
         moves=decision.engines is not None,
+        provider=provider,
         sleeps=sleeps,
         resting=resting,
     )

@@ -11,9 +11,14 @@ from gcore_core.runtime.worker_settings import PlacementFacts
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """workers: role -> device indexes of each of its workers. window: what the policy was shown.
-    moves: devices may change between generators, so the policy is asked before every step. sleeps:
-    roles whose backend can. resting: those of them that sleep while the trainer works.
+    """Which workers of a role have which devices, and what the lead needs to ask the policy again.
+
+    workers: role -> device indexes of each of its workers.
+    window: what the policy was shown.
+    moves: devices may change between generators, so the policy is asked before every step.
+    sleeps: roles whose backend can sleep.
+    resting: those of them that sleep while the trainer works.
+    provider: the policy's, as in ``placement.use``.
     """
 
     workers: Mapping[str, list[list[int]]] = field(default_factory=dict)
@@ -21,6 +26,7 @@ class Placed:
     moves: bool = False
     sleeps: Sequence[str] = ()
     resting: Sequence[str] = ()
+    provider: str = ""
 
     def facts(self, needed: int, directory: str) -> PlacementFacts | None:
         """What the controllers need to ask the policy again; None where nothing moves."""
@@ -35,4 +41,5 @@ class Placed:
             sleeps=list(self.sleeps),
             needed=needed,
             directory=directory,
+            provider=self.provider,
         )

@@ -101,6 +101,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     sleeps: roles whose backend can.
     needed: groups that a step must keep.
     directory: the run's, for the journal; empty: none is kept.
+    provider: the policy's, as in ``placement.use``.
     """
 
     devices: list[Device]
@@ -110,6 +111,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     sleeps: list[str]
     needed: int = 0
     directory: str = ""
+    provider: str = ""
 
 
 class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):

@@ -141,6 +141,16 @@ def test_check_shows_what_was_chosen(job: Job, capsys: pytest.CaptureFixture[str
     )
 
 
+def test_check_refuses_what_run_refuses_of_placement(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", str(job()), "placement.sleep_in_training=always"]) == 2
+    shown = capsys.readouterr().err
+    assert "roles.rollout.use: its backend cannot sleep." in shown
+    assert cli.main(["check", str(job()), "cluster.devices=2", "roles.rollout.slots=3"]) == 2
+    assert "roles.rollout.slots: wants 3 slots, there are 2 devices" in capsys.readouterr().err
+
+
 def test_check_prints_every_problem(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     bad = [
         "run.steps=0",

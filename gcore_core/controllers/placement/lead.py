@@ -25,6 +25,7 @@ from gcore_core.controllers.placement.measurements import (
     running_s,
 )
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
+from gcore_core.runtime.placement_decisions import ask_policy, check_decision
 
 POLICY = "rollout"
 LOOKS = 5  # at judges, one to three seconds apart
@@ -73,6 +74,10 @@ class Mover:
             context.placement,
             sleepers,
         )
+        self._engines = {
+            role: {index for replica in replicas for index in replica}
+            for role, replicas in self._facts.engines.items()
+        }
         self._devices = {device.index: device for device in self._facts.devices}
         self._decision: Decision | None = None
         saved = context.facts.state.get("placement", {})
@@ -97,9 +102,9 @@ class Mover:
         before = self._decision
         if before is not None and last.measured:
             self._remember(before, last)
-        decision = self._policy.revise(
-            None if before is None else before.partition, self._window(step, last)
-        )
+        partition = None if before is None else before.partition
+        window = self._window(step, last)
+        decision = ask_policy(self._policy, self._facts.provider, partition, window, self._engines)
         decided_s = time.perf_counter() - began_s
         if before is not None and last.measured:
             self._look_back(last, last.monitoring_s + decided_s)
@@ -160,8 +165,10 @@ class Mover:
             for r in self._wanted
         }
         window = replace(self._window(step, Last()), starving=role, lost=told)
-        if (found := self._policy.rescue(decision.partition, window)) is None:
+        found = self._policy.rescue(decision.partition, window)
+        if found is None:
             return decision
+        check_decision(found, self._facts.provider, window, self._engines)
         found = replace(
             found, state=decision.state, seen={**found.seen, "starving": role, "lost": told}
         )

@@ -59,7 +59,7 @@ class Sleepers:
             sleep += [(role, i) for i in sorted(asleep if news else asleep - before)]
             wake += [(role, i) for i in sorted(before - asleep)]
             self._asleep[role] = asleep
-        self.moved += len(set(wake) - self._rested)
+        self.moved += sum(one[0] in self._able for one in set(wake) - self._rested)
         self._rested -= set(wake)
         clock = asyncio.get_running_loop().time
         began_s = clock()

@@ -1,0 +1,170 @@
+"""Asks a placement policy, and holds what it says against the devices that there are.
+
+A policy is a plugin's. What it gets wrong is told here, at the first decision and at every later
+one, before anybody acts on it: with the provider's name and the contract that it breaks.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, get_args
+
+import msgspec
+
+from gcore_core.contract.errors import ContractError, PlacementError
+from gcore_core.contract.placement import (
+    Cell,
+    Decision,
+    Mode,
+    Partition,
+    PlacementPolicy,
+    Window,
+)
+
+#: Role -> indexes of the devices on which it has an engine.
+Engines = Mapping[str, Collection[int]]
+
+
+def ask_policy(
+    policy: PlacementPolicy,
+    provider: str,
+    partition: Partition | None,
+    window: Window,
+    made: Engines | None = None,
+) -> Decision:
+    """The policy's decision, checked.
+
+    provider: as in ``placement.use``, for the error.
+    made: the engines that there are, None before the first decision, which says where they are.
+    Raises PlacementError that the policy itself raises (a role does not fit), and ContractError for
+    whatever else it raises, or for a decision that cannot be carried out.
+    """
+    try:
+        decision = policy.revise(partition, window)
+    except PlacementError:
+        raise
+    except Exception as error:  # isolation point: a plugin's code
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise _broken(
+            provider, f"raised {type(error).__name__}: {error}", f"at {last.filename}:{last.lineno}"
+        ) from error
+    check_decision(decision, provider, window, made)
+    return decision
+
+
+def check_decision(
+    decision: Any, provider: str, window: Window, made: Engines | None = None
+) -> None:
+    """Raises ContractError, naming the provider, for a decision that cannot be carried out."""
+    if not isinstance(decision, Decision):
+        raise _broken(provider, f"gave a {type(decision).__name__}, not a Decision")
+    # Lazily: a later check may rely on what an earlier one has found right.
+    for problem in chain(_of_words(decision), _of_cells(decision, window, made)):
+        raise _broken(provider, problem, f"its decision: {decision.reason or decision.mode}")
+
+
+def unable_to_sleep(decision: Decision, window: Window, sleeps: Collection[str]) -> str:
+    """A generator that the decision has sleep and wake in turn, and that cannot; empty if none."""
+    if decision.mode != "colocated":
+        return ""
+    generators = [role for role, need in window.needs.items() if need.kind == "generator"]
+    return next((role for role in generators if role not in sleeps), "")
+
+
+def _of_words(decision: Decision) -> Iterator[str]:
+    if decision.mode not in get_args(Mode):
+        yield f"mode {decision.mode!r} is none of {', '.join(get_args(Mode))}"
+    for name, seconds in decision.predicted_s.items():
+        if not (math.isfinite(seconds) and seconds >= 0):
+            yield f"predicts {seconds} s for {name!r}"
+    try:
+        msgspec.json.encode((decision.seen, decision.state), enc_hook=float)
+    except (TypeError, ValueError) as error:
+        yield f"seen or state is no plain value: {error}"
+
+
+def _of_cells(decision: Decision, window: Window, made: Engines | None) -> Iterator[str]:
+    parts = {"partition": decision.partition.cells}
+    if decision.engines is not None:
+        parts["engines"] = decision.engines.cells
+    roles = window.slots.keys() if made is None else made.keys()
+    for what, cells in parts.items():
+        for role in sorted(roles - cells.keys()):
+            yield f"{what} leaves out role {role!r}"
+        for role in sorted(cells.keys() - window.slots.keys()):
+            yield f"{what} names a role that is not there: {role!r}"
+        yield from _of_devices(what, cells, window)
+    if made is None:
+        yield from _of_engines((decision.engines or decision.partition).cells, window)
+        made = _engines(decision.engines or decision.partition)
+    for role in sorted(made):
+        yield from _of_role(role, _indexes(decision.partition.cells[role]), set(made[role]), window)
+    if decision.engines is not None and decision.mode == "split":
+        yield from _of_a_split(decision.partition.cells, window)
+
+
+def _indexes(cells: Iterable[Cell]) -> set[int]:
+    return {device.index for cell in cells for device in cell.devices}
+
+
+def _engines(partition: Partition) -> Engines:
+    return {role: _indexes(cells) for role, cells in partition.cells.items()}
+
+
+def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
+    there = {device.index: device for device in window.devices}
+    for role, own in cells.items():
+        devices = [device for cell in own for device in cell.devices]
+        if any(not cell.devices for cell in own):
+            yield f"{what}: a cell of {role!r} has no device"
+        for device in devices:
+            if there.get(device.index) != device:
+                yield f"{what}: {role!r} has device {device.index}, which is not there"
+        twice = [index for index, n in Counter(device.index for device in devices).items() if n > 1]
+        if twice:
+            yield f"{what}: {role!r} has device {twice[0]} twice"
+
+
+def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
+    for role, own in cells.items():
+        slots, need = window.slots[role], window.needs.get(role)
+        if len(_indexes(own)) != slots:
+            yield f"{role!r} has engines on {len(_indexes(own))} devices, its slots are {slots}"
+        size = need.size if need is not None and need.kind == "generator" else 1
+        if any(len(cell.devices) % size for cell in own):
+            yield f"a cell of {role!r} does not hold whole replicas of {size} devices"
+
+
+def _of_role(role: str, awake: set[int], engines: set[int], window: Window) -> Iterator[str]:
+    need = window.needs.get(role)
+    if not awake <= engines:
+        yield f"{role!r} is awake on device {min(awake - engines)}, where it has no engine"
+    if need is not None and need.kind == "generator" and len(awake) < need.least * need.size:
+        replicas = len(awake) // need.size
+        yield f"{role!r} has {replicas} replicas awake, it must keep {need.least}"
+
+
+def _of_a_split(awake: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
+    """Where devices move between generators, a split has one of them awake in each."""
+    taken: dict[int, str] = {}
+    for role, need in window.needs.items():
+        if need.kind != "generator":
+            continue
+        for index in sorted({device.index for cell in awake[role] for device in cell.devices}):
+            if index in taken:
+                yield f"mode split, and {taken[index]!r} and {role!r} are awake on device {index}"
+            taken[index] = role
+
+
+def _broken(provider: str, problem: str, why: str = "") -> ContractError:
+    return ContractError(
+        f"placement policy {provider}: {problem}.",
+        where="placement.use",
+        why=why,
+        todo="ask its author; its contract is gcore_core.testing.PlacementPolicyContract",
+        provider=provider,
+    )
