@@ -42,7 +42,8 @@ class Nft:
         return (loss * mask).sum(), weight, told
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
-        return columns["mask"].to(columns["rollout_logp"].dtype).sum()
+        # There may be no log-probs: a forward-process objective needs none.
+        return columns["mask"].to(columns["advantage"].dtype).sum()
 
     @staticmethod
     def _error(columns: Mapping[str, Tensor], share: float) -> Tensor:

@@ -263,8 +263,9 @@ class LanguageTrainer:
             self._attach_given(batch, records)
         minibatches = int(ranks.max([len(batches)])[0])
         batches += [[] for _ in range(minibatches - len(batches))]
-        for batch, count in zip(batches, ranks.max([len(batch) for batch in batches]), strict=True):
-            batch += [None] * (int(count) - len(batch))
+        counts = ranks.max([len(minibatch) for minibatch in batches])
+        for minibatch, count in zip(batches, counts, strict=True):
+            minibatch += [None] * (int(count) - len(minibatch))
         return _Prepared(records=records, minibatches=batches)
 
     def _attach_given(self, batch: Batch, records: Sequence[TrainRecord]) -> None:
