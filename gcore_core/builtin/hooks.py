@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.job_settings import POLICY, ROLLOUT
 
 
 @hookimpl
@@ -17,17 +18,19 @@ def gcore_controllers() -> Iterable[p.ControllerProvider]:
         summary="one step after the other: generation, rewarding, preparation, training, push",
         factory="gcore_core.controllers.synchronous:SynchronousController",
         config=SyncConfig,
+        calls=p.CALLS,
+        parts=p.PARTS,
     )
 
 
 @hookimpl
 def gcore_roles() -> Iterable[p.RoleProvider]:
-    yield p.RoleProvider(name="policy", summary="the model that learns", kind="trainer")
+    yield p.RoleProvider(name=POLICY, summary="the model that learns", kind="trainer")
     yield p.RoleProvider(
-        name="rollout",
+        name=ROLLOUT,
         summary="samples from the policy",
         kind="generator",
-        follows="policy",
+        follows=POLICY,
     )
     yield p.RoleProvider(name="judge", summary="a generator that rewards", kind="generator")
 

@@ -24,12 +24,12 @@ from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError, GcoreError
 from gcore_core.contract.factories import FactorySpec, build
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.run_files import CONFIG
 from gcore_core.contract.trainer import Trainer
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.make_model import make_model
 
-ROLE = "policy"
 _SHOWN_LINES = 3
 
 
@@ -52,12 +52,12 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
     Raises CheckpointError unless the checkpoint is whole, DataError when the trainer cannot load
     it, ConfigError when ``to`` exists or the run's configuration no longer resolves.
     """
-    state = Checkpoints(run_dir).open(step).path / ROLE
+    state = Checkpoints(run_dir).open(step).path / POLICY
     plan = load_plan(run_dir / CONFIG)
-    role = plan.settings.roles[ROLE]
-    backend = plan.factory(f"roles.{ROLE}")
-    python = open_interpreter(role.python, where=f"roles.{ROLE}.python").python
-    ranks = replica_slots(plan.objects[f"roles.{ROLE}"])
+    role = plan.settings.roles[POLICY]
+    backend = plan.factory(f"roles.{POLICY}")
+    python = open_interpreter(role.python, where=f"roles.{POLICY}.python").python
+    ranks = replica_slots(plan.objects[f"roles.{POLICY}"])
 
     def write(fresh: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="g-core-") as folder:
@@ -143,7 +143,7 @@ def main() -> None:
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=_Spec)
     try:
         context = WorkerContext(
-            role=ROLE,
+            role=POLICY,
             rank=spec.rank,
             ranks=spec.ranks,
             model=spec.model,

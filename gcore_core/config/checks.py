@@ -14,8 +14,8 @@ from gcore_core.config.interpreters import Interpreter, differences, open_interp
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.abilities import replica_slots, required_by, shows_images
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
-from gcore_core.contract.job_settings import MISSING, JobSettings, Reward, Role
-from gcore_core.contract.providers import RoleProvider
+from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
+from gcore_core.contract.providers import ControllerProvider, RoleProvider
 
 #: What any trainer can supply to an objective or advantage that requires it.
 FROM_TRAINER = frozenset(
@@ -70,11 +70,12 @@ def run(
         *_cluster(settings),
         *_judges(settings, provided),
     ]
+    problems += _uncalled(settings, provided)
     role_providers = _role_providers(plugins)
     problems += _columns(settings, role_providers)
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), settings, role_providers)
-    shown = {path: ["rollout", "policy"] for path in ("data", "evaluation.data")}
+    shown = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         shown[f"rewards.{name}"] = [reward.role] if reward.role else []
     for path, roles in shown.items():
@@ -211,7 +212,7 @@ def _judges(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator
                 f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are "
                 f"{', '.join(answer)}."
             )
-    for name in sorted(answer - asked - {"rollout"}):
+    for name in sorted(answer - asked - {ROLLOUT}):
         yield (
             f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the "
             "role out."
@@ -267,6 +268,19 @@ def _images(
                 f"{path}: its prompts have images, and {use}, which {role} uses, takes no "
                 "images; take one that does."
             )
+
+
+def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """Every role, and every reward, has something that the step program calls on it."""
+    controller = provided["controller"]
+    calls = controller.spec.calls if isinstance(controller.spec, ControllerProvider) else {}
+    nothing = f"controller {controller.reference} calls nothing on it; leave it out."
+    for name in settings.roles:
+        kind = provided[f"roles.{name}"].kind
+        if not calls.get(kind) or (kind == "trainer" and name != POLICY):
+            yield f"roles.{name}: kind {kind!r}, and {nothing}"
+    if not calls.get("scorer"):
+        yield from (f"rewards.{name}: {nothing}" for name in settings.rewards)
 
 
 def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:

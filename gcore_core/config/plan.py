@@ -28,8 +28,16 @@ from gcore_core.contract.errors import (
     did_you_mean,
 )
 from gcore_core.contract.factories import FactorySpec, reference_to
-from gcore_core.contract.job_settings import MISSING, Data, JobSettings, Reward, Role
-from gcore_core.contract.providers import RoleProvider
+from gcore_core.contract.job_settings import (
+    MISSING,
+    POLICY,
+    ROLLOUT,
+    Data,
+    JobSettings,
+    Reward,
+    Role,
+)
+from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvider
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +122,11 @@ def load_plan(
     schema.check_containers(JobSettings, user, "")
     tree = _schema_tree(user)
     core = _core_values(_merged(tree, user, source, {}))
-    _require(core, user, source.file)
     plugins = _load_plugins(core, installed or catalog.scan(), source.file.parent)
+    parts = _parts(core, plugins)
+    _require(core, user, parts, source.file)
+    for path in _left_out(core, parts):
+        OmegaConf.update(tree, f"{path}.use", "")
     provided = dict(_resolve(core, plugins))
     for path, item in provided.items():
         if source.origins.get(f"{path}.use", "").startswith(yaml_source.OVERRIDE):
@@ -258,20 +269,37 @@ def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
-def _require(core: Mapping[str, Any], user: Mapping[str, Any], file: Path) -> None:
-    """Names every mandatory value that is not there."""
+def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
+    """The parts of a job that the chosen step program needs."""
+    spec = plugins.resolve("controller", core["controller"]["use"], where="controller.use").spec
+    return spec.parts if isinstance(spec, ControllerProvider) else PARTS
+
+
+def _left_out(core: Mapping[str, Any], parts: frozenset[str]) -> list[str]:
+    """Sections that the step program does not need and in which nothing is chosen."""
+    return [path for path in sorted(PARTS - parts) if (core.get(path) or {}).get("use") == MISSING]
+
+
+def _require(
+    core: Mapping[str, Any], user: Mapping[str, Any], parts: frozenset[str], file: Path
+) -> None:
+    """Names every mandatory value that is not there. parts: those that the step program needs."""
+    left_out = _left_out(core, parts)
     absent = [] if user.get("data") else ["data"]
     absent += [
-        f"{path}.use" for path in schema.KIND_AT if (_get(core, path) or {}).get("use") == MISSING
+        f"{path}.use"
+        for path in schema.KIND_AT
+        if (_get(core, path) or {}).get("use") == MISSING and path not in left_out
     ]
-    absent += [f"roles.{name}" for name in ("policy", "rollout") if name not in core["roles"]]
+    wanted = [POLICY, ROLLOUT] if "generation" in parts else [POLICY]
+    absent += [f"roles.{name}" for name in wanted if name not in core["roles"]]
     for section in ("roles", "rewards"):
         absent += [
             f"{section}.{name}.use"
             for name, node in core[section].items()
             if node["use"] == MISSING
         ]
-    if not core["rewards"]:
+    if not core["rewards"] and "rewards" in parts:
         absent.append("rewards.<name>")
     if absent:
         raise ConfigError(
@@ -286,12 +314,13 @@ def _require(core: Mapping[str, Any], user: Mapping[str, Any], file: Path) -> No
 
 
 def _uses(core: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(config path, value of ``use``) in the order of the schema."""
-    for path in schema.KIND_AT:
-        if (node := _get(core, path)) is not None:
-            yield path, node["use"]
+    """(config path, value of ``use``) where something is chosen, in the order of the schema."""
+    nodes = [(path, _get(core, path)) for path in schema.KIND_AT]
     for section in ("roles", "rewards"):
-        yield from ((f"{section}.{name}", node["use"]) for name, node in core[section].items())
+        nodes += [(f"{section}.{name}", node) for name, node in core[section].items()]
+    for path, node in nodes:
+        if node is not None and node["use"] not in ("", MISSING):
+            yield path, node["use"]
 
 
 def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Path) -> Plugins:

@@ -7,6 +7,7 @@ by ``factory`` is imported only in the worker that runs it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,16 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _COLUMN = re.compile(r"[a-z][a-z0-9_]*")
 
+#: What a step program can call on the roles of a kind. A "push" takes a trainer and generators.
+CALLS: Mapping[str, frozenset[str]] = {
+    "trainer": frozenset({"prepare", "train", "push", "save"}),
+    "generator": frozenset({"generate", "push", "sleep"}),
+    "annotator": frozenset({"annotate"}),
+    "scorer": frozenset({"score"}),
+}
+#: Parts of a job that a step program may need: "generation" is the role rollout, "rewards" at least
+#: one reward, the others are sections.
+PARTS = frozenset({"generation", "rewards", "advantage", "objective"})
 #: What a role may be: the kind of provider that its ``use:`` names.
 ROLE_KINDS = ("trainer", "generator", "annotator")
 #: The columns that generators write; no role may give one of these names.
@@ -91,8 +102,24 @@ class Provider:
 class ControllerProvider(Provider):
     """How a step is orchestrated; the factory makes one shard of the control program.
 
+    calls: kind of role -> what the program calls on it, see ``CALLS``; "scorer" is the worker of
+        rewards. A role on which nothing is called is refused.
+    parts: what a job under this program must have, see ``PARTS``; nothing is asked of the others.
+
     Ability of its config: ``updates_per_step``.
     """
+
+    calls: Mapping[str, frozenset[str]]
+    parts: frozenset[str] = PARTS
+
+    def problems(self, plugin: str) -> list[str]:
+        found = super().problems(plugin)
+        for kind, verbs in self.calls.items():
+            if unknown := sorted(verbs - CALLS.get(kind, frozenset())):
+                found.append(f"calls: nobody can call {unknown[0]!r} on kind {kind!r}")
+        if unknown := sorted(self.parts - PARTS):
+            found.append(f"part {unknown[0]!r} is none of {', '.join(sorted(PARTS))}")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gcore_core.contract.algorithms import Advantage, Balancer, Filter
+from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.launching import Network, Peer, Traffic
 from gcore_core.contract.placement import PlacementPolicy
@@ -20,7 +21,11 @@ from gcore_core.runtime.worker_settings import JobFacts
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerContext:
-    """stopping: set in the lead when the run is to end early, its state saved."""
+    """What one shard of a step program is given.
+
+    chosen_advantage: None where the program needs none and none is chosen.
+    stopping: set in the lead when the run is to end early, its state saved.
+    """
 
     facts: JobFacts
     traffic: Traffic
@@ -30,13 +35,24 @@ class ControllerContext:
     replicas: list[Peer]
     ranks: list[list[Peer]]
     scorers: list[tuple[Peer, list[str]]]
-    advantage: Advantage
+    chosen_advantage: Advantage | None
     filter: Filter
     balancer: Balancer
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
     annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
     placement: PlacementPolicy | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def advantage(self) -> Advantage:
+        """Raises ContractError in a program that says that it needs none, and uses it."""
+        if self.chosen_advantage is None:
+            raise ContractError(
+                "the step program uses an advantage, and its description does not name that part.",
+                where="controller.use",
+                todo='add "advantage" to parts of its ControllerProvider',
+            )
+        return self.chosen_advantage
 
     @property
     def trainers(self) -> list[Peer]:
@@ -60,7 +76,7 @@ def make_context(
         replicas=[network.peer(name) for name in facts.replicas],
         ranks=[[network.peer(name) for name in rank] for rank in facts.ranks],
         scorers=[(network.peer(name), rewards) for name, rewards in facts.scorers.items()],
-        advantage=build(factories["advantage"]),
+        chosen_advantage=build(factories["advantage"]) if "advantage" in factories else None,
         filter=build(factories["filter"]),
         balancer=build(factories["balance"]),
         judges={

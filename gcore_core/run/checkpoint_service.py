@@ -12,6 +12,7 @@ import msgspec
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract.errors import CheckpointError
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Site
 from gcore_core.contract.records import Header
 from gcore_core.run import carried_records
@@ -31,7 +32,7 @@ from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 
-STATE, CONFIG, TRAINER, SURPLUS = "state.json", "config.json", "policy", "surplus"
+STATE, CONFIG, TRAINER, SURPLUS = "state.json", "config.json", POLICY, "surplus"
 
 
 class Keeper:

@@ -14,6 +14,7 @@ from typing import Any
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import logprob_band, replica_slots, takes_stale, updates_per_step
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Site
 from gcore_core.contract.providers import RewardProvider
 from gcore_core.contract.run_files import TRACE
@@ -143,7 +144,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
     context = _context(job, site, role, rank)
     settings: TrainerSettings | GeneratorSettings | AnnotatorSettings
     if kind == "trainer":
-        factories["objective"] = job.plan.factory("objective")
+        factories |= _chosen(job, "objective")
         resume = f"{job.resumed.path}/{TRAINER}" if job.resumed else ""
         settings = TrainerSettings(run=run, shards=job.shards, context=context, resume=resume)
     elif kind == "annotator":
@@ -151,7 +152,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
     else:
         factories |= _datasets(job)
         settings = GeneratorSettings(
-            run=run, shards=job.shards, context=context, trainers=job.workers("policy")
+            run=run, shards=job.shards, context=context, trainers=job.workers(POLICY)
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
 
@@ -176,10 +177,8 @@ def _last_ordinal(job: Job) -> int:
 
 
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
-    names = ["controller", "advantage", "filter", "balance"]
-    if job.placed.moves:
-        names.append("placement")
-    factories = {name: job.plan.factory(name) for name in names}
+    moves = ["placement"] if job.placed.moves else []
+    factories = _chosen(job, "controller", "advantage", "filter", "balance", *moves)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
     return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, shard))
 
@@ -197,7 +196,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         shards=job.shards,
         shard=shard,
         rows=dict(job.rows),
-        replicas=job.workers("rollout"),
+        replicas=job.workers(ROLLOUT) if ROLLOUT in settings.roles else [],
         ranks=_data_parallel(job),
         scorers={
             f"{worker}.{shard % job.scorer_count(rewards)}": rewards
@@ -210,14 +209,14 @@ def _facts(job: Job, shard: int) -> JobFacts:
         logprob_band=logprob_band(*backends),
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
-        takes_stale=takes_stale(job.plan.objects["objective"]),
-        judges={role: job.workers(role) for role in asked if role and role != "rollout"},
+        takes_stale=takes_stale(job.plan.objects.get("objective")),
+        judges={role: job.workers(role) for role in asked if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotators(job)},
         placement=job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),
         resting=list(job.placed.resting),
         last_ordinal=_last_ordinal(job),
         start_step=resumed.step if resumed else 0,
-        next_ordinal=state["ledger"]["next_ordinal"] if resumed else 0,
+        next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
         carried=resumed.carried if resumed else [],
     )
@@ -226,6 +225,13 @@ def _facts(job: Job, shard: int) -> JobFacts:
 def _is_of_groups(job: Job, reward: str) -> bool:
     spec = job.plan.provided[f"rewards.{reward}"].spec
     return isinstance(spec, RewardProvider) and spec.level == "group"
+
+
+def _chosen(job: Job, *paths: str) -> dict[str, FactorySpec]:
+    """The factories of those sections in which something is chosen: a step program need not have
+    all of them.
+    """
+    return {path: job.plan.factory(path) for path in paths if path in job.plan.provided}
 
 
 def _annotators(job: Job) -> list[str]:
@@ -238,7 +244,7 @@ def _data_parallel(job: Job) -> list[list[str]]:
     together.
     """
     size = replica_slots(job.plan.objects["roles.policy"])
-    workers = job.workers("policy")
+    workers = job.workers(POLICY)
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
 

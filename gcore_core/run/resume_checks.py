@@ -26,8 +26,9 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-    if resumed.state["ledger"]["rows"] != rows:
-        wrong.append(f"data: it had {resumed.state['ledger']['rows']} rows, it has {rows}")
+    rows_before = resumed.state.get("ledger", {}).get("rows", rows)
+    if rows_before != rows:
+        wrong.append(f"data: it had {rows_before} rows, it has {rows}")
     if wrong:
         raise ConfigError(
             "the run cannot go on with another configuration.",

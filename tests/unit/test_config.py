@@ -376,11 +376,20 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
     role = (
         "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
         "@hookimpl\ndef gcore_roles():\n"
-        "    yield p.RoleProvider(name={!r}, summary='', kind='trainer')"
+        "    yield p.RoleProvider(name={!r}, summary='', kind='trainer')\n"
     )
-    installed.add("ppo", role.format("critic"))
+    teacher = (
+        "    yield p.RoleProvider(name='teacher', summary='', kind='annotator', columns=('t',))\n"
+        "@hookimpl\ndef gcore_annotators():\n"
+        "    yield p.AnnotatorProvider(summary='', factory='a:b')\n"
+    )
+    installed.add("ppo", role.format("critic") + teacher)
     file = job("plugins: {ppo: null}")
-    assert load_plan(file, ["roles.critic={use: fake}"]).provided["roles.critic"].kind == "trainer"
+    plan = load_plan(file, ["roles.teacher={use: ppo}"])
+    assert plan.provided["roles.teacher"].kind == "annotator" and plan.columns["teacher"] == ("t",)
+    assert message(file, "roles.critic={use: fake}") == (
+        "roles.critic: kind 'trainer', and controller core/sync calls nothing on it; leave it out."
+    )
     installed.add("twin", role.format("policy"))
     assert "role 'policy' is defined by gcore-core 0.2.0 and by gcore-twin 0.1.0" in message(
         job("plugins: [twin]"), kind=PluginClash

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract import run_files
+from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.measurements import Outcome, Profile, Requests
 from gcore_core.contract.placement import Cell, Decision, Rescues, Window
 from gcore_core.controllers.context import ControllerContext
@@ -27,7 +28,6 @@ from gcore_core.controllers.placement.measurements import (
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision
 
-POLICY = "rollout"
 LOOKS = 5  # at judges, one to three seconds apart
 _OUTCOMES = 64  # that a policy sees
 
@@ -47,7 +47,7 @@ class Awake(msgspec.Struct, frozen=True):
 
     def judges(self) -> dict[str, list[int]]:
         """The replicas of the roles that rewards ask."""
-        return {role: own for role, own in self.replicas.items() if role != POLICY}
+        return {role: own for role, own in self.replicas.items() if role != ROLLOUT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class Mover:
         """All is drawn and not all is judged: helps a judge of which nobody has answered ``LOOKS``
         times in a row.
         """
-        judges = {role: own for role, own in self._wanted.items() if role != POLICY}
+        judges = {role: own for role, own in self._wanted.items() if role != ROLLOUT}
         gone = await self._sleepers.gone([(role, i) for role, own in judges.items() for i in own])
         self._looks = self._looks + 1 if _starving(judges, gone) else 0
         before = self._decision
@@ -155,7 +155,7 @@ class Mover:
         """
         lost, engines = self._sleepers.lost, self._facts.engines
         role = _starving(
-            {r: self._ranks(r, decision.partition.cells[r]) for r in self._wanted if r != POLICY},
+            {r: self._ranks(r, decision.partition.cells[r]) for r in self._wanted if r != ROLLOUT},
             lost,
         )
         if not role or not isinstance(self._policy, Rescues):
@@ -190,7 +190,7 @@ class Mover:
 
     def _in_turn(self, judging: bool) -> dict[str, list[int]]:
         return {
-            role: own if (role != POLICY) == judging else [] for role, own in self._wanted.items()
+            role: own if (role != ROLLOUT) == judging else [] for role, own in self._wanted.items()
         }
 
     def _ranks(self, role: str, cells: Sequence[Cell]) -> list[int]:

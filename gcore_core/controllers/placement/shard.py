@@ -11,10 +11,11 @@ from typing import Any, cast
 
 import msgspec
 
+from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement.lead import POLICY, Awake, Last, Mover
+from gcore_core.controllers.placement.lead import Awake, Last, Mover
 from gcore_core.controllers.placement.measurements import heard, tell
 from gcore_core.controllers.placement.sleepers import Sleepers
 
@@ -34,7 +35,7 @@ class PlacementShard:
     def __init__(self, context: ControllerContext) -> None:
         self._agree = context.agree.scope("placement")
         self._facts = context.facts.placement
-        self._peers = {POLICY: context.replicas, **context.judges}
+        self._peers = {ROLLOUT: context.replicas, **context.judges}
         everybody = {role: list(range(len(peers))) for role, peers in self._peers.items()}
         self.awake = Awake(version=0, replicas=everybody, in_turns=False)
         resting = context.facts.resting
@@ -51,7 +52,7 @@ class PlacementShard:
     @property
     def replicas(self) -> list[Peer]:
         """The policy's generators that are awake."""
-        return [self._peers[POLICY][i] for i in self.awake.replicas[POLICY]]
+        return [self._peers[ROLLOUT][i] for i in self.awake.replicas[ROLLOUT]]
 
     def begin_rollout(self) -> None:
         self._began_s = asyncio.get_running_loop().time()
@@ -79,7 +80,7 @@ class PlacementShard:
         if self._facts is None:
             await self._wake_all(release_before)
             return
-        judges = [role for role in self._peers if role != POLICY]
+        judges = [role for role in self._peers if role != ROLLOUT]
         clock = asyncio.get_running_loop().time
         trained_s = clock()
         telling_began_s = time.perf_counter()
@@ -90,7 +91,9 @@ class PlacementShard:
             hearing_began_s = time.perf_counter()
             rows = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in parts]
             measured = (
-                heard(rows, step - 1, POLICY, judges) if any(sampled for sampled, _ in rows) else {}
+                heard(rows, step - 1, ROLLOUT, judges)
+                if any(sampled for sampled, _ in rows)
+                else {}
             )
             last = Last(
                 measured=measured,
