@@ -160,5 +160,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     carried: list[Header] = []
 
 
+#: Of workers whose backends are served by a shell.
+ShellSettings = TrainerSettings | GeneratorSettings | AnnotatorSettings | ScorerSettings
 #: What a WorkerSpec holds; its tag says which.
-AnySettings = TrainerSettings | GeneratorSettings | AnnotatorSettings | ScorerSettings | JobFacts
+AnySettings = ShellSettings | JobFacts

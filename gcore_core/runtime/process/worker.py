@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
@@ -43,6 +43,7 @@ from gcore_core.runtime.worker_settings import (
     GeneratorSettings,
     JobFacts,
     ScorerSettings,
+    ShellSettings,
     TrainerSettings,
 )
 
@@ -73,10 +74,11 @@ class Worker:
             # Before anything of a plugin is imported: a wrong version would fail in ways that do
             # not say so.
             handshake.agree(spec.name, worker=self._versions, supervisor=spec.versions)
-            if isinstance(spec.settings, JobFacts):
-                await self._controller(spec.settings)
+            settings = spec.settings
+            if isinstance(settings, JobFacts):
+                await self._controller(settings)
                 return
-            await self._compute(self._build, self._service)
+            await self._compute(self._build, settings, self._service)
             await self._network.serve(spec.name, self._service)
             await self._hello()
             await asyncio.Event().wait()
@@ -110,16 +112,18 @@ class Worker:
         gc.freeze()  # what was loaded stays, and no collection has to go through it
         await build(factories["controller"], context).run()
 
-    def _build(self, service: Service) -> None:
-        match self._spec.settings:
-            case GeneratorSettings() as settings:
+    def _build(self, settings: ShellSettings, service: Service) -> None:
+        match settings:
+            case GeneratorSettings():
                 self._generator(settings, service)
-            case AnnotatorSettings() as settings:
+            case AnnotatorSettings():
                 self._annotator(settings, service)
-            case ScorerSettings() as settings:
+            case ScorerSettings():
                 self._scorer(settings, service)
-            case TrainerSettings() as settings:
+            case TrainerSettings():
                 self._trainer(settings, service)
+            case _:
+                assert_never(settings)  # mypy tells of a kind that is missing here
 
     def _generator(self, settings: GeneratorSettings, service: Service) -> None:
         from gcore_core.runtime.shells.generator import GeneratorShell
@@ -179,9 +183,9 @@ class Worker:
         from gcore_core.runtime.shells.trainer import TrainerShell
 
         spec = self._spec
-        parts = {
-            name: build(spec.factories[name]) for name in ("objective",) if name in spec.factories
-        }
+        parts = {}
+        if "objective" in spec.factories:
+            parts["objective"] = build(spec.factories["objective"])
         backend = build(spec.factories["backend"], self._context(settings, parts))
         self._closing.append(backend.close)
         if settings.resume:
@@ -193,7 +197,7 @@ class Worker:
 
     def _context(
         self,
-        settings: TrainerSettings | GeneratorSettings | AnnotatorSettings | ScorerSettings,
+        settings: ShellSettings,
         parts: Mapping[str, Any] | None = None,
         sampler: Sampler | None = None,
     ) -> WorkerContext:
