@@ -4,8 +4,10 @@ together.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,9 @@ def _limits(settings: JobSettings) -> Iterator[str]:
     for path, value, limit in schema.limits(settings):
         if problem := limit.problem(value):
             yield f"{path}: {problem}"
+    for path, value in yaml_source.flat(asdict(settings)).items():
+        if isinstance(value, float) and not math.isfinite(value) and ".config." not in path:
+            yield f"{path}: must be a finite number, not {value}."
 
 
 def _cluster(settings: JobSettings) -> Iterator[str]:

@@ -442,10 +442,11 @@ def _config_object(item: Provided, path: str, config: Any) -> Any:
     try:
         return msgspec.convert(config, cls)
     except msgspec.ValidationError as error:
-        if isinstance(
-            error.__cause__, GcoreError
-        ):  # the plugin's own words, which msgspec has wrapped
-            raise error.__cause__ from None
+        own_words = error.__cause__  # the plugin's, which msgspec has wrapped
+        if isinstance(own_words, GcoreError):
+            if own_words.where in {field.name for field in fields(cls)}:
+                own_words.where = f"{path}.config.{own_words.where}"
+            raise own_words from None
         raise ConfigError(
             f"{error}.", where=f"{path}.config", why=f"from plugin {item.plugin} ({item.owner})"
         ) from error

@@ -55,7 +55,7 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
     transformers. Processes that want the same model wait for the first. Raises ConfigError for a
     wrong ``make`` and DataError when the function fails.
     """
-    file, name, config = _checked(make)
+    file, name, config = check_make(make)
     key = _key(file, name, config)
     made = cache_dir / key
     if (made / _COMPLETE).is_file():
@@ -76,7 +76,8 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
     return made
 
 
-def _checked(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
+def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
+    """(file, name, config) of a specification. Raises ConfigError for one that cannot be made."""
     unknown = sorted(set(make) - {"path", "name", "config"})
     if unknown or not (isinstance(make.get("path"), str) and isinstance(make.get("name"), str)):
         raise ConfigError(

@@ -30,6 +30,7 @@ from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import place
 from gcore_core.run.jobs import Job
 from gcore_core.run.make_model import make_model
+from gcore_core.run.preflight import check_parts
 from gcore_core.run.resume_checks import check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor
@@ -49,6 +50,7 @@ def prepare(
     if "evaluation.data" in plan.provided:
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))
     placed = place(plan)
+    check_parts(plan)
     run = plan.settings.run
     resumed = None if resume is None else newest(resume)
     if resumed is not None:

@@ -1,0 +1,100 @@
+"""What can be known of a job's parts before a process starts, beyond its values.
+
+``g-core check`` and ``g-core run`` both call ``check_parts``, so that the first knows what the
+second would refuse.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gcore_core.config.plan import Plan
+from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
+from gcore_core.contract.factories import build
+from gcore_core.run.make_model import check_make
+
+#: Parts that run in controllers: numpy at most, so they can be made here, too.
+LIGHT_PARTS = ("advantage", "filter", "balance")
+
+
+def check_parts(plan: Plan) -> None:
+    """Raises what starting the job would raise.
+
+    ConfigError: an advantage of groups without records, a ``model.make`` that is not there.
+    ContractError: a factory that fails or does not take its config, with its file and line.
+    PluginBroken: a factory that is not there.
+    """
+    for path in LIGHT_PARTS:
+        if path in plan.provided:
+            _check_light(plan, path)
+    for role, node in plan.settings.roles.items():
+        if not node.python:
+            _check_module(plan, f"roles.{role}")
+        _check_model(role, node.model)
+
+
+def _check_light(plan: Plan, path: str) -> None:
+    item = plan.provided[path]
+    try:
+        part = build(plan.factory(path))
+    except GcoreError:
+        raise
+    except Exception as error:  # isolation point: a plugin's code
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ContractError(
+            f"{item.reference} ({item.owner}): its factory failed: {type(error).__name__}: {error}",
+            where=f"{path}.use",
+            why=f"at {last.filename}:{last.lineno}; it is called as {item.spec.factory}(config)",
+            todo="ask its author",
+        ) from error
+    size = getattr(part, "group_size", 1)
+    if path == "advantage" and not (isinstance(size, int) and size >= 1):
+        raise ConfigError(
+            f"{size!r} is not a number of records.",
+            where="advantage.config.group_size",
+            why=f"{item.reference} ({item.owner}) says so many records are sampled for each prompt",
+            todo="set it to 1 or more",
+        )
+
+
+def _check_module(plan: Plan, path: str) -> None:
+    """Looks for the module of a backend's factory, which only a worker imports."""
+    item = plan.provided[path]
+    module = item.spec.factory.rpartition(":")[0]
+    try:
+        found = Path(module).is_file() if module.endswith(".py") else _is_there(module)
+    except ImportError as error:
+        raise PluginBroken(
+            f"{item.reference} ({item.owner}): {module} does not import: {error}",
+            where=f"{path}.use",
+        ) from error
+    if not found:
+        raise PluginBroken(
+            f"{item.reference} ({item.owner}): its factory is {item.spec.factory!r}, and there is "
+            f"no module {module}.",
+            where=f"{path}.use",
+            todo="ask its author",
+        )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            return False
+        raise
+
+
+def _check_model(role: str, model: Mapping[str, Any]) -> None:
+    if "make" not in model:
+        return
+    try:
+        check_make(model["make"])
+    except ConfigError as error:
+        error.where = f"roles.{role}.{error.where}"
+        raise

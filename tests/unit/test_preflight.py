@@ -1,0 +1,95 @@
+"""What starting a job would refuse, ``g-core check`` refuses: before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gcore_core import cli
+from gcore_core.testing.installed import InstalledPlugins
+
+Job = Callable[..., Path]
+
+PLUGIN = """
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+
+@hookimpl
+def gcore_advantages():
+    yield p.AdvantageProvider(name="none", summary="-", factory="gcore_parts_made:NoRecords")
+
+@hookimpl
+def gcore_filters():
+    yield p.FilterProvider(name="bare", summary="-", factory="gcore_parts_made:TakesNothing")
+    yield p.FilterProvider(name="gone", summary="-", factory="gcore_parts_made:Gone")
+
+@hookimpl
+def gcore_generators():
+    yield p.GeneratorProvider(summary="-", factory="gcore_nowhere.engine:Engine")
+"""
+PARTS = """
+class NoRecords:
+    group_size = 0
+    requires = frozenset()
+    def __init__(self, config=None): ...
+
+class TakesNothing:
+    def __init__(self): ...
+"""
+
+
+@pytest.fixture
+def parts(installed: InstalledPlugins) -> InstalledPlugins:
+    installed.add("parts", PLUGIN, files={"gcore_parts_made.py": PARTS})
+    return installed
+
+
+def refused(job: Job, capsys: pytest.CaptureFixture[str], *overrides: str, code: int) -> str:
+    assert cli.main(["check", str(job()), *overrides]) == code
+    return capsys.readouterr().err
+
+
+def test_groups_without_records_are_refused(
+    parts: InstalledPlugins, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = refused(job, capsys, "advantage.use=parts/none", code=2)
+    assert "advantage.config.group_size: 0 is not a number of records." in shown
+    assert "parts/none (gcore-parts" in shown
+
+
+def test_a_factory_that_takes_no_config_is_told_with_its_provider(
+    parts: InstalledPlugins, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = refused(job, capsys, "filter.use=parts/bare", code=3)
+    assert "filter.use: parts/bare (gcore-parts" in shown and "TypeError" in shown
+    assert "called as gcore_parts_made:TakesNothing(config)" in shown
+
+
+def test_a_factory_that_is_not_there_is_refused(
+    parts: InstalledPlugins, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "has no 'Gone'" in refused(job, capsys, "filter.use=parts/gone", code=3)
+
+
+def test_a_backend_without_a_module_is_refused_although_only_workers_import_it(
+    parts: InstalledPlugins, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = refused(job, capsys, "roles.rollout.use=parts", code=3)
+    assert "roles.rollout.use: parts (" in shown and "no module gcore_nowhere.engine" in shown
+
+
+def test_a_number_that_is_none_is_refused_by_its_path(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = refused(job, capsys, "run.patience_s=inf", code=2)
+    assert "run.patience_s: must be a finite number, not inf." in shown
+
+
+def test_a_model_that_cannot_be_made_is_refused_by_its_path(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = "roles.policy.model={make: {path: no.py, name: teach}}"
+    shown = refused(job, capsys, overrides, code=2)
+    assert "roles.policy.model.make.path:" in shown and "no such file" in shown
