@@ -62,11 +62,11 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupScalars:
-    """One group, in numbers. rewards float64[S]: weighted sum of the named rewards; lengths
-    int64[S]: actions.
+    """The S records of one prompt, in numbers.
 
-    scalars: per-record results of preparation, by name, float64[S] each (those the advantage's
-        ``requires`` names).
+    rewards: float64[S], the weighted sum of the named rewards.
+    lengths: int64[S], how many actions.
+    scalars: name -> float64[S], of those that the advantage's ``requires`` names.
     """
 
     rewards: np.ndarray
@@ -76,23 +76,34 @@ class GroupScalars:
 
 @runtime_checkable
 class Advantage(Protocol):
-    """Level "record": rewards of groups to one number per record. Pure."""
+    """Level "record": rewards of groups to one number per record. Pure.
+
+    group_size: samples that are drawn of each prompt.
+    requires: scalars of a record that it needs ("kl_k1", ...), which trainers compute.
+    """
 
     group_size: int
     requires: frozenset[str]
 
     def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
-        """float64[K] summed over the shards before ``of``; length 0 when no batch statistics are
-        needed.
+        """What of this shard's groups the others need, float64[K]; it is summed over the shards.
+
+        Length 0 where groups need nothing of each other.
         """
 
     def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
-        """float64[S] per group."""
+        """The advantages of each group's records, float64[S].
+
+        statistics: the sum over all shards.
+        """
 
 
 @runtime_checkable
 class ActionAdvantage(Protocol):
-    """Level "action": runs on trainer ranks, where per-action values are. Pure."""
+    """Level "action": rewards and values to one number per action, on trainer ranks. Pure.
+
+    Provisional: nothing in the core calls it yet.
+    """
 
     group_size: int
     requires: frozenset[str]
@@ -100,25 +111,28 @@ class ActionAdvantage(Protocol):
     def per_action(
         self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(advantages, returns), float64[A] each, from per-action rewards and values of one
-        record.
+        """(advantages, returns) of one record, float64[A] each.
+
+        rewards, values: float64[A]. mask: bool[A]. Provisional: nothing in the core calls it yet.
         """
 
 
 @runtime_checkable
 class Filter(Protocol):
+    """Says which groups teach; the others are drawn anew."""
+
     def keep(self, group: GroupScalars) -> tuple[bool, str]:
-        """(teaches, named reason when it does not)."""
+        """(True, "") for a group that teaches, else (False, a word for why not)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What is known of N records that are to be trained on.
 
-    group int64[N]: equal where records have one prompt; they are neighbours. prompt, actions
-    int64[N]: how many tokens, or denoising steps. extra float64[N]: ``Finished.cost``, what a
-    record's generator said it costs besides, in tokens' worth; 0 where nothing was said. Raises
-    ContractError unless it is finite and not negative.
+    group: int64[N], equal where records have one prompt; they are neighbours.
+    prompt, actions: int64[N], how many tokens, or denoising steps.
+    extra: float64[N], what a record costs besides, in tokens' worth: ``Finished.cost``. Raises
+        ContractError unless it is finite and not negative.
     """
 
     group: np.ndarray

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.records import Prompt, TensorSpec, WeightPlan
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
     """One sample to draw. Requests of one ``ordinal`` share prompt and images, so an engine may
     encode these once.
-    images: uint8[H, W, C], for the places of the prompt behind those of ``prompt.images``;
-        capability "images".
+
+    ordinal, sample: name the sample among those under way.
+    seed: 63 bits; all randomness of the sample follows from it.
+    prompt: the row of the dataset, or a reward's question.
+    greedy: the most probable action each time, instead of a draw.
+    attempt: how often it was asked for and lost before.
+    images: uint8[H, W, C] each, for the places of the prompt behind those of ``prompt.images``;
+        only with the capability "images".
     """
 
     ordinal: int
@@ -63,7 +66,10 @@ class Finished:
 
 @runtime_checkable
 class Generator(Protocol):
-    """An engine in three verbs. Calls come one at a time from one thread."""
+    """An engine in three verbs. Calls come one at a time from one thread.
+
+    version: of the weights that it holds.
+    """
 
     version: int
 
@@ -76,20 +82,26 @@ class Generator(Protocol):
         """
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """Ends the named (ordinal, sample) now, with what they have, status "aborted". Capability
-        "abort".
+        """Ends the named (ordinal, sample) now, with what they have, status "aborted".
+
+        Capability "abort". Provisional: nothing in the core calls it yet.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees devices and processes. Unfinished samples are lost; nothing is called then."""
 
 
 @runtime_checkable
 class ReceivesWeights(Protocol):
-    """Capability "weights.push". Between ``begin`` and ``commit`` no ``step`` is called."""
+    """Capability "weights.push": new weights, a few tensors at a time.
+
+    Between ``begin_weights`` and ``commit_weights`` no ``step`` is called. A push that breaks off
+    is begun again from the start.
+    """
 
     def begin_weights(self, plan: WeightPlan) -> None:
-        """Raises WeightMismatch naming the tensor when the plan is of another model or older than
-        ``version``.
+        """Checks the plan against the model. Raises WeightMismatch naming the tensor when it is of
+        another model, or when the plan is older than ``version``.
         """
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -103,7 +115,7 @@ class ReceivesWeights(Protocol):
 
 @runtime_checkable
 class Fingerprints(Protocol):
-    """Capability "weights.fingerprint"."""
+    """Capability "weights.fingerprint": what the generator holds can be compared with a push."""
 
     def fingerprint(self) -> dict[str, int]:
         """Hugging Face name -> xxh3-64 of the bytes it holds, for every tensor of a push."""
@@ -111,7 +123,7 @@ class Fingerprints(Protocol):
 
 @runtime_checkable
 class Sleeps(Protocol):
-    """Capability "sleep".
+    """Capability "sleep": gives its memory to others for a while.
 
     Samples that run keep what they have and go on after the wake, read again. Asleep, ``step`` and
     a weight push raise an error that says so; a second ``sleep``, or ``wake`` of one that is awake,
@@ -131,7 +143,10 @@ class Sleeps(Protocol):
 
 @runtime_checkable
 class ScoresLogprobs(Protocol):
-    """Capability "logprobs"."""
+    """Capability "logprobs". Provisional: nothing in the core calls it yet."""
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
-        """float32[A] for each record, at that record's temperature."""
+        """Log-probs of given actions, float32[A] for each record, at that record's temperature.
+
+        Provisional: nothing in the core calls it yet.
+        """

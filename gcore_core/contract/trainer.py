@@ -15,8 +15,13 @@ from gcore_core.contract.records import TensorSpec
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord:
-    """A record at its data-parallel rank. minibatch: in which update of an epoch. fresh: of this
-    step's weights.
+    """A record at its data-parallel rank.
+
+    ordinal, sample: name it.
+    minibatch: in which update of an epoch it trains.
+    columns: as listed in ``gcore_core.contract.records``.
+    media: ``Finished.media`` of its generator.
+    fresh: whether this step's weights sampled all of it.
     """
 
     ordinal: int
@@ -33,6 +38,8 @@ class Trainer(Protocol):
     collectives may be used.
 
     Records come sorted by (ordinal, sample). A rank may get none.
+
+    version: of the weights that it holds; 0 before the first step.
     """
 
     version: int
@@ -73,12 +80,16 @@ class Trainer(Protocol):
     def save(self, directory: Path) -> None:
         """Everything needed to continue, in a format that other numbers of ranks can load."""
 
-    def load(self, directory: Path) -> None: ...
+    def load(self, directory: Path) -> None:
+        """Continues from what ``save`` wrote, also with another number of ranks. Raises
+        CheckpointError or DataError for a directory that it cannot read.
+        """
 
     def save_pretrained(self, directory: Path) -> None:
         """Weights and tokenizer in Hugging Face layout (safetensors)."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees devices and processes; nothing is called afterwards."""
 
 
 @runtime_checkable

@@ -1,0 +1,151 @@
+"""Finds words of the contract that nothing calls.
+
+A word is a kind of provider, a method or attribute of a protocol, or a field of what the two sides
+pass to each other. It is called when its name is used outside ``contract/`` and ``testing/``: as an
+attribute, as a keyword of a call that makes or copies an object, or, for a kind, as a text. A field
+that its own class's methods read is called, too. Names are compared, not types, so a word that
+shares its name with something else is taken to be called.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONTRACT = ROOT / "gcore_core/contract"
+
+#: Protocols that a trainer's backend calls, not the core; who calls them stands in plugins/.
+CALLED_BY_BACKENDS = {"Objective"}
+
+#: Words that nothing calls yet, on purpose; their docstring says "provisional".
+PROVISIONAL = {
+    "Generator.abort",
+    "ScoresLogprobs.logprobs",
+    "ActionAdvantage.per_action",
+}
+
+
+@dataclass(frozen=True)
+class Word:
+    """``Generator.step``, or a kind without an owner."""
+
+    owner: str
+    name: str
+    module: str
+    doc: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.name}" if self.owner else self.name
+
+
+def words() -> list[Word]:
+    """Every word of the contract."""
+    found = [Word("", kind, "providers") for kind in _kinds()]
+    for path in sorted(CONTRACT.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and _passes(node):
+                found += _members(node, path.stem)
+    return found
+
+
+def never_called() -> list[str]:
+    """Words that nothing calls, without the provisional ones."""
+    by_core = _names(_core())
+    by_backends = _names(_plugins())
+    return sorted(
+        str(word)
+        for word in words()
+        if str(word) not in PROVISIONAL
+        and word.name not in by_core
+        and not (word.owner in CALLED_BY_BACKENDS and word.name in by_backends)
+        and not (_is_read_by_plugins(word) and word.name in by_backends)
+    )
+
+
+def _kinds() -> list[str]:
+    tree = ast.parse((CONTRACT / "providers.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "KINDS":
+            assert isinstance(node.value, ast.Dict)
+            return [str(ast.literal_eval(key)) for key in node.value.keys if key is not None]
+    raise AssertionError("providers.py has no KINDS")
+
+
+def _passes(node: ast.ClassDef) -> bool:
+    """Whether a class is a protocol, or data that the two sides pass to each other."""
+    bases = " ".join(ast.unparse(base) for base in node.bases)
+    decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+    return not node.name.startswith("_") and (
+        "Protocol" in bases or "Struct" in bases or "dataclass" in decorators
+    )
+
+
+def _members(owner: ast.ClassDef, module: str) -> Iterator[Word]:
+    read = {
+        node.attr
+        for node in ast.walk(owner)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+    for node in owner.body:
+        doc = ""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name
+            doc = ast.get_docstring(node) or ""
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+            if name in read:
+                continue
+        else:
+            continue
+        if not name.startswith("_"):
+            yield Word(owner.name, name, module, doc or ast.get_docstring(owner) or "")
+
+
+def _is_read_by_plugins(word: Word) -> bool:
+    """Fields that the core hands on whole and a plugin reads: settings, journals, measurements."""
+    return word.module in ("rows", "measurements", "run_files", "job_settings", "providers")
+
+
+def _core() -> list[Path]:
+    core = ROOT / "gcore_core"
+    outside = [
+        path
+        for path in core.rglob("*.py")
+        if path.relative_to(core).parts[0] not in ("contract", "testing")
+    ]
+    # by whose functions the core asks a config, and tools read a run
+    return [*outside, CONTRACT / "abilities.py", CONTRACT / "run_files.py"]
+
+
+def _plugins() -> list[Path]:
+    found: list[Path] = []
+    for folder in (ROOT / "plugins").iterdir():
+        found += (folder / folder.name.replace("-", "_")).rglob("*.py")
+    return found
+
+
+def _names(paths: list[Path]) -> set[str]:
+    """Every attribute, keyword and text of the modules."""
+    found: set[str] = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.Call) and _makes(node):
+                found.update(word.arg for word in node.keywords if word.arg is not None)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def _makes(call: ast.Call) -> bool:
+    """Whether a call makes an object of a class, or copies one with changes."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    return name[:1].isupper() or name in ("replace", "partial")
+
+
+if __name__ == "__main__":
+    print("\n".join(never_called()) or "every word of the contract is called")

@@ -1,0 +1,31 @@
+"""Every word of the contract is called by the core, or says that it is provisional."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.architecture import contract_words
+from tests.architecture.contract_words import PROVISIONAL, Word
+
+
+def test_every_word_of_the_contract_is_called() -> None:
+    assert contract_words.never_called() == []
+
+
+def test_words_of_every_sort_are_looked_at() -> None:
+    found = {str(word) for word in contract_words.words()}
+    some = {"role", "launcher", "Generator.step", "Sleeps.wake", "Window.filled", "Header.cost"}
+    assert some <= found
+    assert len(found) > 300
+
+
+@pytest.mark.parametrize("word", [Word("Window", "backlogged", "placement"), Word("", "cook", "")])
+def test_a_word_that_nothing_calls_is_found(word: Word, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract_words, "words", lambda: [word])
+    assert contract_words.never_called() == [str(word)]
+
+
+def test_what_nothing_calls_yet_says_so() -> None:
+    docs = {str(word): word.doc for word in contract_words.words()}
+    for name in PROVISIONAL:
+        assert "provisional" in docs[name].lower(), f"{name} does not say that it is provisional"
