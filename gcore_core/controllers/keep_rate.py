@@ -28,53 +28,97 @@ QUARTERS = 4
 
 
 def groups_missing(needed: int, kept: int, finished: int, in_flight: int, rule: np.ndarray) -> int:
-    """How many groups to issue now, see ``KeepRate.missing``. rule: float64[4 + quarters]: weight
-    of the prior in groups, margin, doubt, eager, keep rate of each quarter. Plain arithmetic, so
-    that a compiler may take it as it is.
+    """How many groups to issue now, see ``KeepRate.missing``. Plain arithmetic, like ``covers``, so
+    that a compiler may take both as they are.
+
+    rule: float64[4 + quarters]: weight of the prior in groups, margin, doubt, eager, keep rate of
+        each quarter.
     """
     lacking = needed - kept
     if lacking <= 0:
         return 0
-    weight, rates = rule[0], rule[4:]
-    quarters, mean = len(rates), float(np.sum(rates)) / len(rates)
-    flight, low, high = in_flight, in_flight, in_flight + 20 * needed
+    margin = rule[1]
+    doubt = rule[2]
+    eager = rule[3]
+
+    # First: is what is in flight enough? A lax test, since a refill that turns out needless is a
+    # waste: deviations below zero count on luck. With -0.5 for ``eager`` the deviations of chance
+    # go from -0.5, when nothing has finished, to -1.5, when all has.
     share = finished / max(finished + in_flight, 1)
-    chances, doubts, asked = rule[3] - 2 * (1 + rule[3]) * share, -rule[2], False
-    # is it enough to have ``flight`` in flight? As many as there are; then by bisection, with the
-    # margin
-    while True:
-        done, early = quarters * finished / max(finished + flight, 1), 0.0  # in quarters
-        for i in range(quarters):
-            early += rates[i] * min(max(done - i, 0.0), 1.0)
-        # What the finished ones would have kept, had they been like all.
-        seen = min(kept * mean * done / early, float(finished)) if early > 0 else 0.0
-        rate = min(max((weight * mean + seen) / (weight + finished), 0.01), 1.0)
-        doubt = rate * (1 - rate) / (weight + finished + 1)
-        late = min(
-            max(rate * (quarters * mean - early) / max((quarters - done) * mean, 1e-9), 0.01), 1.0
-        )
-        least = flight * late - chances * math.sqrt(flight * late * (1 - late))
-        enough = flight > 0 and least - doubts * flight * late / rate * math.sqrt(doubt) >= lacking
-        if not asked:
-            if enough:
-                return 0
-            asked, chances, doubts = True, max(rule[1], chances), rule[2]
-        elif enough:
+    chances = eager - 2 * (1 + eager) * share
+    if covers(in_flight, lacking, kept, finished, rule, chances, -doubt):
+        return 0
+
+    # It is not: the fewest that are enough by a strict test, since the next refill would come too
+    # late. By bisection; more than 20 times what is needed are never issued at once.
+    strict = max(margin, chances)
+    low = in_flight
+    high = in_flight + 20 * needed
+    while low < high:
+        flight = (low + high) // 2
+        if covers(flight, lacking, kept, finished, rule, strict, doubt):
             high = flight
         else:
             low = flight + 1
-        if low >= high:
-            return int(high - in_flight)
-        flight = (low + high) // 2
+    return int(high - in_flight)
+
+
+def covers(
+    flight: int,
+    lacking: int,
+    kept: int,
+    finished: int,
+    rule: np.ndarray,
+    chances: float,
+    doubts: float,
+) -> bool:
+    """Whether ``flight`` groups in flight are enough for the ``lacking`` ones, when ``kept`` of the
+    ``finished`` ones were kept.
+
+    chances: standard deviations of chance that must be covered: each group is kept or not.
+    doubts: standard deviations of the keep rate itself, which is only estimated.
+    """
+    if flight <= 0:
+        return False
+    weight = rule[0]
+    rates = rule[4:]
+    quarters = len(rates)
+    mean = float(np.sum(rates)) / quarters
+
+    # The finished ones were the first: so many quarters of the step (1.5, say), and so many would
+    # have been kept of one group a quarter by the prior.
+    done = quarters * finished / max(finished + flight, 1)
+    early = 0.0
+    for i in range(quarters):
+        early += rates[i] * min(max(done - i, 0.0), 1.0)
+
+    # How many of the finished ones had been kept, had they been like the average of all quarters.
+    seen = min(kept * mean * done / early, float(finished)) if early > 0 else 0.0
+    # The posterior of the rate over all quarters: a Beta distribution's mean and variance. Rates
+    # are at least 0.01, so that a filter that has kept nothing yet does not make everything issue.
+    rate = min(max((weight * mean + seen) / (weight + finished), 0.01), 1.0)
+    variance = rate * (1 - rate) / (weight + finished + 1)
+    # The rate of those in flight, which are of the quarters that are left.
+    late = min(
+        max(rate * (quarters * mean - early) / max((quarters - done) * mean, 1e-9), 0.01), 1.0
+    )
+
+    by_chance = flight * late - chances * math.sqrt(flight * late * (1 - late))
+    return bool(by_chance - doubts * flight * late / rate * math.sqrt(variance) >= lacking)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeepRate:
     """What is believed of the keep rate before a step.
 
-    rates: of each quarter of the groups in the order they finish. change2: mean square of how far
-    the rate moved from one step to the next, which says how many groups the prior is worth. known:
-    no doubt about the rate; what other rules are compared with.
+    rates: of each quarter of the groups in the order they finish.
+    change2: mean square of how far the rate moved from one step to the next, which says how many
+        groups the prior is worth.
+    margin: standard deviations of chance that an issue covers.
+    doubt: standard deviations of the rate itself that an issue covers.
+    eager: standard deviations of chance that must not be covered for a refill to be made at a
+        step's beginning.
+    known: no doubt about the rate; what other rules are compared with.
     """
 
     rates: tuple[float, ...] = (0.5,) * QUARTERS

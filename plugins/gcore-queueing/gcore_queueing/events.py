@@ -18,14 +18,21 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
 
-from gcore_core.controllers.keep_rate import groups_missing
+from gcore_core.controllers import keep_rate
 
-_missing = njit(groups_missing)
+# The rule as the core has it, compiled; what it calls must be compiled too.
+_RULE = (keep_rate.groups_missing, keep_rate.covers)
+_missing = njit(
+    FunctionType(
+        keep_rate.groups_missing.__code__, {**vars(keep_rate), "covers": njit(keep_rate.covers)}
+    )
+)
 
 #: see ``_play``, Returns
 Played: TypeAlias = tuple[float, int, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -488,5 +495,7 @@ def _compiled_once(rule: int) -> Callable[..., Played]:
 
 
 play = _compiled_once(
-    zlib.crc32(groups_missing.__code__.co_code + repr(groups_missing.__code__.co_consts).encode())
+    zlib.crc32(
+        b"".join(part.__code__.co_code + repr(part.__code__.co_consts).encode() for part in _RULE)
+    )
 )
