@@ -131,8 +131,8 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "running samples are submitted again": (
         DrawnRecords,
         "begin",
-        "key not in self._running and ",
-        "",
+        " if key not in self._running]",
+        "]",
     ),
     "finished samples are not told again": (
         DrawnRecords,

@@ -9,7 +9,7 @@ import pytest
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import Header, Lease
-from gcore_core.runtime.messages import TRAIN, GenerateRequest
+from gcore_core.runtime.messages import GREEDY, TRAIN, GenerateRequest
 from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
@@ -34,7 +34,8 @@ async def shell_of(directory: Path, restored: list[int]) -> GeneratorShell:
     writer = StoreWriter(directory, "agent.0", SECRET, view.peer("agent.0"), "rollout.0")
     generator = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
     generator.version = HELD
-    datasets = {"train": fake.FakeDataset(fake.FakeDataConfig(rows=4))}
+    dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
+    datasets = {"train": dataset, "evaluation": dataset}
     settings = GeneratorSettings(run=Run(), batch_s=0.0, trainers=["policy.0"])
     shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, settings)
     shell.register(Service("rollout.0"))
@@ -65,3 +66,23 @@ async def test_a_generator_takes_newer_weights_only_if_its_own_are_older_than_th
     assert restored == wanted
     version = max(least, HELD)
     assert [header.versions for header in headers] == [(version, version)] * 2
+
+
+@pytest.mark.parametrize(("purpose", "ordinal"), [(TRAIN, 0), (GREEDY, -1)])
+async def test_a_record_that_a_later_step_asks_for_is_drawn_anew(
+    purpose: str, ordinal: int, tmp_path: Path
+) -> None:
+    """Also while the earlier step's records are still held, because others of them are carried: an
+    evaluation asks for the same ordinals again at each version.
+    """
+    shell = await shell_of(tmp_path, [])
+
+    async def version_drawn(step: int) -> tuple[int, int]:
+        request = GenerateRequest(step, 0, 0, purpose, [Lease(ordinal, 0, 0, (0,))], least=HELD)
+        parts = [part async for part in shell.generate(request, Call(lambda: None))]
+        return parts[0][0].versions
+
+    assert await version_drawn(HELD) == (HELD, HELD)
+    shell._backend.version = HELD + 1  # type: ignore[misc]
+    assert await version_drawn(HELD) == (HELD, HELD), "asked again for the same step"
+    assert await version_drawn(HELD + 1) == (HELD + 1, HELD + 1)

@@ -41,7 +41,8 @@ class Listener:
 class DrawnRecords:
     """Knows what runs and what is finished, stores columns, tells those who wait.
 
-    A record that is asked for again is told again, not drawn again, until its step is over.
+    A record that is asked for again is told again, not drawn again, until its step is over. A later
+    step that asks for it has given it up and wants it anew, of the weights of then.
     """
 
     def __init__(self, store: StoreWriter, rounds: Rounds, shards: int) -> None:
@@ -56,24 +57,34 @@ class DrawnRecords:
         return len(self._running)
 
     @contextlib.contextmanager
-    def listen(self, keys: Sequence[Key], call: Call) -> Iterator[Listener]:
-        """Within, the listener is told of these records, at once of those that are finished."""
+    def listen(self, keys: Sequence[Key], step: int, call: Call) -> Iterator[Listener]:
+        """Within, the listener is told of these records, at once of those that are finished for
+        the step.
+        """
         listener = Listener(set(keys), call)
         self._listeners.append(listener)
         try:
-            if known := [self._finished[key][1] for key in keys if key in self._finished]:
+            if known := [self._finished[key][1] for key in keys if self._has(key, step)]:
                 listener.inbox.put_nowait(known)
             yield listener
         finally:
             self._listeners.remove(listener)
 
     def begin(self, lease: Lease, step: int) -> list[int]:
-        """The samples of a lease that neither run nor are finished; from here on they run."""
+        """The samples of a lease that neither run nor are finished for the step; from here on they
+        run.
+        """
         keys = [(lease.ordinal, sample) for sample in lease.samples]
-        fresh = [key for key in keys if key not in self._running and key not in self._finished]
-        for key in fresh:
-            self._running[key] = step
+        wanted = [key for key in keys if not self._has(key, step)]
+        fresh = [key for key in wanted if key not in self._running]
+        for key in wanted:
+            # One that still runs for an earlier step goes on, and is stored for this one.
+            self._running[key] = max(step, self._running.get(key, step))
         return [sample for _, sample in fresh]
+
+    def _has(self, key: Key, step: int) -> bool:
+        """Whether a record is finished for this step, or for a later one."""
+        return key in self._finished and self._finished[key][0] >= step
 
     async def take(self, finished: list[Finished]) -> None:
         """Stores the records among these that run here, and tells those who wait for them."""

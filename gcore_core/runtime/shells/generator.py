@@ -98,7 +98,7 @@ class GeneratorShell:
         if request.leases and self._weights.is_behind(request.least):
             await self._weights.restore(request.least, self._progress)
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
-        with self._records.listen(keys, call) as listener:
+        with self._records.listen(keys, request.step, call) as listener:
             await self._submit(request, await self._rounds.join(request))
             while listener.waiting:
                 headers = await listener.inbox.get()
