@@ -102,6 +102,9 @@ class TrainerShell:
         """Tells the lead, the others that it is done."""
 
         async def act(_: list[list[TrainRequest]]) -> TrainReply:
+            # A generator that was started anew may be taking weights, where generation runs ahead:
+            # it must not get some of before the update and some of after it.
+            await self._close_push()
             return await self._compute(self._train, parts)
 
         reply: TrainReply = await self._once.join(("train", parts[0].step), 0, parts, act)
@@ -130,6 +133,12 @@ class TrainerShell:
         """Begins the push of ``version``. Ranks other than 0 run through the export, since it may
         use collectives.
         """
+        self._check_version(request)
+        act = self._follow_export if self._rank else self._begin_export
+        await self._once.join((request.version, request.attempt), 0, request, act)
+        return Nothing()
+
+    def _check_version(self, request: BeginPush) -> None:
         if self._backend.version != request.version:
             raise ContractError(
                 (
@@ -138,20 +147,26 @@ class TrainerShell:
                 ),
                 where="push",
             )
-        act = self._follow_export if self._rank else self._begin_export
-        await self._once.join((request.version, request.attempt), 0, request, act)
-        return Nothing()
 
-    async def _follow_export(self, _: list[BeginPush]) -> None:
-        await self._compute(exhaust, self._backend.export_weights())
+    async def _follow_export(self, requests: list[BeginPush]) -> None:
+        def follow() -> None:
+            self._check_version(requests[0])  # an update may have run since it was asked
+            exhaust(self._backend.export_weights())
+
+        await self._compute(follow)
 
     async def _begin_export(self, requests: list[BeginPush]) -> None:
+        def begin() -> PushSource:
+            self._check_version(requests[0])  # an update may have run since it was asked
+            return PushSource(self._backend, self._memory, self._compute, requests[0])
+
+        await self._close_push()
+        self._push = await self._compute(begin)
+
+    async def _close_push(self) -> None:
         before, self._push = self._push, None
         if before is not None:
             await before.close()
-        self._push = await self._compute(
-            PushSource, self._backend, self._memory, self._compute, requests[0]
-        )
 
     def _source(self, request: PlanRequest | BucketRequest) -> PushSource:
         if self._push is None or self._push.key != (request.version, request.attempt):

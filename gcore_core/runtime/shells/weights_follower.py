@@ -73,21 +73,23 @@ class WeightsFollower:
     async def restore(self, version: int, progress: Callable[[], None]) -> None:
         """Has a push of its own: this process was started after the push of these weights.
 
-        The trainer is idle in a rollout. Where another generator's push takes the place of this
-        one's, it is begun anew.
+        Where another generator's push, or an update, takes the place of this one's, it is begun
+        anew. The trainer is idle in a rollout, and holds ``version``; where generation runs ahead
+        it trains meanwhile, and then holds the next one.
         """
+        ranks = [self._network.peer(name) for name in self._trainers]
+        wanted = version
         async with self.restoring:
             for attempt in range(PATIENT.tries):
                 if self._backend.version >= version:
                     return
-                begun = BeginPush(version, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt)
-                ranks = map(self._network.peer, self._trainers)
-                await asyncio.gather(*(insist(rank, PUSH_BEGIN, begun) for rank in ranks))
+                begun = BeginPush(wanted, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt)
+                pulled = PullWeights(wanted, 0, self._trainers[0], begun.attempt)
                 try:
-                    await self.pull(
-                        PullWeights(version, 0, self._trainers[0], begun.attempt), progress
-                    )
+                    await asyncio.gather(*(insist(rank, PUSH_BEGIN, begun) for rank in ranks))
+                    await self.pull(pulled, progress)
                 except (ContractError, WeightMismatch):
                     if attempt == PATIENT.tries - 1:
                         raise
+                    wanted = version + 1 if wanted == version else version
                     await asyncio.sleep(PATIENT.pause_s(attempt))
