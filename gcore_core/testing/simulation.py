@@ -26,7 +26,7 @@ from gcore_core.contract.placement import Device, Need
 from gcore_core.contract.records import TRAINED, StepReport
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.context import make_context
+from gcore_core.controllers.context import ControllerContext, make_context
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
@@ -52,6 +52,7 @@ from gcore_core.testing.fake_judge import FakeAsker
 from gcore_core.testing.faults import Faults, LastingService, Life, MortalService
 
 T = TypeVar("T")
+Program = Callable[[SyncConfig, ControllerContext], SynchronousController]
 SECRET = b"secret of a simulated run"
 #: A role that gives a column, and the column.
 TEACHER, TEACHER_COLUMN = "teacher", "teacher_logp"
@@ -246,7 +247,12 @@ def _checked(records: list[TrainRecord]) -> list[TrainRecord]:
     return records
 
 
-async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = None) -> Outcome:
+async def simulate(
+    job: SimulatedJob,
+    store: Path,
+    weather: Weather | None = None,
+    program: Program = SynchronousController,
+) -> Outcome:
     """Runs a job of fakes to its end. ``store``: an empty directory for slabs."""
     network, outcome = InlineNetwork(weather), Outcome()
     spill = store.with_name(f"{store.name}-spill")
@@ -263,7 +269,7 @@ async def simulate(job: SimulatedJob, store: Path, weather: Weather | None = Non
         await weather.begin(network, births, lambda life: slabs.ended(f"{life.name}-{life.number}"))
     for name, birth in births.items():
         await network.view(name).serve(name, birth(Life(name, 0)))
-    controllers = [_controller(network, job, shard) for shard in range(job.shards)]
+    controllers = [_controller(network, job, shard, program) for shard in range(job.shards)]
     for controller in controllers:
         _witness(controller, outcome)
     await asyncio.gather(*(controller.run() for controller in controllers))
@@ -411,7 +417,9 @@ def _never(code: int) -> None:
     raise AssertionError("a scorer gave up although nothing hangs")
 
 
-def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> SynchronousController:
+def _controller(
+    network: InlineNetwork, job: SimulatedJob, shard: int, program: Program
+) -> SynchronousController:
     facts = JobFacts(
         run=Run(steps=job.steps, seed=job.seed, deterministic=job.deterministic),
         evaluation=Evaluation(prompts=job.evaluate_prompts, show=0),
@@ -451,7 +459,7 @@ def _controller(network: InlineNetwork, job: SimulatedJob, shard: int) -> Synchr
         max_rounds=job.max_rounds,
         push_bucket_bytes=1,
     )  # one tensor a bucket
-    return SynchronousController(config, context)
+    return program(config, context)
 
 
 def _placement(job: SimulatedJob) -> PlacementFacts | None:

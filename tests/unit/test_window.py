@@ -1,0 +1,152 @@
+"""The window: what a step program sees of producing groups, with nothing ahead and with a step
+ahead of training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gcore_core.contract.errors import ContractError
+from gcore_core.controllers.checkpointing import unless
+from gcore_core.controllers.synchronous import SynchronousController
+from gcore_core.controllers.window import Taken
+from gcore_core.testing.faults import FAULTS, Faults
+from gcore_core.testing.simulation import (
+    Outcome,
+    SimulatedJob,
+    Storm,
+    run_virtual,
+    simulate,
+    violations,
+)
+
+JOB = SimulatedJob(
+    shards=1, replicas=2, ranks=2, steps=4, prompts=4, samples=2, evaluate_prompts=2, scorers=1
+)
+VARIED = "gcore_core.builtin.filters:Varied"
+
+
+class OneStepAhead(SynchronousController):
+    """Draws the next step while it trains on this one."""
+
+    async def step(self, step: int) -> bool:
+        facts, stopping = self._context.facts, self._context.stopping
+        taken = await unless(stopping, self._window.take(step))
+        last = step + 1 == facts.run.steps
+        if not last:
+            self._window.produce(step + 1, least=step)
+        plan = await self._training.balance(step, taken.groups)
+        scalars = await self._training.prepare(step, taken.groups, plan)
+        advantages = await self._training.advantages(taken.groups, scalars)
+        metrics = await self._training.train(step, advantages, plan)
+        await self._checkpointing.carry(step + 1, taken.carried)
+        await self._window.drain()
+        await self._placement.decide(step + 1, taken.oldest)
+        await self._publishing.publish(step + 1, taken.oldest)
+        verdicts = self._window.commit(taken)
+        assert self._window.state()["ledger"]["next_ordinal"] == taken.next_ordinal
+        evaluated = await self._evaluation.at(step + 1, last)
+        summary = self._reporting.summary(taken.groups, taken.counts, verdicts, evaluated)
+        await self._reporting.end(step + 1, summary, metrics, self._window.state()["ledger"])
+        return last
+
+
+def ahead(directory: Path, job: SimulatedJob, weather: Any = None) -> Outcome:
+    return run_virtual(simulate(job, directory / "store", weather, OneStepAhead))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return ahead(tmp_path_factory.mktemp("calm"), JOB)
+
+
+def test_a_step_ahead_is_sampled_by_the_weights_before_and_declared_stale(calm: Outcome) -> None:
+    ordinals = [{ordinal for ordinal, _, _ in batch} for batch in calm.batches]
+    assert ordinals == [set(range(4 * step, 4 * step + 4)) for step in range(4)]
+    assert calm.stale == [set(), *ordinals[1:]]
+
+
+@pytest.mark.parametrize("storm", range(12))
+def test_in_any_weather_a_step_ahead_gives_the_calm_run(
+    storm: int, calm: Outcome, tmp_path: Path
+) -> None:
+    job = replace(JOB, shards=1 + storm % 4, replicas=1 + storm // 4)
+    outcome = ahead(tmp_path, job, Storm(storm))
+    assert outcome.batches == calm.batches
+    assert outcome.stale == calm.stale
+    assert outcome.logits == calm.logits
+    assert outcome.ledger == calm.ledger
+
+
+def test_drawing_beside_training_takes_less_time(tmp_path: Path) -> None:
+    seconds = {SynchronousController: 0.0, OneStepAhead: 0.0}
+    for seed in range(4):
+        for program in seconds:
+            store = tmp_path / f"{seed}{program.__name__}" / "store"
+            store.parent.mkdir()
+            run = simulate(replace(JOB, shards=2, evaluate_prompts=0), store, Storm(seed), program)
+            seconds[program] += run_virtual(run).virtual_s
+    assert seconds[OneStepAhead] < 0.9 * seconds[SynchronousController]
+
+
+@pytest.mark.parametrize("takes_stale", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_step_ahead_takes_every_ordinal_once_where_groups_are_left_over(
+    shards: int, takes_stale: bool, tmp_path: Path
+) -> None:
+    job = replace(JOB, shards=shards, prompts=6, steps=6, filter=VARIED, takes_stale=takes_stale)
+    outcome = ahead(tmp_path, job, Storm(shards))
+    surplus = sum(report.metrics.get("groups/surplus", 0) for report in outcome.reports)
+    assert surplus, "nothing was left over: this tests nothing"
+    consumed = outcome.ledger["next_ordinal"]
+    assert sorted(ordinal for _, ordinal in outcome.verdicts) == list(range(consumed))
+    taken = [sorted({ordinal for ordinal, _, _ in batch}) for batch in outcome.batches]
+    assert all(len(step) == 6 for step in taken)
+    assert sum(taken, []) == sorted({ordinal for step in taken for ordinal in step})
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_generators_that_die_beside_training_lose_and_repeat_nothing(
+    block: int, calm: Outcome, tmp_path: Path
+) -> None:
+    """One that is born while the trainer updates its weights gets those of before or of after, so
+    what it draws again may differ from the calm run.
+    """
+    hit = set()
+    for seed in range(30 * block, 30 * block + 30):
+        weather = Faults(seed, kills=0.01)
+        job = replace(JOB, shards=1 + seed % 3, takes_stale=True)
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        outcome = ahead(directory, job, weather)
+        assert not violations(outcome, calm, weather, job), f"seed {seed}"
+        hit |= {fault for _, _, fault in weather.hits}
+    assert hit == set(FAULTS)
+
+
+class Misuse(SynchronousController):
+    """Asks the window for what it does not do."""
+
+    async def run(self) -> None:
+        await self._publishing.publish(0, 0)
+        await self._window.drain()  # nothing runs ahead: returns at once
+        self._window.produce(0, least=0)
+        with pytest.raises(ContractError, match="producing step 1: step 0 runs ahead already"):
+            self._window.produce(1, least=0)
+        with pytest.raises(ContractError, match="taking step 1: step 0 runs ahead"):
+            await self._window.take(1)
+        await self._window.drain()
+        taken: Taken = await self._window.take(0)
+        assert [group[0].ordinal for group in taken.groups] == [0, 1, 2, 3]
+        assert (taken.next_ordinal, taken.oldest, taken.carried) == (4, 1, [])
+        assert self._window.state()["ledger"]["next_ordinal"] == 0, "it is not committed"
+        assert set(self._window.commit(taken)) == {0, 1, 2, 3}
+        assert self._window.state() == taken.state
+
+
+def test_one_step_runs_ahead_and_is_taken_before_another(tmp_path: Path) -> None:
+    run_virtual(simulate(JOB, tmp_path / "store", None, Misuse))
