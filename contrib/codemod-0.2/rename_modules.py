@@ -82,9 +82,11 @@ MODULES = {
     "cli.host_memory": "run.host_memory",
     "cli.devices": "run.devices",
     # step programs
-    "ledger": "controllers.ledger",
+    "ledger": "controllers.window.ledger",
     "oversampling": "controllers.keep_rate",
-    "controllers.quota": "controllers.dynamic_sampling",
+    "controllers.quota": "controllers.window.dynamic_sampling",
+    "controllers.rollout": "controllers.window.drawing",
+    "controllers.scoring": "controllers.window.scoring",
     "controllers.weighing": "controllers.reward_weights",
     "controllers.stopping": "controllers.checkpointing",
     "controllers.moving": "controllers.placement.lead",

@@ -1,3 +1,34 @@
-"""The step programs. They know no backend and no algorithm; they hold headers and forward
-references.
+"""Step programs, and the kit that they are made of. They know no backend and no algorithm; they
+hold headers and forward references.
+
+A step program is a class with an async ``run()``, made from its config and a ``ControllerContext``.
+Every shard runs the same program over its own groups and calls the same parts in the same order;
+shard 0 is the lead. ``synchronous.SynchronousController`` shows the order on one screen. The parts:
+
+    context        ControllerContext: facts of the job, peers, agreements, algorithms
+    placement      PlacementShard: who is awake in a rollout
+    window         Window: groups from their leases to their verdicts; a step takes them
+    training       Training: balance, preparation, advantages, update
+    publishing     Publishing: pushes weights to the generators
+    evaluation     Evaluation: held-out prompts under a version of the weights
+    checkpointing  Checkpointing: saves, and ``unless``, which ends work when the run is to stop
+    reporting      Reporting: a step in numbers
+    tracing        Stopwatch: the seconds of a step's stages
+
+A program that draws the next step while it trains on this one differs from the synchronous one in
+two lines. It takes a step, begins the next and trains; before it pushes, it waits until no sample
+is in flight:
+
+    taken = await window.take(step)
+    window.produce(step + 1, least=step)
+    ...  # balance, prepare, advantages, train
+    await window.drain()
+    await placement.decide(step + 1, taken.oldest)
+    await publishing.publish(step + 1, taken.oldest)
+    window.commit(taken)
+
+What is drawn so has been begun by older weights than the step that trains on it: it is stale to
+the trainer, which then does not compare its log-probs with its own, and the objective must correct
+for it. A step ahead needs generators with memory of their own, which do not rest while the trainer
+works, and rollouts in which no placement policy moves devices.
 """

@@ -21,9 +21,21 @@ from gcore_core.runtime.worker_settings import JobFacts
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerContext:
-    """What one shard of a step program is given.
+    """What a step program is made with.
 
-    chosen_advantage: None where the program needs none and none is chosen.
+    facts: of the job, the same for every shard but its number.
+    traffic: counts what this process sends and receives.
+    trace: where the times of records and stages go.
+    agree: agreements with the other shards; ``agree.scope(name)`` for a task beside others.
+    supervisor: it shows reports and commits checkpoints.
+    replicas: the policy's generators, in order.
+    ranks: the workers of each data-parallel rank of the policy's trainer.
+    scorers: each with the rewards that it hosts.
+    advantage, filter, balancer: the algorithms of the job.
+    chosen_advantage: none where the program needs none and none is chosen.
+    judges: generator role that rewards ask -> its replicas.
+    annotators: role that gives columns -> its workers.
+    placement: the policy that moves devices between generators; none where nothing moves.
     stopping: set in the lead when the run is to end early, its state saved.
     """
 
