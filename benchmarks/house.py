@@ -1,0 +1,314 @@
+"""How the code reads, from the code itself: density, layers, types.
+
+Without bars, since a formatter alone moves them: AST nodes a line of code, tuple assignments among
+assignments, own-line comments for 100 lines of code. Of the core, and of all distributions.
+
+With bars, all 0:
+
+import_circles                  modules of the core that import each other in a circle
+contract_imports_of_ours        imports of the project by ``gcore_core.contract`` outside itself
+contract_words_never_called     words of the contract that nothing in the core calls
+endpoints_named_by_string       calls and services that name a declared endpoint by a string
+mypy_errors_all_distributions   errors of ``mypy --strict`` over the core and every plugin
+modules_plugins_import_outside_contract_and_kit
+                                modules of the core that plugins import and that are not public
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from report import Claim, add_options, publish
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTRACT = "gcore_core.contract"
+#: What a plugin may import of the core, besides ``hookimpl``; the docstring of kits says for what.
+PUBLIC = (CONTRACT, "gcore_core.controllers", "gcore_core.kits", "gcore_core.testing")
+
+
+@dataclass(frozen=True)
+class Text:
+    """Counts of some files. code: lines that are neither empty, comment nor docstring."""
+
+    code: int
+    nodes: int
+    assignments: int
+    tuple_assignments: int
+    own_line_comments: int
+
+
+@dataclass(frozen=True)
+class Import:
+    """``module`` imports ``target``. on_load: when it is itself imported, and not for types."""
+
+    module: str
+    target: str
+    on_load: bool
+
+
+def packages() -> list[Path]:
+    """The package of the core and of every plugin."""
+    inits = sorted(ROOT.glob("plugins/*/gcore_*/__init__.py"))
+    return [ROOT / "gcore_core", *(file.parent for file in inits)]
+
+
+def files_of(folders: Iterable[Path]) -> list[Path]:
+    return sorted(file for folder in folders for file in folder.rglob("*.py"))
+
+
+def module_name(file: Path, package: Path) -> str:
+    """``gcore_core.cli`` of gcore_core/cli/__init__.py."""
+    parts = file.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# -- how dense the text is -------------------------------------------------------------------------
+
+
+def read_text(files: Iterable[Path]) -> Text:
+    """Counts over all of ``files``."""
+    code = nodes = assignments = tuple_assignments = comments = 0
+    for file in files:
+        source = file.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        documented = docstring_lines(tree)
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        own_line = {t.start[0] for t in tokens if is_own_line_comment(t)}
+        blank = {number for number, line in enumerate(source.splitlines(), 1) if not line.strip()}
+        lines = set(range(1, len(source.splitlines()) + 1))
+        code += len(lines - documented - own_line - blank)
+        comments += len(own_line)
+        for node in ast.walk(tree):
+            nodes += isinstance(node, ast.stmt | ast.expr)
+            if isinstance(node, ast.Assign):
+                assignments += 1
+                tuple_assignments += is_tuple_assignment(node)
+    return Text(
+        code=code,
+        nodes=nodes,
+        assignments=assignments,
+        tuple_assignments=tuple_assignments,
+        own_line_comments=comments,
+    )
+
+
+def docstring_lines(tree: ast.AST) -> set[int]:
+    """Lines of texts that stand alone: docstrings, and the help under a field."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if alone and isinstance(node.value.value, str):
+            lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def is_own_line_comment(token: tokenize.TokenInfo) -> bool:
+    return token.type == tokenize.COMMENT and token.line.lstrip().startswith("#")
+
+
+def is_tuple_assignment(node: ast.Assign) -> bool:
+    """``a, b = x, y``: several values under several names in one statement."""
+    return isinstance(node.value, ast.Tuple) and any(
+        isinstance(target, ast.Tuple) for target in node.targets
+    )
+
+
+# -- who imports whom ------------------------------------------------------------------------------
+
+
+def imports_of(file: Path, package: Path, modules: frozenset[str]) -> Iterator[Import]:
+    """Every import of a file. ``from package import module`` names the module."""
+    module = module_name(file, package)
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    later = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types(node)
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            targets = [name if name in modules else node.module for name in inner]
+        else:
+            continue
+        for target in targets:
+            yield Import(module, target, node not in later)
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def circles(imports: Iterable[Import], modules: frozenset[str]) -> list[str]:
+    """Modules that are in a circle of imports, or that lead to one."""
+    edges: dict[str, set[str]] = {}
+    for item in imports:
+        if item.on_load and item.target in modules and item.target != item.module:
+            edges.setdefault(item.module, set()).add(item.target)
+    # Whatever imports nothing that is left is in no circle; take it away until nothing changes.
+    while True:
+        free = [module for module, targets in edges.items() if not targets & edges.keys()]
+        if not free:
+            return sorted(edges)
+        for module in free:
+            del edges[module]
+
+
+def is_within(module: str, folder: str) -> bool:
+    return module == folder or module.startswith(folder + ".")
+
+
+def is_public(module: str) -> bool:
+    """Whether a plugin may import this module of the core."""
+    return module == "gcore_core" or any(is_within(module, folder) for folder in PUBLIC)
+
+
+# -- what is checked elsewhere ---------------------------------------------------------------------
+
+
+def endpoints_by_string(files: Sequence[Path]) -> list[str]:
+    """Where a call of a peer, or a service, names a declared endpoint by a string."""
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    names = {
+        text
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and called_name(node).endswith("Endpoint")
+        for text in strings(node.args[:1])
+    }
+    if not names:
+        raise RuntimeError("no endpoint is declared, so nothing was looked at")
+    return [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and names & set(endpoint_words(node))
+    ]
+
+
+def endpoint_words(node: ast.Call) -> list[str]:
+    """Strings that stand where a peer's call, or a service, takes an endpoint."""
+    if called_name(node) in ("add", "call", "insist", "relay", "stream"):
+        return strings(node.args)
+    return []
+
+
+def called_name(node: ast.Call) -> str:
+    """``call`` of ``peer.call(...)``, ``Service`` of ``Service(...)``."""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def strings(nodes: Iterable[ast.expr | None]) -> list[str]:
+    return [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def mypy_errors() -> int:
+    """Raises RuntimeError when mypy says neither that there are none nor how many."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    found = re.match(r"Found (\d+) error", last)
+    if found:
+        return int(found[1])
+    if not last.startswith("Success"):
+        raise RuntimeError(f"mypy: {done.stdout}{done.stderr}")
+    return 0
+
+
+def contract_words_never_called() -> int | None:
+    """By the checker of the architecture tests; None where there is none."""
+    file = ROOT / "tests/architecture/contract_words.py"
+    spec = importlib.util.spec_from_file_location("contract_words", file)
+    if not file.exists() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return len(module.never_called())
+
+
+# -- all together ----------------------------------------------------------------------------------
+
+
+def density(name: str, text: Text) -> list[Claim]:
+    share = 100 * text.tuple_assignments / text.assignments
+    comments = 100 * text.own_line_comments / text.code
+    return [
+        Claim(f"{name}_code_lines", text.code, "lines"),
+        Claim(f"{name}_nodes_per_line", text.nodes / text.code, "AST nodes"),
+        Claim(f"{name}_tuple_assignments", share, "% of assignments"),
+        Claim(f"{name}_own_line_comments", comments, "per 100 lines"),
+    ]
+
+
+def none_of(name: str, count: int) -> Claim:
+    return Claim(name, count, "found", bar=0, op="<=")
+
+
+def structure() -> list[Claim]:
+    core, *plugins = packages()
+    modules = frozenset(module_name(file, core) for file in files_of([core]))
+    inner = [item for file in files_of([core]) for item in imports_of(file, core, modules)]
+    outward = {
+        (item.module, item.target)
+        for item in inner
+        if is_within(item.module, CONTRACT)
+        and is_within(item.target, "gcore_core")
+        and not is_within(item.target, CONTRACT)
+    }
+    private = {
+        item.target
+        for package in plugins
+        for file in files_of([package])
+        for item in imports_of(file, package, modules)
+        if is_within(item.target, "gcore_core") and not is_public(item.target)
+    }
+    for target in sorted(private):
+        print(f"not public, and imported by a plugin: {target}", file=sys.stderr)
+    return [
+        none_of("import_circles", len(circles(inner, modules))),
+        none_of("contract_imports_of_ours", len(outward)),
+        none_of("modules_plugins_import_outside_contract_and_kit", len(private)),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="How the code reads, from the code itself.")
+    add_options(parser)
+    args = parser.parse_args()
+    everything = files_of(packages())
+    claims = [
+        *density("core", read_text(files_of([ROOT / "gcore_core"]))),
+        *density("all", read_text(everything)),
+        *structure(),
+        none_of("endpoints_named_by_string", len(endpoints_by_string(everything))),
+        none_of("mypy_errors_all_distributions", mypy_errors()),
+    ]
+    hollow = contract_words_never_called()
+    if hollow is not None:
+        claims.append(none_of("contract_words_never_called", hollow))
+    return publish("house", claims, args, ["gcore-core", "mypy"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
