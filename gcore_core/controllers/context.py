@@ -31,8 +31,8 @@ class ControllerContext:
     replicas: the policy's generators, in order.
     ranks: the workers of each data-parallel rank of the policy's trainer.
     scorers: each with the rewards that it hosts.
-    advantage, filter, balancer: the algorithms of the job.
-    chosen_advantage: none where the program needs none and none is chosen.
+    chosen_advantage: None where the program needs none and none is chosen; else ``advantage``.
+    filter, balancer: the job's other algorithms.
     judges: generator role that rewards ask -> its replicas.
     annotators: role that gives columns -> its workers.
     placement: the policy that moves devices between generators; none where nothing moves.

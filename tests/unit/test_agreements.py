@@ -82,7 +82,10 @@ async def test_all_but_the_lead_ask_it_with_one_call() -> None:
     peer, asked = await middle(2), list[tuple[int, str]]()
 
     async def counted(
-        peer: Peer, endpoint: Endpoint[Request, Reply], request: Request, deadline_s: float
+        peer: Peer,
+        endpoint: Endpoint[Request, Reply],
+        request: Request,
+        deadline_s: float | None = None,
     ) -> Reply:
         assert isinstance(request, Agreement)
         asked.append((request.shard, endpoint.name))
