@@ -13,8 +13,15 @@ from gcore_core.contract.questions import Sampler
 class WorkerContext:
     """What a backend learns about its place in the job when its factory is called.
 
-    model: the role's ``model:`` mapping, ``path`` already resolved. devices: indexes of the devices
-        placement gave it.
+    role: its name in the job, or that of the scorer worker.
+    rank, ranks: which worker of the role this is, and how many there are.
+    seed: of the run.
+    deterministic: whether the run is to repeat bit for bit.
+    steps: how many the run makes.
+    updates_per_step: optimizer updates of one step.
+    engine: the role's ``engine:`` mapping, which the plugin hands to its engine unread.
+    model: the role's ``model:`` mapping, ``path`` already resolved.
+    devices: indexes of the devices that placement gave it.
     rendezvous: an existing private directory in which the ranks of one role may meet (a file
         store); empty when alone.
     parts: factories the backend needs besides its own (a trainer's "objective", "advantage"),

@@ -9,10 +9,13 @@ from gcore_core.contract.records import Prompt
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Rows of prompts. Opened in every worker that reads it and in the supervisor, never in a
-    controller.
+    """Rows of prompts, the same in every process that opens it.
+
+    It is opened in the supervisor and in every worker that reads prompts, never in a controller.
     """
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many rows there are."""
 
-    def __getitem__(self, row: int) -> Prompt: ...
+    def __getitem__(self, row: int) -> Prompt:
+        """The prompt of a row, 0 to ``len - 1``. Raises DataError for a row that is malformed."""

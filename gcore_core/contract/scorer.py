@@ -15,8 +15,15 @@ REASON_CHARACTERS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRecord:
-    """What a scorer sees of a record. text: the completion. media: of ``Finished``; refs: theirs,
-    for ``Question``.
+    """What a scorer sees of a record.
+
+    ordinal, sample: name it; records of one ordinal have one prompt.
+    prompt: the row of the dataset.
+    text: the completion; "" where actions are no tokens.
+    status: how it ended, as in its header.
+    columns: as listed in ``gcore_core.contract.records``.
+    media: ``Finished.media`` of its generator.
+    refs: name -> where a medium lies, to show it in a ``Question``.
     """
 
     ordinal: int
@@ -31,8 +38,11 @@ class ScoredRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A finite ``value`` with status "ok", or no value and why. A failed reward is a status, never
-    a number.
+    """What a reward says of a record. A failed reward is a status, never a number.
+
+    value: finite, with status "ok"; None with any other.
+    status: "ok", "failed", "timeout" or "skipped".
+    reason: why there is no value.
     """
 
     value: float | None
@@ -42,9 +52,12 @@ class Score:
 
 @runtime_checkable
 class Scorer(Protocol):
+    """Gives records their values of one reward. Calls come one at a time from one thread."""
+
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        """One score per record, in order. Calls come one at a time from one thread.
-        Of a provider of level "group" the records are those of whole groups, neighbours by ordinal.
+        """One score per record, in order.
+
+        records: of a provider of level "group", those of whole groups, neighbours by ordinal.
         """
 
 

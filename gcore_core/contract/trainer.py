@@ -21,7 +21,7 @@ class TrainRecord:
     minibatch: in which update of an epoch it trains.
     columns: as listed in ``gcore_core.contract.records``.
     media: ``Finished.media`` of its generator.
-    fresh: whether this step's weights sampled all of it.
+    fresh: whether this step's weights sampled it.
     """
 
     ordinal: int
@@ -39,7 +39,7 @@ class Trainer(Protocol):
 
     Records come sorted by (ordinal, sample). A rank may get none.
 
-    version: of the weights that it holds; 0 before the first step.
+    version: of the weights that it holds.
     """
 
     version: int
@@ -81,9 +81,7 @@ class Trainer(Protocol):
         """Everything needed to continue, in a format that other numbers of ranks can load."""
 
     def load(self, directory: Path) -> None:
-        """Continues from what ``save`` wrote, also with another number of ranks. Raises
-        CheckpointError or DataError for a directory that it cannot read.
-        """
+        """Continues from what ``save`` wrote, also with another number of ranks."""
 
     def save_pretrained(self, directory: Path) -> None:
         """Weights and tokenizer in Hugging Face layout (safetensors)."""

@@ -24,8 +24,17 @@ Offers = dict[str, list[str]]
 
 
 class Bucket(msgspec.Struct, array_like=True):
-    """Some whole tensors, one after the other, from ``offset`` of a memory: that of ``path``,
-    unless another transport says by ``handle`` where it is. ``last`` ends the push.
+    """Some whole tensors of a push, one after the other in one memory.
+
+    version: of the weights that the push brings.
+    index: 0 for the push's first bucket.
+    path: the file in shared memory that holds them, unless ``transport`` is another one.
+    offset: where in the memory the first tensor begins, in bytes.
+    tensors: which they are, in order.
+    digests: of each tensor, xxh3-64, or what its transport takes in place of it.
+    last: whether it ends the push.
+    transport: how the bytes travel.
+    handle: of other transports, where the memory is: plain fields, encoded.
     """
 
     version: int
@@ -33,15 +42,17 @@ class Bucket(msgspec.Struct, array_like=True):
     path: str
     offset: int
     tensors: list[TensorSpec]
-    digests: list[int]  # of each tensor: xxh3-64, or what its transport takes in place of it
+    digests: list[int]
     last: bool
     transport: str = SHM
     handle: bytes = b""
 
 
 class WeightWriter(Protocol):
-    """The sending half of one push. ``handle``: what receivers need to find the memory; plain
-    fields, encoded.
+    """The sending half of one push.
+
+    transport: its name, as in ``Offers``.
+    handle: what receivers need to find the memory; plain fields, encoded.
     """
 
     transport: str
@@ -101,10 +112,14 @@ class SendsDevice(Protocol):
 class ReceivesDevice(Protocol):
     """Capability "weights.device" of a generator."""
 
-    def push_offers(self) -> Offers: ...
+    def push_offers(self) -> Offers:
+        """The transports that it can use now, each with words that the trainer's backend reads."""
 
     def push_reader(self, transport: str, receiver: int) -> WeightReader:
-        """receiver: this generator's number in the push, from 0."""
+        """The receiving half of a push that goes by ``transport``.
+
+        receiver: this generator's number in the push, from 0.
+        """
 
 
 def verified(
