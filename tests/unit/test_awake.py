@@ -1,0 +1,60 @@
+"""Who is awake is a value with a version: those who are asked later hear of the newest one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gcore_core.contract.errors import WorkerDied
+from gcore_core.controllers.placement.lead import Awake
+from gcore_core.runtime.messages import SCORE, ScoreRequest
+from gcore_core.runtime.rpc.retry import insist_anew
+from gcore_core.runtime.shells.role_sampler import RoleSampler
+
+
+def test_judges_are_the_roles_besides_the_policys_generator() -> None:
+    awake = Awake(version=1, replicas={"rollout": [0, 1], "judge": [1]}, in_turns=False)
+    assert awake.judges() == {"judge": [1]}
+
+
+def test_what_is_awake_is_replaced_and_never_changed() -> None:
+    awake = Awake(version=1, replicas={"rollout": [0]}, in_turns=False)
+    with pytest.raises(AttributeError):
+        awake.replicas = {}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("heard", "asked"),
+    [
+        ([(1, [0]), (2, [1])], [1]),
+        ([(2, [1]), (1, [0])], [1]),  # overtaken by the newer one
+        ([(2, [1]), (2, [0])], [0]),  # the same version says the same, whoever tells it
+    ],
+)
+def test_a_scorer_follows_the_newest_version_that_it_has_heard(
+    heard: list[tuple[int, list[int]]], asked: list[int]
+) -> None:
+    replicas: list[Any] = [object(), object()]
+    sampler = RoleSampler("judge", replicas, lambda: None)
+    for version, awake in heard:
+        sampler.route(awake, version)
+    assert sampler._awake == asked
+
+
+async def test_a_request_that_is_sent_again_names_those_who_are_awake_by_then() -> None:
+    versions = iter([3, 4])
+    sent: list[int] = []
+
+    class Lossy:
+        name = "scorer.0"
+
+        async def call(self, endpoint: object, request: ScoreRequest, **_: object) -> list[object]:
+            sent.append(request.awake_version)
+            if len(sent) == 1:
+                raise WorkerDied("the connection broke")
+            return []
+
+    peer: Any = Lossy()
+    await insist_anew(peer, SCORE, lambda: ScoreRequest("train", [], awake_version=next(versions)))
+    assert sent == [3, 4]
