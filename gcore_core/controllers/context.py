@@ -13,6 +13,8 @@ from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.launching import Network, Peer, Traffic
 from gcore_core.contract.placement import PlacementPolicy
+from gcore_core.contract.plugin_code import PluginCode
+from gcore_core.controllers.algorithm_answers import advantage_code, balancer_code, filter_code
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
@@ -65,6 +67,19 @@ class ControllerContext:
                 todo='add "advantage" to parts of its ControllerProvider',
             )
         return self.chosen_advantage
+
+    @property
+    def advantage_code(self) -> PluginCode:
+        """What errors say of the advantage; those of filter and balancer follow."""
+        return advantage_code(self.advantage, self.facts.providers.get("advantage", ""))
+
+    @property
+    def filter_code(self) -> PluginCode:
+        return filter_code(self.filter, self.facts.providers.get("filter", ""))
+
+    @property
+    def balancer_code(self) -> PluginCode:
+        return balancer_code(self.balancer, self.facts.providers.get("balance", ""))
 
     @property
     def trainers(self) -> list[Peer]:

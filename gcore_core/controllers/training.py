@@ -13,10 +13,18 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract.algorithms import Balancer, GroupScalars, KeepsCosts, LearnsCosts, Work
-from gcore_core.contract.errors import ContractError, TrainingError, WeightMismatch
+from gcore_core.contract.errors import TrainingError, WeightMismatch
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.order import step_seed
+from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import Assignment, Facts, Header, Ref
+from gcore_core.controllers.algorithm_answers import (
+    advantages_of,
+    balancer_code,
+    costs_of,
+    split_of,
+    statistics_of,
+)
 from gcore_core.controllers.annotating import annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -82,6 +90,7 @@ class Training:
                 self._config.minibatches,
                 step_seed(self._context.facts.run.seed, step),
                 self._context.balancer,
+                self._context.balancer_code,
             )
             plan = self._drawn.plan
             return [
@@ -131,10 +140,11 @@ class Training:
             self._scalars(group, rewards_of(group, rewards, totals), names, scalars)
             for group in groups
         ]
-        shared = np.asarray(advantage.statistics(told), np.float64)
+        code = self._context.advantage_code
+        shared = statistics_of(code, advantage, told)
         if shared.size:
             shared = await self._context.agree.sum("statistics", shared)
-        values = advantage.of(told, shared)
+        values = advantages_of(code, advantage, told, shared)
         return {
             header.key: float(value)
             for group, row in zip(groups, values, strict=True)
@@ -208,7 +218,8 @@ class Training:
         found["balance_achieved"] = most_over_mean(busy_s)
         # measured time never repeats, so a run that is to repeat may not plan by it
         if isinstance(balancer, LearnsCosts) and not self._context.facts.run.deterministic:
-            r2 = balancer.observe(drawn.loads, busy_s)
+            code = self._context.balancer_code
+            r2 = code.call(balancer.observe, drawn.loads, busy_s)
             found |= {} if r2 is None else {"balance_r2": r2}
         return found
 
@@ -228,7 +239,12 @@ def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:
 
 
 def draw_plan(
-    facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer
+    facts: list[Facts],
+    ranks: int,
+    minibatches: int,
+    seed: int,
+    balancer: Balancer,
+    code: PluginCode | None = None,
 ) -> Drawn:
     """Minibatches by seed over whole groups, so that a prompt is encoded once; inside each, ranks
     by the balancer.
@@ -236,7 +252,11 @@ def draw_plan(
     Never by length: a length that decides the update in which a record takes part would bias the
     gradient. So a balancer is asked about one minibatch at a time, and cannot move a record to
     another.
+
+    code: what errors say of the balancer; without it they name its class.
     """
+    if code is None:
+        code = balancer_code(balancer)
     if not facts:
         raise TrainingError(
             "no group was left to train on",
@@ -255,16 +275,8 @@ def draw_plan(
     imbalances = []
     for minibatch, groups in enumerate(np.array_split(drawn, minibatches)):
         mine = np.flatnonzero(np.isin(work.group, groups))
-        bins, costs = balancer.split(work.take(mine), ranks), balancer.costs(work.take(mine))
-        if len(bins) != ranks or sorted(i for part in bins for i in part) != list(range(len(mine))):
-            raise ContractError(
-                (
-                    f"{type(balancer).__name__} did not put each of {len(mine)} records on one of "
-                    f"{ranks} ranks"
-                ),
-                where="balance.use",
-                todo="ask its author; its contract is gcore_core.testing.BalancerContract",
-            )
+        bins = split_of(code, balancer, work.take(mine), ranks)
+        costs = costs_of(code, balancer, work.take(mine))
         minibatch_of[mine] = minibatch
         for rank, indexes in enumerate(bins):
             rank_of[mine[indexes]] = rank

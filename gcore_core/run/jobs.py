@@ -34,6 +34,8 @@ from gcore_core.runtime.worker_settings import (
     TrainerSettings,
 )
 
+#: Sections of the job that choose what a controller calls.
+ALGORITHMS = ("advantage", "filter", "balance")
 #: How often a worker that was killed, or gives itself up for a timeout, is started again.
 RESTARTS = {"scorer": 1000, "generator": 100, "annotator": 100}
 #: Makes what a controller is given. By name, because a run and its controllers know each other only
@@ -178,7 +180,7 @@ def _last_ordinal(job: Job) -> int:
 
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     moves = ["placement"] if job.placed.moves else []
-    factories = _chosen(job, "controller", "advantage", "filter", "balance", *moves)
+    factories = _chosen(job, "controller", *ALGORITHMS, *moves)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
     return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, shard))
 
@@ -203,6 +205,11 @@ def _facts(job: Job, shard: int) -> JobFacts:
             for worker, rewards in job.scorers().items()
         },
         rewards=settings.rewards,
+        providers={
+            name: job.plan.provided[name].reference
+            for name in ALGORITHMS
+            if name in job.plan.provided
+        },
         of_groups=[name for name in settings.rewards if _is_of_groups(job, name)],
         evaluation=settings.evaluation,
         checkpoint=settings.checkpoint,

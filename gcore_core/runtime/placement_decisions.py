@@ -7,7 +7,6 @@ one, before anybody acts on it: with the provider's name and the contract that i
 from __future__ import annotations
 
 import math
-import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
@@ -24,6 +23,7 @@ from gcore_core.contract.placement import (
     PlacementPolicy,
     Window,
 )
+from gcore_core.contract.plugin_code import line_of
 
 #: Role -> indexes of the devices on which it has an engine.
 Engines = Mapping[str, Collection[int]]
@@ -48,10 +48,8 @@ def ask_policy(
     except PlacementError:
         raise
     except Exception as error:  # isolation point: a plugin's code
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise _broken(
-            provider, f"raised {type(error).__name__}: {error}", f"at {last.filename}:{last.lineno}"
-        ) from error
+        what = f"raised {type(error).__name__}: {error}"
+        raise _broken(provider, what, f"at {line_of(error, policy)}") from error
     check_decision(decision, provider, window, made)
     return decision
 

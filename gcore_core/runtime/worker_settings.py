@@ -122,6 +122,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     ranks: peer names of the workers of each data-parallel trainer rank.
     scorers: peer name -> the rewards it hosts.
     rewards: how each counts.
+    providers: section of the job -> what it chose, as in ``use``.
     of_groups: rewards that see the records of a prompt together.
     logprob_band: how far apart the log-probs of a pair may be.
     output: directory of the weights that are kept.
@@ -142,6 +143,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     ranks: list[list[str]]
     scorers: dict[str, list[str]]
     rewards: dict[str, Reward]
+    providers: dict[str, str] = {}
     of_groups: list[str] = []
     evaluation: Evaluation
     checkpoint: Checkpoint

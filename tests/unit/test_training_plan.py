@@ -123,7 +123,9 @@ def test_a_balancer_that_breaks_its_contract_is_named(balancer: Loses | TooFew) 
     with pytest.raises(ContractError) as caught:
         draw_plan(FACTS, 2, 1, 7, balancer)
     assert str(caught.value).splitlines() == [
-        f"balance.use: {type(balancer).__name__} did not put each of 18 records on one of 2 ranks",
+        f"balance.use: balancer {type(balancer).__name__}: did not put each of 18 records on one "
+        "of 2 ranks.",
+        f"  at {__file__}:{type(balancer).split.__code__.co_firstlineno}",
         "  ask its author; its contract is gcore_core.testing.BalancerContract",
     ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gcore_core.contract.algorithms import Filter
 from gcore_core.contract.errors import DataError, TrainingError
 from gcore_core.contract.job_settings import Reward
+from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import (
     FAILED,
     FILTERED,
@@ -17,6 +18,7 @@ from gcore_core.contract.records import (
     TRAINED,
     Header,
 )
+from gcore_core.controllers.algorithm_answers import keeps
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.reward_weights import rewards_of
 from gcore_core.controllers.training import group_scalars
@@ -33,15 +35,21 @@ class Settled:
 
 
 def verdict_on(
-    group: list[Header], config: SyncConfig, rewards: Mapping[str, Reward], chosen: Filter
+    group: list[Header],
+    config: SyncConfig,
+    rewards: Mapping[str, Reward],
+    chosen: Filter,
+    code: PluginCode,
 ) -> Settled:
-    """chosen: the filter of the job. Raises DataError for a prompt that is too long, where the job
-    says so.
+    """Raises DataError for a prompt that is too long, where the job says so.
+
+    chosen: the filter of the job.
+    code: what errors say of it.
     """
     verdict = QUARANTINED
     reason = _unusable(group, config)
     if not reason:
-        keep, reason = chosen.keep(group_scalars(group, rewards_of(group, rewards)))
+        keep, reason = keeps(code, chosen, group_scalars(group, rewards_of(group, rewards)))
         verdict = TRAINED if keep else FILTERED
     return Settled(group[0].ordinal, group, verdict, reason)
 

@@ -179,7 +179,13 @@ class Window:
         """Gives every group of this shard that became complete its verdict."""
         settled = []
         for group in self._ledger.complete():
-            one = verdict_on(group, self._config, self._context.facts.rewards, self._context.filter)
+            one = verdict_on(
+                group,
+                self._config,
+                self._context.facts.rewards,
+                self._context.filter,
+                self._context.filter_code,
+            )
             self._ledger.settle(one.ordinal, one.verdict, one.reason)
             settled.append(one)
         return settled
