@@ -26,7 +26,7 @@ import msgspec
 
 MANIFEST = "manifest.json"
 KEY = "checkpoint.key"
-FORMAT = 1
+FORMAT = 2  # 1 was that of gcore-core 0.1, whose state had other keys
 NAME = re.compile(r"step-(\d{6,12})")
 
 _KEY_BYTES = 32

@@ -282,11 +282,13 @@ def test_a_path_that_leads_out_is_refused_with_the_key_too(two: Checkpoints, run
         assert inspect(path)[1] == [f"{name!r}: a part must lie in the checkpoint"]
 
 
-def test_a_manifest_of_another_format_is_refused(two: Checkpoints, run: Path) -> None:
+@pytest.mark.parametrize("other", [1, 3])
+def test_a_manifest_of_another_format_is_refused(two: Checkpoints, run: Path, other: int) -> None:
     file = two.directory / "step-000020" / MANIFEST
     key = (run / KEY).read_bytes()
-    file.write_bytes(seal(msgspec.structs.replace(unseal(file.read_bytes(), key), format=2), key))
-    assert "it has format 2, this version" in inspect(file.parent)[1][0]
+    manifest = msgspec.structs.replace(unseal(file.read_bytes(), key), format=other)
+    file.write_bytes(seal(manifest, key))
+    assert f"it has format {other}, this version" in inspect(file.parent)[1][0]
 
 
 @pytest.mark.parametrize(
