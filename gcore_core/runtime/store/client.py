@@ -1,12 +1,20 @@
-"""Columns and blobs in shared memory: written once by their producer, in place or by one copy,
-opened by reference.
+"""Columns and blobs in shared memory: their producer writes them once, readers open them by
+reference.
 
-They lie in slabs, files in the run's private directory that the node agent owns (see ``slabs``). A
-slab is written by one worker, for one step, and held by the shards that have records of that step.
-Chunks are groups' columns (see ``columns``); a blob is one array, stored once however many records
-share it. A reference carries a MAC under the run's secret; whoever opens one checks MAC, bounds and
-content: by its hash where it comes from a disk or another node, in memory by the stamp in front of
-it, the same hash, which whoever writes there next overwrites first.
+Slabs. Content lies in slabs: files in the run's private directory, owned by the node agent (see
+``server``). One worker writes a slab, for one step. The slab is held by the shards that have
+records of that step.
+
+Content. A chunk has the columns of a group's records (see ``columns``). A blob is one array; it is
+stored once, however many records share it.
+
+Checks. A reference carries a MAC under the run's secret. Whoever opens a reference checks its MAC,
+its bounds and the content. Content from a disk or from another node is hashed and compared with
+the reference's digest. Content in memory is not hashed again: its digest stands in front of it, as
+a stamp of 8 bytes, and whoever writes there next overwrites the stamp first.
+
+    slab:  | stamp | content ... | padding | stamp | content ... | padding | free ...
+                   ^ Ref.offset                    ^ Ref.offset            ^ used
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -59,25 +67,29 @@ def sign(secret: bytes, ref: Ref) -> bytes:
 
 
 def map_file(path: Path, writable: bool) -> mmap.mmap:
-    """What is to be written is mapped page by page at once: a fault for each takes longer than its
-    copy.
+    """Maps a whole file, shared with every process that maps it.
+
+    A mapping to write in gets all its pages here: a page fault at each page's first write would
+    take longer than the copy itself.
     """
-    handle = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+    mode = os.O_RDONLY
+    flags = mmap.MAP_SHARED
+    access = mmap.PROT_READ
+    if writable:
+        mode = os.O_RDWR
+        flags |= getattr(mmap, "MAP_POPULATE", 0)
+        access |= mmap.PROT_WRITE
+    handle = os.open(path, mode)
     try:
-        at_once = getattr(mmap, "MAP_POPULATE", 0) if writable else 0
-        return mmap.mmap(
-            handle,
-            0,
-            mmap.MAP_SHARED | at_once,
-            mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0),
-        )
+        return mmap.mmap(handle, 0, flags, access)
     finally:
         os.close(handle)
 
 
 def copy_hashed(parts: Iterable[bytes | memoryview], target: memoryview) -> int:
     """Copies flat bytes, one part after the other, and returns the xxh3-64 of them all."""
-    digest, offset = xxhash.xxh3_64(), 0
+    digest = xxhash.xxh3_64()
+    offset = 0
     for part in parts:
         for start in range(0, len(part), _PIECE_BYTES):
             piece = part[start : start + _PIECE_BYTES]
@@ -88,26 +100,33 @@ def copy_hashed(parts: Iterable[bytes | memoryview], target: memoryview) -> int:
 
 
 def is_over(released: Released, held: Mapping[int, int]) -> bool:
-    """Whether every shard has released the step up to which it holds something. held: shard -> that
-    step.
+    """Whether every shard has released what it holds.
+
+    released: shard -> (epoch, first step that the shard still needs).
+    held: shard -> last step for which the shard holds something.
     """
-    return all(released.get(shard, NOTHING_RELEASED)[1] > step for shard, step in held.items())
+    for shard, held_step in held.items():
+        _, needed_step = released.get(shard, NOTHING_RELEASED)
+        if needed_step <= held_step:
+            return False
+    return True
 
 
 class MappedSlabs:
-    """The slabs of a directory as uint8 arrays, mapped on first use. A mapping lives as long as a
-    view of it does.
+    """The slabs of a directory as uint8 arrays, mapped on first use.
+
+    A mapping lives as long as there is a view of it, also after its slab's file is gone.
     """
 
     def __init__(self, directory: Path, *, writable: bool) -> None:
-        self._directory, self._writable = directory, writable
+        self._directory = directory
+        self._writable = writable
         self._in_memory = directory.resolve().is_relative_to(SHARED_MEMORY)
         self._mapped: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._mapped:
-            for gone in [known for known in self._mapped if not (self._directory / known).exists()]:
-                del self._mapped[gone]
+            self._forget_removed()
             try:
                 mapped = map_file(self._directory / Path(name).name, self._writable)
             except (OSError, ValueError) as error:  # ValueError: it is empty, or its name is none
@@ -117,28 +136,39 @@ class MappedSlabs:
         return self._mapped[name]
 
     def in_memory(self, name: str) -> bool:
-        """Not on a disk: neither the store nor, by itself, this slab."""
+        """Whether the slab lies in memory: the store does, and this slab is no link to a disk."""
         return self._in_memory and not (self._directory / Path(name).name).is_symlink()
+
+    def _forget_removed(self) -> None:
+        self._mapped = {
+            name: array for name, array in self._mapped.items() if (self._directory / name).exists()
+        }
 
 
 class StoreReader:
     """Opens references. Its views are read-only and valid until their step is over.
 
-    ``agent``: of this node; without it, references of other nodes cannot be followed.
+    node: this node's name.
+    agent: this node's agent. Without it, references of other nodes cannot be followed.
     """
 
     def __init__(
         self, directory: Path, node: str, secret: bytes, agent: Peer | None = None
     ) -> None:
-        self._slabs, self._node, self._secret = MappedSlabs(directory, writable=False), node, secret
+        self._slabs = MappedSlabs(directory, writable=False)
+        self._node = node
+        self._secret = secret
         self._agent = agent
 
     async def records(self, items: Sequence[Header | TrainItem]) -> list[tuple[Columns, Columns]]:
-        """(columns, media) of each record. A reference is opened once; what another node has is
-        copied here first.
+        """(columns, media) of each record.
+
+        A reference that several records share is opened once. Content of another node is copied
+        here first.
         """
         refs = dict.fromkeys(ref for item in items for ref in (item.columns, *item.media.values()))
-        opened = dict(zip(refs, await self.arrays(refs), strict=True))
+        contents = await self.arrays(refs)
+        opened = dict(zip(refs, contents, strict=True))
         return [
             (
                 opened[item.columns][item.slot],
@@ -148,44 +178,45 @@ class StoreReader:
         ]
 
     async def arrays(self, refs: Iterable[Ref | None]) -> list[Any]:
-        """The blobs of any node, and chunks, in order. Raises like ``open`` and ``open_array``."""
-        return await asyncio.gather(*map(self._anywhere, refs))
+        """Each reference's blob or chunk, in order, of this or another node.
 
-    async def _anywhere(self, ref: Ref | None) -> Any:
+        Raises like ``open`` and ``open_array``.
+        """
+        return await asyncio.gather(*map(self._open_of_any_node, refs))
+
+    async def _open_of_any_node(self, ref: Ref | None) -> Any:
         if ref is None:
             raise DataError("a record without columns cannot be opened", where="store")
         if ref.node != self._node and self._agent is not None:
-            ref = await insist(self._agent, FETCH, ref)
+            ref = await insist(self._agent, FETCH, ref)  # of the copy that this node has now
         return self.open(ref) if ref.dtype == "columns" else self.open_array(ref)
 
     def open(self, ref: Ref) -> Chunk:
-        """The records of the chunk. Raises DataError when the reference is not what the run signed
-        or stored.
+        """The records of the chunk.
+
+        Raises DataError when the run did not sign this reference, or the content is not what the
+        reference says.
         """
         return Chunk(self._verified(ref).data)
 
     def open_array(self, ref: Ref) -> np.ndarray:
         """A blob, as an array of the reference's dtype and shape. Raises like ``open``."""
         content = self._verified(ref)
-        sound = (
+        is_sound = (
             NUMBERS.fullmatch(ref.dtype)
             and len(ref.shape) <= MOST_AXES
             and all(size >= 0 for size in ref.shape)
         )
         try:
-            if sound and np.dtype(ref.dtype).itemsize * math.prod(ref.shape) == ref.nbytes:
+            if is_sound and np.dtype(ref.dtype).itemsize * math.prod(ref.shape) == ref.nbytes:
                 return content.view(ref.dtype).reshape(ref.shape)
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-        ):  # no dtype of numpy's, or sizes beyond its own
-            pass
-        shown = f"{ref.dtype[:20]} of shape {ref.shape[:8]}"
-        raise DataError(f"{ref.nbytes} bytes are no {shown}", where=f"slab {ref.slab}")
+        except (TypeError, ValueError, OverflowError):
+            pass  # numpy has no such dtype, or no array so large
+        layout = f"{ref.dtype[:20]} of shape {ref.shape[:8]}"
+        raise DataError(f"{ref.nbytes} bytes are no {layout}", where=f"slab {ref.slab}")
 
     def content(self, ref: Ref) -> np.ndarray:
-        """uint8[nbytes]: MAC and bounds are checked, the content is not."""
+        """uint8[nbytes] that the reference points at. Checks MAC and bounds, not the content."""
         self.check(ref)
         if ref.node != self._node:
             raise DataError(
@@ -198,16 +229,17 @@ class StoreReader:
         return memory[ref.offset : ref.offset + ref.nbytes]
 
     def check(self, ref: Ref) -> None:
+        """Raises DataError unless the run signed this reference."""
         if not hmac.compare_digest(sign(self._secret, ref), ref.mac):
             raise DataError("a reference carries a wrong MAC", where=f"slab {ref.slab}")
 
     def _verified(self, ref: Ref) -> np.ndarray:
         content = self.content(ref)
-        stamp = self._slabs[ref.slab][max(0, ref.offset - STAMP_BYTES) : ref.offset].tobytes()
-        stamped = self._slabs.in_memory(ref.slab)
-        digest = (
-            int.from_bytes(stamp, "little") if stamped else xxhash.xxh3_64_intdigest(content.data)
-        )
+        if self._slabs.in_memory(ref.slab):
+            stamp = self._slabs[ref.slab][max(0, ref.offset - STAMP_BYTES) : ref.offset]
+            digest = int.from_bytes(stamp.tobytes(), "little")
+        else:
+            digest = xxhash.xxh3_64_intdigest(content.data)
         if digest != ref.digest:
             raise DataError("the content is not what the reference says", where=f"slab {ref.slab}")
         return content
@@ -215,28 +247,35 @@ class StoreReader:
 
 @dataclass
 class Room:
-    """Space in a slab, to be filled in place and committed before its step is released. ``memory``:
-    uint8.
+    """Space in a slab, to be filled in place and committed before its step is released.
+
+    memory: where the content goes, uint8.
     """
 
     memory: memoryview
     _stamp: memoryview
-    _bare: Ref
+    _bare: Ref  # without digest and MAC
     _secret: bytes
 
     def commit(self, digest: int | None = None) -> Ref:
-        """The reference of what was written; ``digest``: its xxh3-64 where the writer has it
-        already.
+        """The reference of what was written.
+
+        digest: xxh3-64 of the content, where the writer has it already; else it is computed.
         """
-        told = xxhash.xxh3_64_intdigest(self.memory) if digest is None else digest
-        self._stamp[:] = told.to_bytes(STAMP_BYTES, "little")
-        ref = msgspec.structs.replace(self._bare, digest=told)
+        if digest is None:
+            digest = xxhash.xxh3_64_intdigest(self.memory)
+        self._stamp[:] = digest.to_bytes(STAMP_BYTES, "little")
+        ref = msgspec.structs.replace(self._bare, digest=digest)
         return msgspec.structs.replace(ref, mac=sign(self._secret, ref))
 
 
 @dataclass
-class _Slab:
-    """A slab that this writer fills, for records of ``shards``."""
+class _OpenSlab:
+    """A slab that this process appends to, as the writer sees it.
+
+    shards: for whose records it is.
+    used: bytes from the start that are taken; the next content goes behind them.
+    """
 
     memory: memoryview
     name: str
@@ -245,31 +284,49 @@ class _Slab:
 
 
 Kind = tuple[str, tuple[int, ...]]  # dtype and shape
-_Blob = tuple[
-    int, frozenset[int], Kind, bytes
-]  # step and shards for which it is held, kind, some of its bytes
+
+
+class _BlobKey(NamedTuple):
+    """What finds a stored blob that may equal a new array; a full comparison decides.
+
+    step, shards: for which the blob is held.
+    kind: its dtype and shape.
+    sampled: up to 64 of its bytes, at equal distances.
+    """
+
+    step: int
+    shards: frozenset[int]
+    kind: Kind
+    sampled: bytes
 
 
 class StoreWriter:
-    """Writes into slabs that it asks its node's agent for. ``owner``: this process, by a name of
-    its own.
+    """Writes into slabs that it gets from its node's agent.
+
+    node: this node's name.
+    agent: this node's agent.
+    owner: a name of this process alone; a restarted worker has another.
     """
 
     def __init__(self, directory: Path, node: str, secret: bytes, agent: Peer, owner: str) -> None:
-        self._slabs, self._node, self._secret = MappedSlabs(directory, writable=True), node, secret
-        self._directory, self._agent, self._owner = directory, agent, owner
-        self._open: dict[tuple[int, bool], _Slab] = {}  # by step, and whether it is for blobs
-        self._blobs: dict[_Blob, Ref] = {}
+        self._slabs = MappedSlabs(directory, writable=True)
+        self._directory = directory
+        self._node = node
+        self._secret = secret
+        self._agent = agent
+        self._owner = owner
+        self._open: dict[tuple[int, bool], _OpenSlab] = {}  # by step, and whether it is for blobs
+        self._blobs: dict[_BlobKey, Ref] = {}
         self._released: Released = {}
-        self._telling = set[asyncio.Future[Nothing]]()
+        self._announcing = set[asyncio.Future[Nothing]]()  # held, or they could be collected
 
     def reader(self) -> StoreReader:
         """Opens what any writer of the run stored."""
         return StoreReader(self._directory, self._node, self._secret, self._agent)
 
     async def put(self, step: int, shards: frozenset[int], records: Sequence[Columns]) -> Ref:
-        """Copies the columns of records that belong to ``shards`` and returns the reference of the
-        chunk.
+        """Stores the columns of records that belong to ``shards``; returns the chunk's
+        reference.
         """
         parts = pack(records)
         room = await self.reserve(step, shards, sum(len(part) for part in parts))
@@ -280,12 +337,18 @@ class StoreWriter:
     ) -> list[Ref]:
         """Stores each array once: the same bytes, dtype and shape have one reference on this node.
 
-        Some bytes find the candidate among this writer's own, xxh3 among the node's, a comparison
-        of all decides: what was made to collide is merely stored twice. They are stored before the
-        agent is asked, once for all of them, and
-        given back if the node has them: most are new, and calls are slow.
+        1. An array that this process has stored for this step and these shards is not stored again.
+        2. All others are written at once, before anybody is asked: most are new to the node as
+           well, and a call takes longer than a copy.
+        3. One call for all of them asks the agent which ones another process had stored. Those get
+           that one's reference, and the space just written is taken back.
+
+        A candidate is found by up to 64 bytes in this process, by xxh3 on the node. A comparison of
+        all bytes decides, so arrays made to collide are stored twice, and never confused.
         """
-        found, fresh, made = list[Ref](), dict[_Blob, Ref](), dict[Ref, np.ndarray]()
+        refs: list[Ref] = []
+        new_refs: dict[_BlobKey, Ref] = {}
+        written: dict[Ref, np.ndarray] = {}  # in the order in which they were written
         for array in arrays:
             kind = array.dtype.str, array.shape
             if not NUMBERS.fullmatch(kind[0]):
@@ -293,40 +356,53 @@ class StoreWriter:
                     f"a blob has dtype {kind[0]}; it must be of numbers or bools", where="store"
                 )
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            key = step, shards, kind, flat[:: flat.size // 64 + 1].tobytes()
-            ref = fresh.get(key) or self._blobs.get(key)
+            distance = flat.size // 64 + 1
+            key = _BlobKey(step, shards, kind, flat[::distance].tobytes())
+            ref = new_refs.get(key) or self._blobs.get(key)
             if ref is None or not self._holds(ref, flat):
                 room = await self.reserve(step, shards, flat.nbytes, kind)
-                ref = fresh[key] = room.commit(copy_hashed([flat.data], room.memory))
-                made[ref] = flat
-            found.append(ref)
-        kept = await self._registered(step, shards, made) if made else {}
-        self._blobs |= {key: kept[ref] for key, ref in fresh.items()}
-        return [kept.get(ref, ref) for ref in found]
+                ref = room.commit(copy_hashed([flat.data], room.memory))
+                new_refs[key] = ref
+                written[ref] = flat
+            refs.append(ref)
+        kept = await self._register(step, shards, written) if written else {}
+        # Only now may others of this process find them: what was taken back has no reference.
+        self._blobs |= {key: kept[ref] for key, ref in new_refs.items()}
+        return [kept.get(ref, ref) for ref in refs]
 
-    async def _registered(
-        self, step: int, shards: frozenset[int], made: dict[Ref, np.ndarray]
+    async def _register(
+        self, step: int, shards: frozenset[int], written: dict[Ref, np.ndarray]
     ) -> dict[Ref, Ref]:
-        """Of each blob that was just made the one to keep: the node's, where it had one."""
-        request, slab = BlobRequest(dict.fromkeys(shards, step), list(made)), self._open[step, True]
-        end, told = slab.used, await insist(self._agent, BLOB, request)
-        pairs = zip(made.items(), told, strict=True)
-        kept = {
-            own: ref if ref == own or self._holds(ref, flat) else own for (own, flat), ref in pairs
-        }
-        for own in reversed(kept):  # the last ones are given back
-            if kept[own] == own or own.slab != slab.name or slab.used != end:
-                break
-            slab.used = end = own.offset - STAMP_BYTES
+        """Tells the agent of blobs just written: reference of each -> the reference to use for it.
+
+        That is the node's where another process had stored the same, else its own.
+        """
+        request = BlobRequest(dict.fromkeys(shards, step), list(written))
+        # Both are read before the call: nothing was awaited since the last blob was written, so
+        # this is its slab, and the slab ends behind it. During the call others may append.
+        slab = self._open[step, True]
+        end = slab.used
+        node_refs = await insist(self._agent, BLOB, request)
+        kept: dict[Ref, Ref] = {}
+        for (ref, flat), node_ref in zip(written.items(), node_refs, strict=True):
+            is_same = node_ref == ref or self._holds(node_ref, flat)
+            kept[ref] = node_ref if is_same else ref
+        _take_back(slab, end, kept)
         return kept
 
     def _holds(self, ref: Ref, flat: np.ndarray) -> bool:
-        return np.array_equal(self._slabs[ref.slab][ref.offset : ref.offset + ref.nbytes], flat)
+        """Whether the reference's content is these bytes."""
+        stored = self._slabs[ref.slab][ref.offset : ref.offset + ref.nbytes]
+        return np.array_equal(stored, flat)
 
     async def reserve(
         self, step: int, shards: frozenset[int], nbytes: int, kind: Kind = ("columns", ())
     ) -> Room:
-        """Room for a chunk, or for a blob of ``kind``. Waits while the store is full."""
+        """Room for a chunk, or for a blob of ``kind``. Waits while the store is full.
+
+        Other tasks of this process run only where a new slab is asked for. So what a task reserves
+        in one slab, without awaiting anything else, lies side by side.
+        """
         key = step, kind[0] != "columns"
         slab = self._open.get(key)
         if (
@@ -334,43 +410,75 @@ class StoreWriter:
             or not slab.shards >= shards
             or slab.used + STAMP_BYTES + nbytes > len(slab.memory)
         ):
-            asked = SlabRequest(self._owner, STAMP_BYTES + nbytes, dict.fromkeys(shards, step))
-            name = await insist(self._agent, SLAB, asked)
-            if is_over(self._released, asked.held):  # the agent may have given it to another by now
-                raise ContractError(f"its shards have released step {step}", where="store")
-            slab = self._open[key] = _Slab(self._slabs[name].data, name, shards)
-        stamp, start = slab.used, slab.used + STAMP_BYTES
-        slab.used = start + nbytes + -nbytes % 8
+            slab = await self._new_slab(step, shards, STAMP_BYTES + nbytes)
+            self._open[key] = slab
+        stamp_at = slab.used
+        start = stamp_at + STAMP_BYTES
+        end = start + nbytes
+        padding = -nbytes % 8
+        slab.used = end + padding
         bare = Ref(self._node, slab.name, start, nbytes, 0, b"", *kind)
-        return Room(
-            slab.memory[start : start + nbytes], slab.memory[stamp:start], bare, self._secret
-        )
+        return Room(slab.memory[start:end], slab.memory[stamp_at:start], bare, self._secret)
+
+    async def _new_slab(self, step: int, shards: frozenset[int], nbytes: int) -> _OpenSlab:
+        request = SlabRequest(self._owner, nbytes, dict.fromkeys(shards, step))
+        name = await insist(self._agent, SLAB, request)
+        # A release that came during the call may have freed the slab in the agent: it may be
+        # another writer's by now.
+        if is_over(self._released, request.held):
+            raise ContractError(f"its shards have released step {step}", where="store")
+        return _OpenSlab(self._slabs[name].data, name, shards)
 
     async def close(self) -> None:
-        """Nothing more is written; what there is stays for as long as shards hold it."""
+        """Nothing more is written. What there is stays for as long as shards hold it."""
         await insist(self._agent, RELEASE, ReleaseRequest(self._owner, {}))
 
-    def release(self, told: Released) -> None:
-        """Shards need no record of earlier steps. A later epoch of one takes over, from whatever
-        step.
+    def release(self, released: Released) -> None:
+        """Takes note that shards need no record of earlier steps, and tells the agent.
+
+        released: shard -> (epoch, first step that it still needs). A later epoch of a shard
+            replaces an earlier one, whatever its step.
+
+        This process forgets its slabs of those steps before the agent hears of it: the agent frees
+        a slab only when its writer has said that it will not write there any more.
         """
-        fresh = {
-            shard: at
-            for shard, at in told.items()
-            if at > self._released.get(shard, NOTHING_RELEASED)
+        newer = {
+            shard: step
+            for shard, step in released.items()
+            if step > self._released.get(shard, NOTHING_RELEASED)
         }
-        if not fresh:
+        if not newer:
             return
-        released = self._released = self._released | fresh
+        self._released = self._released | newer
         self._open = {
-            k: s
-            for k, s in self._open.items()
-            if not is_over(released, dict.fromkeys(s.shards, k[0]))
+            (step, for_blobs): slab
+            for (step, for_blobs), slab in self._open.items()
+            if not is_over(self._released, dict.fromkeys(slab.shards, step))
         }
         self._blobs = {
-            k: r for k, r in self._blobs.items() if not is_over(released, dict.fromkeys(k[1], k[0]))
+            key: ref
+            for key, ref in self._blobs.items()
+            if not is_over(self._released, dict.fromkeys(key.shards, key.step))
         }
-        request = ReleaseRequest(self._owner, fresh)
-        telling = asyncio.ensure_future(insist(self._agent, RELEASE, request))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        request = ReleaseRequest(self._owner, newer)
+        announcement = asyncio.ensure_future(insist(self._agent, RELEASE, request))
+        self._announcing.add(announcement)
+        announcement.add_done_callback(self._announcing.discard)
+
+
+def _take_back(slab: _OpenSlab, end: int, kept: Mapping[Ref, Ref]) -> None:
+    """Frees the space of blobs at the slab's end that another process had stored before.
+
+    end: where the slab ended when the last of them was written.
+    kept: reference of each blob, in the order of writing -> the reference to use for it.
+
+    Of A B C D, where the node had A, C and D: D and C are freed. B is in use, so the space of A,
+    in front of it, stays taken until the step is released. Where somebody else has appended since,
+    nothing is freed. Nothing is awaited here, so nobody can append in between.
+    """
+    if slab.used != end:
+        return
+    for ref, kept_ref in reversed(kept.items()):
+        if kept_ref == ref or ref.slab != slab.name:
+            return
+        slab.used = ref.offset - STAMP_BYTES

@@ -1,10 +1,31 @@
-"""The agent's side of the store: slabs, who holds them, how many bytes there may be, and what other
-nodes have.
+"""The agent's side of the store: which slabs a node has, who holds them, and what other nodes have.
 
-A slab is given to one writer. It is held by shards, each up to a step, whatever becomes of its
-writer or of a shard's controller; when all have released it, it goes to the next writer who asks,
-its pages still warm. When the budget is used up, writers wait; when nothing is freed for a while,
-slabs are made on disk.
+A slab is a file in shared memory. It is always in one of two places:
+
+    taken   ``_slabs``: one process, its owner, writes into it. Shards hold it, each up to a step.
+    free    ``_free``: nobody holds it; its pages are still warm for the next writer.
+
+From taken to free. A writer announces to its agent, shard by shard, the first step of which the
+shard still needs records (generators hear it with each push of weights). A slab is given back when
+two things are true: every shard that holds it has released the step up to which it does, and the
+slab's owner has announced so itself: until then it may be in the middle of writing there. If the
+owner has ended, what any process announced counts. So records outlive both their writer and their
+shard's controller.
+
+An example, with shards 0 and 1 and two generators, g0 and g1:
+
+    g0 asks for a slab                         slab 7 is made: owner g0, held {0: 3, 1: 3}
+    g0 stores an image for step 3              it lies in 7
+    g1 stores the same image for step 4        g1 gets g0's reference; now held is {0: 4, 1: 4}
+    g1 announces: shards 0 and 1 need step 5   nothing: 7's owner may still write there
+    g0 announces: shards 0 and 1 need step 4   nothing: both still hold 7 for step 4
+    g0 announces: shards 0 and 1 need step 5   7 is given back, and free
+    g0 asks for a slab for step 5              7 is taken again; g0 has it mapped already
+
+When the budget is used up, a writer waits until a slab is given back. When none was for
+``patience_s``, slabs are made on disk; such a slab is removed when it is given back. Copies of
+other nodes' content are held by nobody: they lie among the free slabs as a cache, and nobody writes
+there again.
 """
 
 from __future__ import annotations
@@ -15,7 +36,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -48,17 +69,19 @@ from gcore_core.runtime.store.client import (
     map_file,
 )
 
-SLAB_BYTES = (
-    8 << 20
-) + 4096  # so that arrays whose sizes are powers of two fill it, with their stamps
+# 8 MiB of arrays whose sizes are powers of two, and a page for their stamps.
+SLAB_BYTES = (8 << 20) + 4096
 PART_BYTES = 1 << 20
 
 
 class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent of ``node`` (its own name) is told of its store.
+    """The settings of one node's store.
 
-    spill: where slabs are made when ``budget_bytes`` are used up and nothing was freed for
+    node: the name of the node's agent.
+    directory: where slabs are made.
+    spill: where slabs are made when the budget is used up and none was given back for
         ``patience_s``.
+    budget_bytes: for all slabs in ``directory``; those in ``spill`` do not count.
     """
 
     node: str
@@ -69,38 +92,51 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class _Slab:
-    """owner: who was given it. held: shard -> last step for which it holds something here."""
+class _SlabFile:
+    """A slab of this node, taken or free, as the agent sees it.
+
+    owner: the process that writes into it, or was the last to.
+    held: shard -> last step for which it holds something here.
+    spilled: whether it lies on disk.
+    copy_of: MAC of the other node's reference whose content it copies; empty for a writer's slab.
+    """
 
     name: str
     nbytes: int
-    owner: str
-    held: dict[int, int]
+    owner: str = ""
+    held: dict[int, int] = field(default_factory=dict)
     spilled: bool = False
-    copy_of: bytes = b""  # MAC of what it copies from another node: a cache, never written again
+    copy_of: bytes = b""
 
 
 class SlabService:
-    """``peer`` finds the agents of other nodes."""
+    """The slabs of one node, served to its workers and to other nodes' agents.
+
+    peer: name of another node -> its agent.
+    """
 
     def __init__(self, spec: StoreSpec, secret: bytes, peer: Callable[[str], Peer]) -> None:
-        self._spec, self._secret, self._peer = spec, secret, peer
-        self._directory, self._spill = Path(spec.directory), Path(spec.spill)
-        self._unit = min(
-            SLAB_BYTES, max(1, spec.budget_bytes >> 15) << 12
-        )  # an eighth of the budget, in pages
-        self._slabs: dict[str, _Slab] = {}
-        self._free: list[_Slab] = []  # the oldest first
-        self._count, self._used, self._told = 0, 0, 0
-        self._released: dict[str, Released] = defaultdict(
-            dict
-        )  # as each owner heard; "" for all that anybody heard
-        self._ended = set[str]()
+        self._spec = spec
+        self._secret = secret
+        self._peer = peer
+        self._directory = Path(spec.directory)
+        self._spill = Path(spec.spill)
+        eighth_in_pages = max(1, spec.budget_bytes >> 15)  # an eighth is >> 3, a page is >> 12
+        self._unit_bytes = min(SLAB_BYTES, eighth_in_pages << 12)
+        self._slabs: dict[str, _SlabFile] = {}  # taken, by name
+        self._free: list[_SlabFile] = []  # the one that was given back first comes first
+        self._made = 0
+        self._used_bytes = 0  # in memory, taken and free
+        # owner -> what it announced; "" -> the newest that anybody announced
+        self._released: dict[str, Released] = defaultdict(dict)
+        self._ended = set[str]()  # owners
         self._blobs: dict[tuple[int, str, tuple[int, ...]], Ref] = {}  # by digest, dtype, shape
-        self._copies: dict[bytes, asyncio.Task[Ref]] = {}
+        self._copies: dict[bytes, asyncio.Task[Ref]] = {}  # by MAC of the other node's reference
         self._reader = StoreReader(self._directory, spec.node, secret)
-        self._freed, self._full_since_s = asyncio.Event(), float("inf")
+        self._given_back = asyncio.Event()
+        self._full_since_s = float("inf")
         self._notes: list[str] = []
+        self._notes_read = 0
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def register(self, service: Service) -> None:
@@ -115,63 +151,83 @@ class SlabService:
         for directory in (self._directory, self._spill):
             shutil.rmtree(directory, ignore_errors=True)
 
-    # -- slabs -------------------------------------------------------------------------------------
+    # -- taking a slab -----------------------------------------------------------------------------
 
     async def slab(self, request: SlabRequest, call: Call) -> str:
-        """Asked again, another slab: the first is given back with those of its step."""
-        slab = await self._memory(
-            -(-max(1, request.nbytes) // self._unit) * self._unit, request.owner
-        )
+        """The name of a slab for its owner to write into.
+
+        Not idempotent: a repeated request gets another slab. The first, which nobody writes, is
+        given back with its step.
+        """
+        units = -(-max(1, request.nbytes) // self._unit_bytes)
+        slab = await self._take(units * self._unit_bytes, request.owner)
         slab.held = request.held
         return slab.name
 
-    async def _memory(self, nbytes: int, owner: str = "", copy_of: bytes = b"") -> _Slab:
-        """A slab of at least ``nbytes``: one that is free, else a new one, else one that was waited
-        for, else disk.
+    async def _take(self, nbytes: int, owner: str = "", copy_of: bytes = b"") -> _SlabFile:
+        """A slab of at least ``nbytes``, taken.
+
+        In this order: a free one, a new one within the budget, one that is waited for, a new one on
+        disk.
         """
         clock = asyncio.get_running_loop().time
-        while (slab := self._at_once(nbytes, owner, bool(copy_of))) is None:
-            patience_s = self._spec.patience_s
-            self._notes = self._notes or [
-                f"the store is full ({self._spec.budget_bytes / 2**20:.6g} MiB, "
-                "launcher.config.store_gib): "
-                f"generators wait, and after {patience_s:g} s they write to {self._spill}"
-            ]
+        patience_s = self._spec.patience_s
+        while True:
+            slab = self._take_at_once(nbytes, owner, bool(copy_of))
+            if slab is not None:
+                break
+            self._note_full()
+            # One clock for all who wait: it begins with the first, and ends with a slab given back.
             self._full_since_s = min(self._full_since_s, clock())
-            if (left_s := self._full_since_s + patience_s - clock()) <= 0:
+            left_s = self._full_since_s + patience_s - clock()
+            if left_s <= 0:
                 slab = self._make(nbytes, spilled=True)
                 break
-            self._freed.clear()
+            self._given_back.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, 1.0)):
-                    await self._freed.wait()
+                    await self._given_back.wait()
             self._progress()
-        slab.owner, slab.copy_of = owner, copy_of
+        slab.owner = owner
+        slab.copy_of = copy_of
         self._slabs[slab.name] = slab
         return slab
 
-    def _at_once(self, nbytes: int, owner: str, copy: bool) -> _Slab | None:
-        fitting = [
-            slab for slab in self._free if slab.nbytes >= nbytes and not (copy or slab.copy_of)
-        ]
-        # of equal ones its own, which it has mapped already
-        if slab := min(fitting, key=lambda slab: (slab.nbytes, slab.owner != owner), default=None):
+    def _note_full(self) -> None:
+        if not self._notes:
+            self._notes = [
+                f"the store is full ({self._spec.budget_bytes / 2**20:.6g} MiB, "
+                "launcher.config.store_gib): generators wait, "
+                f"and after {self._spec.patience_s:g} s they write to {self._spill}"
+            ]
+
+    def _take_at_once(self, nbytes: int, owner: str, is_copy: bool) -> _SlabFile | None:
+        """A free slab, or a new one within the budget; None where there is neither."""
+        slab = None if is_copy else self._smallest_free(nbytes, owner)
+        if slab is not None:
             self._free.remove(slab)
             return slab
-        if (
-            self._used + nbytes - sum(slab.nbytes for slab in self._free if not slab.spilled)
-            > self._spec.budget_bytes
-        ):
+        budget_bytes = self._spec.budget_bytes
+        evictable_bytes = sum(slab.nbytes for slab in self._free if not slab.spilled)
+        if self._used_bytes - evictable_bytes + nbytes > budget_bytes:
             return None
-        while self._used + nbytes > self._spec.budget_bytes:
+        while self._used_bytes + nbytes > budget_bytes:
             self._remove(self._free.pop(0))
         with contextlib.suppress(DataError):  # less memory is left than the budget says
             return self._make(nbytes, spilled=False)
         return None
 
-    def _make(self, nbytes: int, *, spilled: bool) -> _Slab:
-        self._count += 1
-        name = str(self._count)
+    def _smallest_free(self, nbytes: int, owner: str) -> _SlabFile | None:
+        """The smallest free slab that is large enough and no copy.
+
+        Among equal ones the owner's last: it has mapped that one already.
+        """
+        fitting = [slab for slab in self._free if slab.nbytes >= nbytes and not slab.copy_of]
+        return min(fitting, key=lambda slab: (slab.nbytes, slab.owner != owner), default=None)
+
+    def _make(self, nbytes: int, *, spilled: bool) -> _SlabFile:
+        self._made += 1
+        name = str(self._made)
         path = self._directory / name
         if spilled:
             self._spill.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -179,59 +235,61 @@ class SlabService:
             (self._directory / name).symlink_to(path)
         try:
             with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                os.posix_fallocate(
-                    file.fileno(), 0, nbytes
-                )  # now: a page that is missing later would kill its writer
+                # Its pages are allocated now: one that is missing later would kill its writer.
+                os.posix_fallocate(file.fileno(), 0, nbytes)
         except (OSError, OverflowError) as error:
-            for left in {path, self._directory / name}:
-                left.unlink(missing_ok=True)
+            for leftover in {path, self._directory / name}:
+                leftover.unlink(missing_ok=True)
             why = getattr(error, "strerror", None) or str(error)
             raise DataError(
                 f"no slab of {nbytes} bytes can be made", where=str(path.parent), why=why
             ) from error
-        self._used += 0 if spilled else nbytes
-        return _Slab(name, nbytes, "", {}, spilled)
+        if not spilled:
+            self._used_bytes += nbytes
+        return _SlabFile(name, nbytes, spilled=spilled)
 
-    def _remove(self, slab: _Slab) -> None:
-        """Who has it mapped keeps what it sees."""
+    def _remove(self, slab: _SlabFile) -> None:
+        """Removes its file. Who has it mapped keeps what it sees."""
         self._copies.pop(slab.copy_of, None)
         path = self._directory / slab.name
         path.resolve().unlink()
         path.unlink(missing_ok=True)  # the link to a spilled one
-        self._used -= 0 if slab.spilled else slab.nbytes
+        if not slab.spilled:
+            self._used_bytes -= slab.nbytes
 
     def notes(self) -> list[str]:
         """What the person who runs it should read, each once."""
-        fresh, self._told = self._notes[self._told :], len(self._notes)
-        return fresh
+        unread = self._notes[self._notes_read :]
+        self._notes_read = len(self._notes)
+        return unread
 
-    # -- leases ------------------------------------------------------------------------------------
+    # -- holding a slab, and giving it back --------------------------------------------------------
 
     async def release(self, request: ReleaseRequest, call: Call) -> Nothing:
+        """An owner's announcement; an empty one says that it has ended."""
         if not request.released:
             self.ended(request.owner)
         for owner in (request.owner, ""):
-            known = self._released[owner]
-            for shard, told in request.released.items():
-                known[shard] = max(known.get(shard, NOTHING_RELEASED), told)
+            announced = self._released[owner]
+            for shard, released in request.released.items():
+                announced[shard] = max(announced.get(shard, NOTHING_RELEASED), released)
         self._sweep()
         return Nothing()
 
     def ended(self, owner: str) -> None:
-        """A writer is gone. What it wrote stays for as long as shards hold it."""
+        """An owner is gone. What it wrote stays for as long as shards hold it."""
         self._ended.add(owner)
         self._sweep()
 
     def _sweep(self) -> None:
-        """A slab is free when its writer, which may be in the middle of it, knows too that all have
-        released it.
-        """
+        """Gives back every slab that is released, see the head of this file."""
         for slab in list(self._slabs.values()):
-            owner = "" if slab.owner in self._ended else slab.owner
-            if not slab.copy_of and is_over(self._released[owner], slab.held):
+            announcer = "" if slab.owner in self._ended else slab.owner
+            if not slab.copy_of and is_over(self._released[announcer], slab.held):
                 self._give_back(slab)
 
-    def _give_back(self, slab: _Slab) -> None:
+    def _give_back(self, slab: _SlabFile) -> None:
+        """From taken to free. One on disk is removed instead, unless it is a copy."""
         del self._slabs[slab.name]
         self._blobs = {key: ref for key, ref in self._blobs.items() if ref.slab != slab.name}
         if slab.spilled and not slab.copy_of:
@@ -239,25 +297,27 @@ class SlabService:
             return
         self._free.append(slab)
         self._full_since_s = float("inf")
-        self._freed.set()
+        self._given_back.set()
 
     async def blob(self, request: BlobRequest, call: Call) -> list[Ref]:
-        """Of each the reference that this node has: its own, unless there was one."""
-        return [self._blob(ref, request.held) for ref in request.refs]
+        """For each blob the reference that this node uses: an earlier one's, else its own."""
+        return [self._hold_blob(ref, request.held) for ref in request.refs]
 
-    def _blob(self, ref: Ref, asked: dict[int, int]) -> Ref:
+    def _hold_blob(self, ref: Ref, wanted: dict[int, int]) -> Ref:
+        """The reference to use for ``ref``; its slab is held for ``wanted`` (shard -> step) too."""
         key = ref.digest, ref.dtype, ref.shape
-        found = self._blobs.get(key, ref)
-        if found.slab in self._slabs:
-            self._blobs[key] = found
-            held = self._slabs[found.slab].held
-            held |= {shard: max(step, held.get(shard, 0)) for shard, step in asked.items()}
-        return found
+        node_ref = self._blobs.get(key, ref)
+        if node_ref.slab in self._slabs:
+            self._blobs[key] = node_ref
+            held = self._slabs[node_ref.slab].held
+            for shard, step in wanted.items():
+                held[shard] = max(step, held.get(shard, 0))
+        return node_ref
 
     # -- other nodes -------------------------------------------------------------------------------
 
     async def read(self, request: ReadRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """The bytes from an offset on, for another node's agent, which hashes them."""
+        """The reference's bytes from an offset on, for another node's agent, which hashes them."""
         content = self._reader.content(request.ref)
         if not 0 <= request.offset <= len(content):
             raise DataError("a read begins outside its reference", where=f"slab {request.ref.slab}")
@@ -265,23 +325,27 @@ class SlabService:
             yield content[start : start + PART_BYTES].tobytes()
 
     async def fetch(self, ref: Ref, call: Call) -> Ref:
-        """Pulls a copy, once however many ask. It goes, the oldest first, when room is needed."""
+        """The reference of this node's copy of what another node has.
+
+        It is pulled once, however many ask. When room is needed, the oldest copy goes first.
+        """
         self._reader.check(ref)
         pull = self._copies.get(ref.mac)
         if pull is None or (pull.done() and pull.exception() is not None):
-            pull = self._copies[ref.mac] = asyncio.ensure_future(self._pull(ref))
-        return await asyncio.shield(pull)
+            pull = asyncio.ensure_future(self._pull(ref))
+            self._copies[ref.mac] = pull
+        return await asyncio.shield(pull)  # it goes on when one of those who ask goes away
 
     async def _pull(self, ref: Ref) -> Ref:
-        slab = await self._memory(-(-(STAMP_BYTES + ref.nbytes) // 4096) * 4096, copy_of=ref.mac)
+        pages = -(-(STAMP_BYTES + ref.nbytes) // 4096)
+        slab = await self._take(pages * 4096, copy_of=ref.mac)
         try:
             mapped = memoryview(map_file(self._directory / slab.name, writable=True))
             bare = msgspec.structs.replace(
                 ref, node=self._spec.node, slab=slab.name, offset=STAMP_BYTES
             )
-            room = Room(
-                mapped[STAMP_BYTES:][: ref.nbytes], mapped[:STAMP_BYTES], bare, self._secret
-            )
+            memory = mapped[STAMP_BYTES : STAMP_BYTES + ref.nbytes]
+            room = Room(memory, mapped[:STAMP_BYTES], bare, self._secret)
             await self._receive(ref, room.memory)
             if xxhash.xxh3_64_intdigest(room.memory) != ref.digest:
                 raise DataError(
@@ -296,19 +360,22 @@ class SlabService:
         return room.commit(ref.digest)
 
     async def _receive(self, ref: Ref, memory: memoryview) -> None:
-        """Fills ``memory``; goes on from where it was when a connection breaks."""
-        have, failures = 0, 0
-        while have < ref.nbytes:
+        """Fills ``memory``. When a connection breaks, it goes on from the byte where it was."""
+        received = 0  # bytes
+        failures = 0  # tries since the last byte came
+        while received < ref.nbytes:
             if failures == PATIENT.tries:
                 raise WorkerDied(
-                    f"it sent {have} of {ref.nbytes} bytes and no more", where=ref.node
+                    f"it sent {received} of {ref.nbytes} bytes and no more", where=ref.node
                 )
             await asyncio.sleep(PATIENT.pause_s(failures) if failures else 0)
             failures += 1
-            stream = self._peer(ref.node).stream(READ, ReadRequest(ref, have))
+            stream = self._peer(ref.node).stream(READ, ReadRequest(ref, received))
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 async with contextlib.aclosing(stream) as parts:
                     async for part in parts:
-                        memory[have : have + len(part)] = part
-                        have, failures = have + len(part), 0
+                        end = received + len(part)
+                        memory[received:end] = part
+                        received = end
+                        failures = 0
                         self._progress()
