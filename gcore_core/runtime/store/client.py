@@ -478,7 +478,7 @@ def _take_back(slab: _OpenSlab, end: int, kept: Mapping[Ref, Ref]) -> None:
     """
     if slab.used != end:
         return
-    for ref, kept_ref in reversed(kept.items()):
+    for ref, kept_ref in reversed(list(kept.items())):
         if kept_ref == ref or ref.slab != slab.name:
             return
         slab.used = ref.offset - STAMP_BYTES
