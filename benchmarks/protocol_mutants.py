@@ -167,8 +167,8 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "answers go to whoever asked last": (
         Asking,
         "take",
-        "for asked in self._open:",
-        "for asked in self._open[-1:]:",
+        "for opened in self._open:",
+        "for opened in self._open[-1:]:",
     ),
     "training runs again": (
         TrainerShell,

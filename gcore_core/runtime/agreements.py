@@ -1,11 +1,21 @@
-"""What shards agree on: sums, small payloads to the lead, the lead's answers. A star through the
-supervisor.
+"""What shards agree on: sums, small payloads to the lead, the lead's answers.
 
-A shard numbers its agreements as it makes them, in each scope from 0. An agreement's key is its
-scope, its number and a name: ``window:3/settled``. So all shards must make the agreements of one
-scope in the same order; those of different scopes have no order between them, and two tasks of a
+Shards do not speak to each other: every agreement goes through the supervisor, which waits until
+all shards have sent theirs. No records come this way. There are three kinds:
+
+    sum      every shard sends values          every shard gets the sum
+    collect  every shard sends a payload       the lead gets all payloads
+    ask      every shard sends a payload       the lead gets all payloads, computes one part for
+                                               each shard, and every shard gets its part
+
+To ask, the lead makes two calls (it collects, then deals); any other shard makes one, which waits
+for both.
+
+Order. A shard numbers its agreements as it makes them, in each scope from 0. An agreement's key is
+its scope, its number and a name: ``window:3/settled``. So all shards must make the agreements of
+one scope in the same order. Those of different scopes have no order between them: two tasks of a
 shard may agree side by side. A request that is sent again has the same key and gets the first
-one's answer. Nothing here returns records.
+one's answer.
 """
 
 from __future__ import annotations
@@ -37,12 +47,13 @@ KEPT = 64  # answers of a scope that are remembered for requests that are sent a
 _PAYLOAD_LIMIT_BYTES = 16 << 20
 
 
-async def _told(parts: list[Any]) -> list[Any]:
-    return parts
+async def _as_they_came(values: list[Any]) -> list[Any]:
+    """The result of an agreement that computes nothing: all shards' values, in shard order."""
+    return values
 
 
 class AgreementService:
-    """The middle of the star, in the supervisor.
+    """The supervisor's end: brings together what the shards send.
 
     A scope has a gathering of its own: one whose agreements follow each other fast must not push
     out the answers that a slow one may still be asked for.
@@ -60,27 +71,28 @@ class AgreementService:
         service.add(AGREE_DEAL, self.deal)
         service.add(AGREE_ASK, self.ask)
 
-    async def _join(self, request: Agreement, value: Any, act: Act = _told) -> Any:
+    async def _join(self, request: Agreement, value: Any, act: Act = _as_they_came) -> Any:
         gathering = self._gatherings[_scope_of(request.key)]
         # A lead collects and deals under one key: they are told apart by the kind of request.
         key = (type(request).__name__, request.key)
         return await gathering.join(key, request.shard, value, act)
 
     async def sum(self, request: SumRequest, call: Call) -> list[float]:
+        """For every shard: the sums of all shards' values."""
+
         async def act(parts: list[list[float]]) -> list[float]:
             if len({len(part) for part in parts}) > 1:
                 raise ContractError(
                     f"shards sum {[len(part) for part in parts]} values", where=request.key
                 )
-            return [
-                float(value) for value in np.sum(np.array(parts, np.float64), axis=0)
-            ]  # in shard order
+            sums = np.sum(np.array(parts, np.float64), axis=0)  # in shard order
+            return [float(value) for value in sums]
 
         total: list[float] = await self._join(request, request.values, act)
         return total
 
     async def collect(self, request: CollectRequest, call: Call) -> list[bytes]:
-        """The payloads in shard order for the lead, none for the others."""
+        """For the lead: all payloads, in shard order. For any other shard: an empty list."""
         if len(request.payload) * self._shards > _PAYLOAD_LIMIT_BYTES:
             raise ContractError(
                 f"{len(request.payload)} bytes are too many to agree on", where=request.key
@@ -89,22 +101,28 @@ class AgreementService:
         return parts if request.shard == 0 else []
 
     async def deal(self, request: DealRequest, call: Call) -> bytes:
+        """For every shard: its part of those that the lead sends."""
         if request.shard == 0 and len(request.parts) != self._shards:
             raise ContractError(
                 f"{len(request.parts)} parts for {self._shards} shards", where=request.key
             )
-        parts: list[list[bytes]] = await self._join(request, request.parts)
-        return parts[0][request.shard]
+        parts_by_sender: list[list[bytes]] = await self._join(request, request.parts)
+        return parts_by_sender[0][request.shard]  # 0 is the lead; the others send none
 
     async def ask(self, request: CollectRequest, call: Call) -> bytes:
-        """For all but the lead: its part of what the lead deals when it has collected."""
+        """For any shard but the lead: its part of what the lead computes from all payloads.
+
+        In place of the two calls that the lead makes: this shard's payload is collected, then its
+        part is waited for.
+        """
         await self.collect(request, call)
         return await self.deal(DealRequest(request.key, request.shard, []), call)
 
 
 class Agreements:
-    """One shard's end; shard 0 is the lead. All shards make the agreements of a scope in the same
-    order.
+    """One shard's end; shard 0 is the lead.
+
+    All shards must make the agreements of one scope in the same order.
 
     shard: this shard's number.
     shards: how many there are.
@@ -114,15 +132,19 @@ class Agreements:
     def __init__(
         self, peer: Peer, shard: int, shards: int, insist: Insist, prefix: str = ""
     ) -> None:
-        self.shard, self.shards, self.lead = shard, shards, shard == 0
-        self._peer, self._insist, self._prefix = peer, insist, prefix
+        self.shard = shard
+        self.shards = shards
+        self.lead = shard == 0
+        self._peer = peer
+        self._insist = insist
+        self._prefix = prefix
         self._count = itertools.count()
         self._scopes: dict[str, Agreements] = {}
 
     def scope(self, name: str) -> Agreements:
         """Agreements with numbers of their own, for a task that agrees beside others.
 
-        Asked for the same name again, it is the same scope.
+        A name always gives the same scope.
         """
         if name not in self._scopes:
             prefix = f"{self._prefix}{name}:"
@@ -135,34 +157,37 @@ class Agreements:
         return f"{self._prefix}{next(self._count)}/{name}"
 
     async def sum(self, name: str, values: np.ndarray) -> np.ndarray:
-        """float64[K] summed over shards, in shard order, so that all get the same bits."""
+        """float64[K]: the values summed over shards, in shard order, so all get the same bits."""
         flat = [float(value) for value in np.asarray(values, np.float64).ravel()]
         request = SumRequest(self._key(name), self.shard, flat)
         return np.array(await self._call(AGREE_SUM, request), np.float64)
 
     async def collect(self, name: str, payload: bytes) -> list[bytes]:
-        """Every shard's payload for the lead, an empty list for the others."""
+        """For the lead: every shard's payload, in shard order. For others: an empty list."""
         request = CollectRequest(self._key(name), self.shard, payload)
         return await self._call(AGREE_COLLECT, request)
 
     async def ask(
         self, name: str, payload: bytes, lead: Callable[[list[bytes]], Awaitable[list[bytes]]]
     ) -> bytes:
-        """This shard's part of what the lead makes of all payloads. ``lead``: payloads, in shard
-        order, -> parts.
+        """This shard's part of what the lead computes from all payloads.
+
+        lead: all payloads -> one part for each shard, both in shard order. Only the lead runs it.
         """
         request = CollectRequest(self._key(name), self.shard, payload)
         if not self.lead:
             return await self._call(AGREE_ASK, request)
-        parts = await lead(await self._call(AGREE_COLLECT, request))
+        payloads = await self._call(AGREE_COLLECT, request)
+        parts = await lead(payloads)
         return await self._call(AGREE_DEAL, DealRequest(request.key, self.shard, parts))
 
     async def _call(self, endpoint: Endpoint[Request, Reply], request: Request) -> Reply:
         return await self._insist(self._peer, endpoint, request)
 
     async def barrier(self, name: str, flag: bool = False) -> bool:
-        """Whether any shard came with its flag up."""
-        return bool((await self.sum(name, np.array([flag]))).any())
+        """Waits for all shards; whether any of them came with its flag up."""
+        flags = await self.sum(name, np.array([flag]))
+        return bool(flags.any())
 
 
 def _scope_of(key: str) -> str:

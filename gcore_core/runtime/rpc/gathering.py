@@ -13,13 +13,17 @@ Act = Callable[[list[Any]], Awaitable[Any]]
 
 
 class Gathering:
-    """Members 0..n-1 join under a key with a value; when all have, ``act(values in member order)``
-    runs once.
+    """Members 0 to n-1 join under a key, each with a value. When all have joined, ``act`` runs
+    once, with the values in member order, and every member gets its result.
 
-    A member that joins again (its reply was lost) gets the same result, for as long as the last
-    ``keep`` keys are
-    remembered. Whoever joins with another value under the same key is refused: it is not the same
-        request.
+    A member that joins a key again, because its reply was lost, gets the first result: that of a
+    finished key is remembered until ``keep`` later ones have finished too. A member that joins
+    again with another value is refused: that is not the same request.
+
+    ``act`` runs in a task of its own: it goes on when the member that came last goes away.
+
+    members: n, how many there are.
+    keep: how many finished keys are remembered.
     """
 
     def __init__(self, members: int, keep: int = 32) -> None:

@@ -109,18 +109,18 @@ class GeneratorShell:
 
     async def ask(self, request: AskRequest, call: Call) -> AsyncGenerator[list[AnswerItem], None]:
         """Streams the answers to a reward's questions as they finish."""
-        asked, wanted = await self._asking.open(request, call)
+        opened, samples = await self._asking.open(request, call)
         try:
-            await self._engine.submit(wanted)
-            owed = len(wanted)
-            while owed:
-                answers = await asked.inbox.get()
+            await self._engine.submit(samples)
+            missing = len(samples)
+            while missing:
+                answers = await opened.inbox.get()
                 if not answers:
                     await self._engine.check()
-                owed -= len(answers)
+                missing -= len(answers)
                 yield answers
         finally:
-            self._asking.close(asked)
+            self._asking.close(opened)
 
     async def pull(self, request: PullWeights, call: Call) -> PushConfirmed:
         """Takes a push from the trainer; no step of the engine runs meanwhile."""

@@ -1,5 +1,7 @@
-"""Questions of rewards to a generator: answered in the same engine as leases, and told as text, not
-stored.
+"""Questions of rewards to a generator: drawn by the same engine as records, and sent back as text.
+
+Nothing of an answer is stored. A question's samples get ordinals from ``FIRST_ORDINAL`` on, so that
+what the engine has finished can be told apart from records by its key.
 """
 
 from __future__ import annotations
@@ -15,43 +17,51 @@ from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.store.client import StoreReader
 
 Key = tuple[int, int]
-FIRST_ORDINAL = 1 << 48  # so that no question shares a key with a record
+FIRST_ORDINAL = 1 << 48  # of questions; records never come this far
 
 
 @dataclass
-class Asked:
-    """One open request. ``waiting``: key of a sample -> (index of its question, which sample)."""
+class OpenRequest:
+    """One request of a scorer, until all its answers have been sent.
+
+    missing: key of a sample in the engine -> (index of its question, which sample of it).
+    inbox: answers to send, in lists. An empty list says that the engine has failed.
+    """
 
     call: Call
-    waiting: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    missing: dict[Key, tuple[int, int]] = field(default_factory=dict)
     inbox: asyncio.Queue[list[AnswerItem]] = field(default_factory=asyncio.Queue)
 
 
 class Asking:
-    """The open questions of one generator. ``store`` opens what they show."""
+    """The open requests of one generator. ``store`` opens the images of their questions."""
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
         self._ordinals = itertools.count(FIRST_ORDINAL)
-        self._open: list[Asked] = []
+        self._open: list[OpenRequest] = []
 
     def __len__(self) -> int:
-        """Answers that are owed."""
-        return sum(len(asked.waiting) for asked in self._open)
+        """Answers that are still missing, over all open requests."""
+        return sum(len(opened.missing) for opened in self._open)
 
-    async def open(self, request: AskRequest, call: Call) -> tuple[Asked, list[SampleRequest]]:
-        """What to wait for, and what the engine must draw. Every request is drawn anew, also one
-        asked again.
+    async def open(
+        self, request: AskRequest, call: Call
+    ) -> tuple[OpenRequest, list[SampleRequest]]:
+        """(what to wait for, what the engine must draw).
+
+        Not idempotent: a repeated request is drawn anew, under other ordinals.
         """
-        asked, wanted = Asked(call), []
-        shown = await asyncio.gather(
+        opened = OpenRequest(call)
+        samples: list[SampleRequest] = []
+        images_by_question = await asyncio.gather(
             *(self._store.arrays(question.images) for question in request.questions)
         )
-        for question, images in zip(request.questions, shown, strict=True):
+        for question, images in zip(request.questions, images_by_question, strict=True):
             ordinal = next(self._ordinals)
             for sample in question.samples:
-                asked.waiting[ordinal, sample] = question.index, sample
-                wanted.append(
+                opened.missing[ordinal, sample] = question.index, sample
+                samples.append(
                     SampleRequest(
                         ordinal=ordinal,
                         sample=sample,
@@ -61,45 +71,48 @@ class Asking:
                         images=images,
                     )
                 )
-        self._open.append(asked)
-        return asked, wanted
+        self._open.append(opened)
+        return opened, samples
 
-    def close(self, asked: Asked) -> None:
-        self._open.remove(asked)
+    def close(self, opened: OpenRequest) -> None:
+        self._open.remove(opened)
 
     def progress(self) -> None:
-        for asked in self._open:
-            asked.call.progress()
+        """Tells every open request's caller that the engine goes on."""
+        for opened in self._open:
+            opened.call.progress()
 
     def failed(self) -> None:
-        """The engine failed: every open request is to look why."""
-        for asked in self._open:
-            asked.inbox.put_nowait([])
+        """Wakes every open request: the engine has failed, and each is to see why."""
+        for opened in self._open:
+            opened.inbox.put_nowait([])
 
     def take(self, finished: list[Finished]) -> list[Finished]:
-        """Passes on the answers among them; returns the others, which are records or belong to
-        nobody.
+        """Hands each answer to the request that waits for it; returns the records.
+
+        An answer whose request was closed belongs to nobody: it is dropped.
         """
-        rest = [record for record in finished if record.request.ordinal < FIRST_ORDINAL]
-        for asked in self._open:
-            mine = [r for r in finished if (r.request.ordinal, r.request.sample) in asked.waiting]
+        records = [one for one in finished if one.request.ordinal < FIRST_ORDINAL]
+        for opened in self._open:
+            mine = [one for one in finished if _key(one) in opened.missing]
             if mine:
-                asked.inbox.put_nowait([_answer(r, *asked.waiting.pop(_key(r))) for r in mine])
-        return rest
+                answers = [_answer(one, *opened.missing.pop(_key(one))) for one in mine]
+                opened.inbox.put_nowait(answers)
+        return records
 
 
-def _key(record: Finished) -> Key:
-    return record.request.ordinal, record.request.sample
+def _key(finished: Finished) -> Key:
+    return finished.request.ordinal, finished.request.sample
 
 
-def _answer(record: Finished, index: int, sample: int) -> AnswerItem:
-    columns = record.columns
+def _answer(finished: Finished, index: int, sample: int) -> AnswerItem:
+    columns = finished.columns
     return AnswerItem(
         index=index,
         sample=sample,
         text=columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else "",
-        status=record.status,
-        reason=short_reason(record.reason),
+        status=finished.status,
+        reason=short_reason(finished.reason),
         n_prompt=columns["prompt_ids"].size if "prompt_ids" in columns else 0,
         n_actions=columns["action_mask"].size if "action_mask" in columns else 0,
     )

@@ -1,5 +1,8 @@
-"""How a reward asks a generator role: each question goes to the least burdened replica that is
-awake.
+"""How a reward asks a generator role: each question goes to the awake replica that owes least.
+
+questions -> deal to replicas -> stream answers from all of them side by side
+                  ^                     |
+                  +--- a replica is lost: what it has not answered is dealt again
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -19,51 +23,84 @@ from gcore_core.runtime.messages import ASK, AskRequest, QuestionItem
 from gcore_core.runtime.rpc.retry import LOST, PATIENT
 
 
+@dataclass
+class _Sheet:
+    """The questions of one call of ``sample``, and the answers that have come so far.
+
+    answers: [question][sample], None where the answer is missing.
+    """
+
+    questions: Sequence[Question]
+    answers: list[list[Answer | None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answers = [[None] * question.samples for question in self.questions]
+
+    def missing(self, index: int) -> list[int]:
+        """The samples of a question that have no answer yet."""
+        return [sample for sample, answer in enumerate(self.answers[index]) if answer is None]
+
+
 class RoleSampler:
-    """One scorer worker's way to the replicas of a role. It knows its own load of each only, which
-    is enough: others' questions are spread by the same rule.
+    """One scorer worker's way to the replicas of a role.
+
+    It knows how many answers each replica owes to this worker, and nothing of other workers. That
+    is enough: they spread their questions by the same rule.
+
+    role: the role's name.
+    replicas: all of them; those that sleep are not asked.
+    progress: called whenever answers have come.
     """
 
     def __init__(self, role: str, replicas: Sequence[Peer], progress: Callable[[], None]) -> None:
-        self.role, self._replicas, self._progress = role, list(replicas), progress
+        self.role = role
+        self._replicas = list(replicas)
+        self._progress = progress
         self._awake = list(range(len(self._replicas)))
         self._awake_version = 0
         self._load: Counter[int] = Counter()  # replica -> answers it owes
-        self._asked: dict[tuple[int, int], list[tuple[Inquiry, float]]] = defaultdict(list)
+        # key of a record -> (one answer's measurements, when it ended)
+        self._inquiries: dict[tuple[int, int], list[tuple[Inquiry, float]]] = defaultdict(list)
 
     def route(self, awake: Sequence[int], version: int = 0) -> None:
-        """From here on only these replicas are asked. Messages overtake each other: what an older
-        ``version`` says changes nothing.
+        """From here on only these replicas are asked.
+
+        Messages overtake each other: an older ``version`` than the newest changes nothing.
         """
         if version >= self._awake_version:
             self._awake = list(awake)
             self._awake_version = version
 
-    def asked(self, ordinal: int, sample: int) -> list[Inquiry]:
-        """What every answer about a record took; told once."""
+    def take_inquiries(self, ordinal: int, sample: int) -> list[Inquiry]:
+        """What every answer about a record took. Each is returned once, and forgotten."""
         now_s = asyncio.get_running_loop().time()
-        return [
-            msgspec.structs.replace(
-                took, began_ago_s=now_s - ended_s + took.began_ago_s, ended_ago_s=now_s - ended_s
+        inquiries = []
+        for inquiry, ended_s in self._inquiries.pop((ordinal, sample), []):
+            ended_ago_s = now_s - ended_s
+            began_ago_s = ended_ago_s + inquiry.began_ago_s  # as kept, it counts from the end
+            inquiries.append(
+                msgspec.structs.replace(inquiry, began_ago_s=began_ago_s, ended_ago_s=ended_ago_s)
             )
-            for took, ended_s in self._asked.pop((ordinal, sample), [])
-        ]
+        return inquiries
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        found: list[list[Answer | None]] = [[None] * question.samples for question in questions]
-        avoid = set[int]()  # replicas that were lost in the latest try
+        """The answers to each question, in order; patient with replicas that are lost."""
+        sheet = _Sheet(questions)
+        lost = set[int]()  # replicas that failed in the latest try
 
-        async def ask_for_the_rest(attempt: int) -> None:
-            parts = self._deal(questions, found, avoid)
-            asks = (self._ask(replica, part, questions, found) for replica, part in parts.items())
-            errors = dict(zip(parts, await asyncio.gather(*asks), strict=True))
-            avoid.clear()
-            avoid.update(replica for replica, error in errors.items() if error)
-            for error in filter(None, errors.values()):
-                raise error
+        async def ask_what_is_missing(attempt: int) -> None:
+            parts = self._deal(sheet, lost)
+            errors = await asyncio.gather(
+                *(self._ask_replica(replica, part, sheet) for replica, part in parts.items())
+            )
+            lost.clear()
+            lost.update(replica for replica, error in zip(parts, errors, strict=True) if error)
+            for error in errors:
+                if error:
+                    raise error
 
-        await PATIENT.run(ask_for_the_rest, LOST)
-        answers = [[answer for answer in row if answer is not None] for row in found]
+        await PATIENT.run(ask_what_is_missing, LOST)
+        answers = [[answer for answer in row if answer is not None] for row in sheet.answers]
         if any(
             len(row) != question.samples for row, question in zip(answers, questions, strict=True)
         ):
@@ -72,22 +109,19 @@ class RoleSampler:
             )
         return answers
 
-    def _deal(
-        self,
-        questions: Sequence[Question],
-        found: Sequence[Sequence[Answer | None]],
-        avoid: set[int],
-    ) -> dict[int, list[QuestionItem]]:
-        """What is not answered yet, to the replicas that owe least; not to those that were just
-        lost, if there are others.
+    def _deal(self, sheet: _Sheet, lost: set[int]) -> dict[int, list[QuestionItem]]:
+        """Deals what is not answered yet: replica -> its questions.
+
+        A question goes to the replica that owes least, the first of equal ones. Those that were
+        just lost get none, unless all were.
         """
         parts: dict[int, list[QuestionItem]] = defaultdict(list)
-        able = [replica for replica in self._awake if replica not in avoid] or self._awake
-        for index, (question, row) in enumerate(zip(questions, found, strict=True)):
-            missing = [sample for sample, answer in enumerate(row) if answer is None]
+        able = [replica for replica in self._awake if replica not in lost] or self._awake
+        for index, question in enumerate(sheet.questions):
+            missing = sheet.missing(index)
             if missing:
-                replica = min(able, key=lambda at: (self._load[at], at))
-                self._load[replica] += len(missing)
+                replica = min(able, key=lambda able_one: (self._load[able_one], able_one))
+                self._load[replica] += len(missing)  # at once: the next question sees it
                 images = list(question.images)
                 item = QuestionItem(
                     index, question.prompt, question.seed, missing, question.greedy, images
@@ -95,37 +129,36 @@ class RoleSampler:
                 parts[replica].append(item)
         return parts
 
-    async def _ask(
-        self,
-        replica: int,
-        part: list[QuestionItem],
-        questions: Sequence[Question],
-        found: list[list[Answer | None]],
+    async def _ask_replica(
+        self, replica: int, part: list[QuestionItem], sheet: _Sheet
     ) -> WorkerDied | DeadlineExceeded | None:
-        """Fills in what this replica answers; the error, when it is lost on the way."""
-        owed, clock = sum(len(item.samples) for item in part), asyncio.get_running_loop().time
+        """Writes what one replica answers into the sheet; returns the error if it is lost."""
+        owed = sum(len(item.samples) for item in part)
+        clock = asyncio.get_running_loop().time
         began_s = clock()
         stream = self._replicas[replica].stream(ASK, AskRequest(part))
         try:
             async with contextlib.aclosing(stream):
                 async for answers in stream:
                     for item in answers:
-                        found[item.index][item.sample] = Answer(
+                        sheet.answers[item.index][item.sample] = Answer(
                             text=item.text,
                             status=item.status,
                             reason=item.reason,
                             n_prompt=item.n_prompt,
                             n_actions=item.n_actions,
                         )
-                        took = Inquiry(
+                        ended_s = clock()
+                        inquiry = Inquiry(
                             self.role,
                             replica,
                             item.n_prompt,
                             item.n_actions,
-                            clock() - began_s,
+                            ended_s - began_s,
                             0.0,
                         )
-                        self._asked[questions[item.index].about].append((took, clock()))
+                        about = sheet.questions[item.index].about
+                        self._inquiries[about].append((inquiry, ended_s))
                     self._progress()
         except (WorkerDied, DeadlineExceeded) as error:
             return error

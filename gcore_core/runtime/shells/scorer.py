@@ -36,9 +36,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NamedScorer:
-    """A reward. when: field of a row -> the values with which it is asked. sampler: the role it
-    asks in its turn; then it has the time that the role's replicas take, as long as they make
-    progress.
+    """A reward with its settings.
+
+    timeout_s: its time for one call, unless it has a sampler.
+    when: field of a row -> the values for which the row's records get this reward; empty: all do.
+    sampler: the role that this reward asks questions, if any. There is no time limit then: the
+        role's replicas may take as long as they make progress.
     """
 
     name: str
@@ -49,11 +52,13 @@ class NamedScorer:
 
 
 class ScorerShell:
-    """Hosts the rewards of one scorer worker. ``give_up`` ends the process; its agent starts it
-    again.
+    """Hosts the rewards of one scorer worker.
 
-    A function that does not return cannot be stopped in its thread: the records it held get the
-    status "timeout", the answer is sent, and the process is given up.
+    A function that does not return cannot be stopped in its thread: the records it was called with
+    get the status "timeout", the reply is sent, and the process is given up.
+
+    datasets: "train" and "evaluation" -> the rows of the records' prompts.
+    give_up: ends the process with an exit code; its agent starts it again.
     """
 
     def __init__(
@@ -64,61 +69,72 @@ class ScorerShell:
         compute: Compute,
         give_up: Callable[[int], None],
     ) -> None:
-        self._scorers, self._datasets, self._store = scorers, datasets, store
-        self._compute, self._give_up = compute, give_up
-        self._turn = asyncio.Lock()
+        self._scorers = scorers
+        self._datasets = datasets
+        self._store = store
+        self._compute = compute
+        self._give_up = give_up
+        self._turn = asyncio.Lock()  # of rewards that run in the thread, one at a time
 
     def register(self, service: Service) -> None:
         service.add(SCORE, self.score)
 
     async def score(self, request: ScoreRequest, call: Call) -> list[RecordScore]:
+        """Scores of records: of every reward of this worker that the request wants."""
         dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
-        held = await self._store.records(request.headers)
-        records = [_record(*found, dataset) for found in zip(request.headers, held, strict=True)]
-        scores = [RecordScore(header.ordinal, header.sample, {}, {}) for header in request.headers]
+        contents = await self._store.records(request.headers)
+        records = [
+            _record(header, content, dataset)
+            for header, content in zip(request.headers, contents, strict=True)
+        ]
         wanted = [
             named for named in self._scorers if named.name in request.rewards or not request.rewards
         ]
-        for found in await asyncio.gather(
-            *(self._where(named, records, request, call) for named in wanted)
-        ):
-            for i, (score, answer) in enumerate(zip(scores, found[1], strict=True)):
-                scores[i] = _with(score, found[0], answer)
-        return [msgspec.structs.replace(score, asked=self._asked(score)) for score in scores]
+        by_reward = await asyncio.gather(
+            *(self._score_matching(named, records, request, call) for named in wanted)
+        )
+        results = [RecordScore(header.ordinal, header.sample, {}, {}) for header in request.headers]
+        for named, scores in zip(wanted, by_reward, strict=True):
+            results = [
+                _with(result, named.name, score)
+                for result, score in zip(results, scores, strict=True)
+            ]
+        return [msgspec.structs.replace(r, asked=self._take_inquiries(r)) for r in results]
 
-    def _asked(self, score: RecordScore) -> list[Inquiry]:
-        """What others were asked about a record. Rewards that ask the same role share a sampler."""
+    def _take_inquiries(self, result: RecordScore) -> list[Inquiry]:
+        """The measured questions about a record, each returned once.
+
+        Rewards that ask the same role share a sampler, so each sampler is looked at once.
+        """
         samplers = {
             id(named.sampler): named.sampler for named in self._scorers if named.sampler is not None
         }
         return [
-            one
+            inquiry
             for sampler in samplers.values()
-            for one in sampler.asked(score.ordinal, score.sample)
+            for inquiry in sampler.take_inquiries(result.ordinal, result.sample)
         ]
 
-    async def _where(
+    async def _score_matching(
         self,
         named: NamedScorer,
         records: list[ScoredRecord],
         request: ScoreRequest,
         call: Call,
-    ) -> tuple[str, list[Score]]:
-        """The reward's scores; "skipped" for records that it is not for."""
-        if named.sampler is not None and named.sampler.role in request.awake:
-            named.sampler.route(request.awake[named.sampler.role], request.awake_version)
-        mine = [
-            all(r.prompt.fields.get(key) in values for key, values in named.when.items())
-            for r in records
-        ]
-        asked = [record for record, is_mine in zip(records, mine, strict=True) if is_mine]
-        answers = iter(await self._ask(named, asked) if asked else [])
+    ) -> list[Score]:
+        """One reward's score of each record; "skipped" for those that do not match its ``when``."""
+        sampler = named.sampler
+        if sampler is not None and sampler.role in request.awake:
+            sampler.route(request.awake[sampler.role], request.awake_version)
+        matches = [_matches(record, named.when) for record in records]
+        matching = [record for record, match in zip(records, matches, strict=True) if match]
+        scores = iter(await self._score_isolated(named, matching) if matching else [])
         call.progress()
-        return named.name, [next(answers) if is_mine else _SKIPPED for is_mine in mine]
+        return [next(scores) if match else _SKIPPED for match in matches]
 
-    async def _waiting(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
-        """Of a scorer that waits for others: calls overlap, and one that takes too long is
-        cancelled.
+    async def _score_waiting(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
+        """Of a scorer that is a coroutine: it waits for others, so its calls overlap, and one that
+        takes too long is cancelled.
         """
         try:
             async with asyncio.timeout(None if named.sampler else named.timeout_s):
@@ -127,23 +143,27 @@ class ScorerShell:
             reason = f"no answer within {named.timeout_s:g} s"
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
 
-    async def _in_turn(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
-        async with (
-            self._turn
-        ):  # the limit counts from when the reward begins, not from when it was asked
+    async def _score_in_turn(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
+        """Of a scorer that is a plain function: in the thread, one after the other.
+
+        The limit counts from when it begins, not from when it was asked for.
+        """
+        async with self._turn:
             work = asyncio.ensure_future(self._compute(cast(Scorer, named.scorer).score, records))
             async with asyncio.timeout(named.timeout_s):
                 return list(await asyncio.shield(work))
 
-    async def _ask(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
+    async def _score_isolated(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
+        """One reward's score of each record; where the reward fails, that is the records' status.
+
+        Raises what a reward says on purpose to the person who runs it: with a wrong config, for
+        example, nothing can be scored.
+        """
         waits = inspect.iscoroutinefunction(named.scorer.score)
+        score = self._score_waiting if waits else self._score_in_turn
         try:
-            answers = await (self._waiting if waits else self._in_turn)(named, records)
-        except (
-            ConfigError,
-            ContractError,
-            DataError,
-        ):  # said on purpose, to whom runs it: nothing can be scored
+            scores = await score(named, records)
+        except (ConfigError, ContractError, DataError):
             raise
         except TimeoutError:
             reason = f"no answer within {named.timeout_s:g} s"
@@ -155,14 +175,19 @@ class ScorerShell:
             return [
                 Score(value=None, status=REWARD_FAILED, reason=f"{type(error).__name__}: {error}")
             ] * len(records)
-        if len(answers) != len(records):
-            reason = f"{len(answers)} scores for {len(records)} records"
+        if len(scores) != len(records):
+            reason = f"{len(scores)} scores for {len(records)} records"
             return [Score(value=None, status=REWARD_FAILED, reason=reason)] * len(records)
-        return answers
+        return scores
 
 
-def _record(header: Header, held: tuple[Columns, Columns], dataset: Dataset) -> ScoredRecord:
-    columns, media = held
+def _matches(record: ScoredRecord, when: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether every field that ``when`` names has one of the values listed there."""
+    return all(record.prompt.fields.get(name) in values for name, values in when.items())
+
+
+def _record(header: Header, content: tuple[Columns, Columns], dataset: Dataset) -> ScoredRecord:
+    columns, media = content
     return ScoredRecord(
         ordinal=header.ordinal,
         sample=header.sample,
@@ -178,16 +203,23 @@ def _record(header: Header, held: tuple[Columns, Columns], dataset: Dataset) -> 
 _SKIPPED = Score(value=None, status=REWARD_SKIPPED)
 
 
-def _with(score: RecordScore, name: str, answer: Score) -> RecordScore:
-    value, status, reason = answer.value, answer.status, answer.reason
+def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
+    """``result`` with the score of the reward ``name``. The first reason that it has stays."""
+    status = score.status
+    statuses = {**result.statuses, name: status}
     if status == REWARD_SKIPPED:
-        return msgspec.structs.replace(score, statuses={**score.statuses, name: status})
-    if status == OK and (value is None or not math.isfinite(value)):
-        status, reason = REWARD_FAILED, f"the reward is {value}"
-    values = (
-        {**score.values, name: float(value)} if status == OK and value is not None else score.values
-    )
-    told = score.reason or (
-        short_reason(f"rewards.{name}: {reason}") if reason and status != OK else ""
-    )
-    return RecordScore(score.ordinal, score.sample, values, {**score.statuses, name: status}, told)
+        return msgspec.structs.replace(result, statuses=statuses)
+    value = score.value
+    reason = score.reason
+    values = result.values
+    if status == OK and value is not None and math.isfinite(value):
+        values = {**values, name: float(value)}
+    elif status == OK:
+        status = REWARD_FAILED
+        statuses[name] = status
+        reason = f"the reward is {value}"
+    if status == OK or not reason:
+        first_reason = result.reason
+    else:
+        first_reason = result.reason or short_reason(f"rewards.{name}: {reason}")
+    return RecordScore(result.ordinal, result.sample, values, statuses, first_reason)
