@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gcore_core.testing.contracts.annotator import AnnotatorContract
     from gcore_core.testing.contracts.balancer import BalancerContract
     from gcore_core.testing.contracts.base import Contract, NotClaimed, claims
+    from gcore_core.testing.contracts.controller import ControllerContract
     from gcore_core.testing.contracts.dataset import DatasetContract
     from gcore_core.testing.contracts.filter import FilterContract
     from gcore_core.testing.contracts.generator import GeneratorContract
@@ -31,6 +32,7 @@ _HOMES = {
     "AnnotatorContract": "annotator",
     "BalancerContract": "balancer",
     "Contract": "base",
+    "ControllerContract": "controller",
     "DatasetContract": "dataset",
     "FilterContract": "filter",
     "GeneratorContract": "generator",
@@ -51,6 +53,7 @@ __all__ = [
     "AnnotatorContract",
     "BalancerContract",
     "Contract",
+    "ControllerContract",
     "DatasetContract",
     "FilterContract",
     "GeneratorContract",

@@ -31,6 +31,7 @@ BY_KIND = {
     "advantage": "AdvantageContract",
     "annotator": "AnnotatorContract",
     "balancer": "BalancerContract",
+    "controller": "ControllerContract",
     "dataset": "DatasetContract",
     "filter": "FilterContract",
     "generator": "GeneratorContract",

@@ -5,13 +5,15 @@ a known gap.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing.contracts.balancer import BalancerContract
+from gcore_core.testing.contracts.controller import ControllerContract
 from gcore_core.testing.contracts.dataset import DatasetContract
 from gcore_core.testing.contracts.scorer import ScorerContract, scored_record
 
@@ -54,3 +56,8 @@ class TestInOrder(BalancerContract):
             "it keeps the order and does not look at costs"
         ),
     }
+
+
+class TestSync(ControllerContract):
+    provider = "core/sync"
+    config: ClassVar[Mapping[str, Any]] = {"prompts": 8, "minibatches": 2, "push_bucket_bytes": 1}

@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.controller import Controller
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
 from gcore_core.contract.placement import Device, Need
-from gcore_core.contract.records import TRAINED, StepReport
+from gcore_core.contract.records import TRAINED, StepReport, WeightPlan
+from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext, make_context
@@ -31,9 +33,16 @@ from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
     CARRIED,
+    COMMIT_CHECKPOINT,
+    OPEN_CHECKPOINT,
     PUBLISHED,
     STEP_END,
+    Carried,
+    CheckpointPlace,
+    CommitCheckpoint,
     Nothing,
+    OpenCheckpoint,
+    Published,
     StepEnd,
 )
 from gcore_core.runtime.relay import Relay
@@ -52,7 +61,7 @@ from gcore_core.testing.fake_judge import FakeAsker
 from gcore_core.testing.faults import Faults, LastingService, Life, MortalService
 
 T = TypeVar("T")
-Program = Callable[[SyncConfig, ControllerContext], SynchronousController]
+Program = Callable[[SyncConfig, ControllerContext], Controller]
 SECRET = b"secret of a simulated run"
 #: A role that gives a column, and the column.
 TEACHER, TEACHER_COLUMN = "teacher", "teacher_logp"
@@ -186,6 +195,10 @@ class SimulatedJob:
     )
     rests: bool = False  # generators sleep while the trainer works
     annotators: int = 0  # workers of a role whose column the trainer learns from
+    checkpoint_every: int = 0
+    evaluate_every: int = 0
+    stop_after: int = -1  # the lead is told to stop when this step has been reported
+    resumed: CommitCheckpoint | None = None  # what the run goes on from
 
 
 @dataclass
@@ -204,6 +217,12 @@ class Outcome:
         default_factory=dict
     )  # (commit of its shard, ordinal) -> all
     virtual_s: float = 0.0
+    # what any step program leaves behind:
+    letters: list[dict[tuple[int, int], list[int]]] = field(default_factory=list)  # of each batch
+    scored: dict[tuple[int, int], float] = field(default_factory=dict)  # training's, the latest
+    versions: dict[str, list[int]] = field(default_factory=dict)  # replica -> pushes it confirmed
+    published: list[int] = field(default_factory=list)
+    checkpoints: list[CommitCheckpoint] = field(default_factory=list)
 
 
 class _RecordingTrainer(fake.FakeTrainer):
@@ -219,16 +238,44 @@ class _RecordingTrainer(fake.FakeTrainer):
         if step == len(outcome.batches):
             outcome.batches.append([])
             outcome.stale.append(set())
+            outcome.letters.append({})
         outcome.batches[step] = sorted(
             [
                 *outcome.batches[step],
                 *((r.ordinal, r.sample, r.minibatch) for r in _checked(records)),
             ]
         )
+        drawn = {(r.ordinal, r.sample): r.columns["action_ids"].tolist() for r in records}
+        outcome.letters[step] |= drawn
         outcome.stale[step] |= {r.ordinal for r in records if not r.fresh}
         if self._toward:
             _check_annotations(records, self._toward)
         return super().prepare(records, scalars)
+
+
+class _RecordingGenerator(fake.FakeGenerator):
+    def __init__(
+        self, outcome: Outcome, config: fake.FakeGeneratorConfig, context: WorkerContext
+    ) -> None:
+        super().__init__(config, context)
+        self._versions = outcome.versions.setdefault(f"{context.role}.{context.rank}", [])
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        super().commit_weights(plan)
+        self._versions.append(plan.version)
+
+
+class _RecordingScorer(fake.FakeScorer):
+    def __init__(self, outcome: Outcome, context: WorkerContext) -> None:
+        super().__init__(None, context)
+        self._outcome = outcome
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        scores = super().score(records)
+        for record, score in zip(records, scores, strict=True):
+            if record.ordinal >= 0:  # else it is an evaluation's
+                self._outcome.scored[record.ordinal, record.sample] = score.value or 0.0
+        return scores
 
 
 def _check_annotations(records: list[TrainRecord], name: str) -> None:
@@ -253,47 +300,106 @@ async def simulate(
     weather: Weather | None = None,
     program: Program = SynchronousController,
 ) -> Outcome:
-    """Runs a job of fakes to its end. ``store``: an empty directory for slabs."""
+    """Runs a job of fakes to its end.
+
+    store: an empty directory for slabs; checkpoints lie beside it.
+    program: makes one shard of the step program.
+    """
     network, outcome = InlineNetwork(weather), Outcome()
     spill = store.with_name(f"{store.name}-spill")
     spec = StoreSpec(
         node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes
     )
     slabs = SlabService(spec, SECRET, network.view("supervisor").peer)
-    await _serve_supervisor(network, job, outcome, slabs)
+    stopping = asyncio.Event()
+    await _serve_supervisor(network, job, outcome, slabs, store, stopping)
     policy = WorkerContext(role="policy", given=(TEACHER_COLUMN,) if job.annotators else ())
     ranks = [_RecordingTrainer(outcome, policy) for _ in range(job.ranks)]
-    births = _births(network, job, store)
+    if job.resumed is not None:
+        for rank in ranks:
+            rank.load(_saved(store, job.resumed.step))
+    births = _births(network, job, store, outcome)
     await _serve_ranks(network, job, store, ranks)
     if isinstance(weather, Faults):
         await weather.begin(network, births, lambda life: slabs.ended(f"{life.name}-{life.number}"))
     for name, birth in births.items():
         await network.view(name).serve(name, birth(Life(name, 0)))
-    controllers = [_controller(network, job, shard, program) for shard in range(job.shards)]
+    contexts = [_context(network, job, shard) for shard in range(job.shards)]
+    controllers = [program(_config(job), context) for context in contexts]
     for controller in controllers:
-        _witness(controller, outcome)
-    await asyncio.gather(*(controller.run() for controller in controllers))
+        if isinstance(controller, SynchronousController):
+            _witness(controller, outcome)
+    await _run_all(controllers, contexts[0].stopping, stopping)
     outcome.logits = [float(value) for rank in ranks for value in rank._logits]
     outcome.virtual_s = asyncio.get_running_loop().time()
     return outcome
 
 
+async def _run_all(
+    controllers: Sequence[Controller], lead_stops: asyncio.Event, stopping: asyncio.Event
+) -> None:
+    """To the end of all; when the lead was told to stop, to its end."""
+
+    async def tell() -> None:
+        await stopping.wait()
+        lead_stops.set()
+
+    running = [asyncio.ensure_future(controller.run()) for controller in controllers]
+    telling = asyncio.ensure_future(tell())
+    everybody: asyncio.Future[Any] = asyncio.gather(*running)
+    lead: asyncio.Future[Any] = running[0]
+    try:
+        await asyncio.wait([everybody, lead], return_when=asyncio.FIRST_COMPLETED)
+        if everybody.done() or not stopping.is_set():
+            await everybody
+    finally:
+        for task in (*running, telling):
+            task.cancel()
+        await asyncio.gather(*running, telling, return_exceptions=True)
+
+
+def _saved(store: Path, step: int) -> Path:
+    return store.with_name(f"{store.name}-step{step}")
+
+
 async def _serve_supervisor(
-    network: InlineNetwork, job: SimulatedJob, outcome: Outcome, slabs: SlabService
+    network: InlineNetwork,
+    job: SimulatedJob,
+    outcome: Outcome,
+    slabs: SlabService,
+    store: Path,
+    stopping: asyncio.Event,
 ) -> None:
     async def step_end(request: StepEnd, call: Call) -> Nothing:
         if not outcome.reports or outcome.reports[-1].step != request.report.step:
             outcome.reports.append(request.report)
         outcome.ledger = request.ledger
+        if request.report.step == job.stop_after:
+            stopping.set()
         return Nothing()
 
-    async def heard(request: object, call: Call) -> Nothing:
+    async def published(request: Published, call: Call) -> Nothing:
+        outcome.published.append(request.version)
+        return Nothing()
+
+    async def carried(request: Carried, call: Call) -> Nothing:
+        return Nothing()
+
+    async def open_checkpoint(request: OpenCheckpoint, call: Call) -> CheckpointPlace:
+        place = _saved(store, request.step)
+        place.mkdir(exist_ok=True)
+        return CheckpointPlace(str(place))
+
+    async def commit_checkpoint(request: CommitCheckpoint, call: Call) -> Nothing:
+        outcome.checkpoints.append(request)
         return Nothing()
 
     service = LastingService("supervisor")
     service.add(STEP_END, step_end)
-    service.add(PUBLISHED, heard)
-    service.add(CARRIED, heard)
+    service.add(PUBLISHED, published)
+    service.add(CARRIED, carried)
+    service.add(OPEN_CHECKPOINT, open_checkpoint)
+    service.add(COMMIT_CHECKPOINT, commit_checkpoint)
     slabs.register(service)
     AgreementService(job.shards).register(service)
     await network.view("supervisor").serve("supervisor", service)
@@ -320,20 +426,24 @@ def _datasets() -> dict[str, Any]:
 
 
 def _births(
-    network: InlineNetwork, job: SimulatedJob, store: Path
+    network: InlineNetwork, job: SimulatedJob, store: Path, outcome: Outcome
 ) -> dict[str, Callable[[Life], MortalService]]:
     """How generators and scorers are made, with an empty memory."""
     datasets = _datasets()
     born: dict[str, Callable[[Life], Any]] = {}
     processes = itertools.count(1)
     for i in range(job.replicas):
-        born[f"rollout.{i}"] = lambda life: _generator(network, job, store, life, next(processes))
+        born[f"rollout.{i}"] = lambda life: _generator(
+            network, job, store, life, next(processes), outcome
+        )
     for i in range(job.judges):
-        born[f"judge.{i}"] = lambda life: _generator(network, job, store, life, next(processes))
+        born[f"judge.{i}"] = lambda life: _generator(
+            network, job, store, life, next(processes), outcome
+        )
     for i in range(job.scorers):
 
         def scorer(life: Life, i: int = i) -> ScorerShell:
-            backend = fake.FakeScorer(None, WorkerContext(role="scorer"))
+            backend = _RecordingScorer(outcome, WorkerContext(role="scorer"))
             named = NamedScorer(name=f"letters{i}", scorer=backend, timeout_s=60.0)
             return ScorerShell(
                 [named],
@@ -374,11 +484,16 @@ def _births(
 
 
 def _generator(
-    network: InlineNetwork, job: SimulatedJob, store: Path, life: Life, process: int
+    network: InlineNetwork,
+    job: SimulatedJob,
+    store: Path,
+    life: Life,
+    process: int,
+    outcome: Outcome,
 ) -> GeneratorShell:
     view, (role, _, number) = network.view(life.name), life.name.partition(".")
     drawing = fake.FakeGeneratorConfig(max_new_tokens=job.max_new_tokens)
-    backend = fake.FakeGenerator(drawing, WorkerContext(role=role, rank=int(number)))
+    backend = _RecordingGenerator(outcome, drawing, WorkerContext(role=role, rank=int(number)))
     writer = StoreWriter(
         store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}"
     )
@@ -417,13 +532,13 @@ def _never(code: int) -> None:
     raise AssertionError("a scorer gave up although nothing hangs")
 
 
-def _controller(
-    network: InlineNetwork, job: SimulatedJob, shard: int, program: Program
-) -> SynchronousController:
+def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> ControllerContext:
+    resumed = job.resumed
+    state = resumed.state if resumed else {}
     facts = JobFacts(
         run=Run(steps=job.steps, seed=job.seed, deterministic=job.deterministic),
-        evaluation=Evaluation(prompts=job.evaluate_prompts, show=0),
-        checkpoint=Checkpoint(),
+        evaluation=Evaluation(every=job.evaluate_every, prompts=job.evaluate_prompts, show=0),
+        checkpoint=Checkpoint(every=job.checkpoint_every),
         shard=shard,
         shards=job.shards,
         rows={"train": 16, "evaluation": 16},
@@ -441,6 +556,9 @@ def _controller(
         takes_stale=job.takes_stale,
         placement=_placement(job),
         resting=["rollout", "judge"] if job.rests else [],
+        start_step=resumed.step if resumed else 0,
+        next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
+        state=state,
     )
     factories = {
         "advantage": FactorySpec(
@@ -452,14 +570,16 @@ def _controller(
         "balance": job.balance,
         **({"placement": job.placement} if job.placement else {}),
     }
-    context = make_context(None, facts, factories, network.view(f"controller.{shard}"))
-    config = SyncConfig(
+    return make_context(None, facts, factories, network.view(f"controller.{shard}"))
+
+
+def _config(job: SimulatedJob) -> SyncConfig:
+    return SyncConfig(
         prompts=job.prompts,
         minibatches=job.minibatches,
         max_rounds=job.max_rounds,
-        push_bucket_bytes=1,
-    )  # one tensor a bucket
-    return program(config, context)
+        push_bucket_bytes=1,  # one tensor a bucket
+    )
 
 
 def _placement(job: SimulatedJob) -> PlacementFacts | None:

@@ -45,6 +45,17 @@ ANSWERS = {
         return [dict.fromkeys(self._context.columns, column) for column in zeros]
         """
     ],
+    "controller": [
+        """
+        plan = await self._training.balance(step, taken.groups)
+        scalars = await self._training.prepare(step, taken.groups, plan)
+        advantages = await self._training.advantages(taken.groups, scalars)
+        watch.lap("prepare")
+        trained = await self._training.train(step, advantages, plan)
+        watch.lap("train")
+        return trained
+        """
+    ],
     "reward": ["return Score(value=self._config.scale * record.text.count('3'))"],
     "placement": [
         """
