@@ -101,6 +101,16 @@ class CountsUpdates(Protocol):
         """
 
 
+@runtime_checkable
+class CountsGroups(Protocol):
+    """Of a controller."""
+
+    def groups_per_step(self) -> int:
+        """Groups that a step trains on, over all shards; a placement policy plans for them.
+        Without the method: 0, which says that nobody knows.
+        """
+
+
 # -- how the core asks -----------------------------------------------------------------------------
 
 
@@ -140,6 +150,11 @@ def updates_per_step(config: Any) -> int:
     return config.updates_per_step() if isinstance(config, CountsUpdates) else 1
 
 
+def groups_per_step(config: Any) -> int:
+    """Groups that a step trains on under a controller; 0 when nobody knows."""
+    return config.groups_per_step() if isinstance(config, CountsGroups) else 0
+
+
 # -- what looks like an ability and is none --------------------------------------------------------
 
 
@@ -174,6 +189,7 @@ ABILITIES = (
     _ability(KeepsWeights, "generator"),
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
+    _ability(CountsGroups, "controller"),
 )
 _NEAR_EDITS = 2
 

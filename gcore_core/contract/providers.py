@@ -106,7 +106,7 @@ class ControllerProvider(Provider):
         rewards. A role on which nothing is called is refused.
     parts: what a job under this program must have, see ``PARTS``; nothing is asked of the others.
 
-    Ability of its config: ``updates_per_step``.
+    Abilities of its config: ``updates_per_step``, ``groups_per_step``.
     """
 
     calls: Mapping[str, frozenset[str]]

@@ -52,3 +52,7 @@ class SyncConfig:
     def updates_per_step(self) -> int:
         """Optimizer updates of one step; a trainer's schedule counts them."""
         return self.minibatches * self.epochs
+
+    def groups_per_step(self) -> int:
+        """Groups that a step trains on; a placement policy plans for them."""
+        return self.prompts

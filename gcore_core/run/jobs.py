@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import logprob_band, replica_slots, takes_stale, updates_per_step
+from gcore_core.contract.abilities import (
+    groups_per_step,
+    logprob_band,
+    replica_slots,
+    takes_stale,
+    updates_per_step,
+)
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Site
@@ -219,7 +225,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         takes_stale=takes_stale(job.plan.objects.get("objective")),
         judges={role: job.workers(role) for role in asked if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotators(job)},
-        placement=job.placed.facts(getattr(controller, "prompts", 0), str(job.directory)),
+        placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
         resting=list(job.placed.resting),
         last_ordinal=_last_ordinal(job),
         start_step=resumed.step if resumed else 0,

@@ -40,6 +40,9 @@ class Talkative:
     def updates_per_step(self) -> int:
         return 6
 
+    def groups_per_step(self) -> int:
+        return 32
+
 
 def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     silent = Silent()
@@ -50,6 +53,7 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     assert abilities.keeps_weights(silent) is True
     assert abilities.shows_images(None) is False
     assert abilities.updates_per_step(silent) == 1
+    assert abilities.groups_per_step(silent) == 0
 
 
 def test_a_config_with_an_ability_is_asked() -> None:
@@ -61,10 +65,11 @@ def test_a_config_with_an_ability_is_asked() -> None:
     assert abilities.keeps_weights(talkative) is False
     assert abilities.shows_images(talkative) is True
     assert abilities.updates_per_step(talkative) == 6
+    assert abilities.groups_per_step(talkative) == 32
 
 
 def test_every_ability_belongs_to_kinds_that_there_are() -> None:
-    assert len(ABILITIES) == 7
+    assert len(ABILITIES) == 8
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 
@@ -83,6 +88,7 @@ def config_with(name: str, value: Any) -> type:
         ("generator", "keep_weight", "keeps_weights"),
         ("dataset", "show_images", "shows_images"),
         ("controller", "updates_pre_step", "updates_per_step"),
+        ("controller", "group_per_step", "groups_per_step"),
     ],
 )
 def test_a_method_within_two_edits_of_an_ability_is_a_near_miss(
