@@ -26,11 +26,15 @@ FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 class Block:
     """The rows of one attention, and where their queries and keys lie among the tokens.
 
-    queries int64[B, Q], keys int64[B, T]: token indexes, any where there is none; the last Q keys
-        are the queries'.
-    own int64[n]: places in ``queries``, counted row after row, of the tokens that are there.
-    bias float32[B or 1, Q, 1, T]: 0 where a query sees a key, else -inf; every query sees some key.
-    real float32[B, Q, 1, 1]: 0 for queries that are not there; None when all are.
+    A row is a group (prompts to themselves) or a record (a completion to its prompt and itself).
+    Rows are padded to the longest one.
+
+    queries: int64[B, Q], token indexes; any valid index where a row is padded.
+    keys: int64[B, T], likewise; the last Q of them are the tokens of ``queries``.
+    own: int64[n], indexes into the flattened ``queries`` that are not padding.
+    bias: float32[B or 1, Q, 1, T], 0 where a query sees a key, else -inf; every query, padding
+        included, sees at least one key, so that no softmax is nan.
+    real: float32[B, Q, 1, 1], 0 for padded queries, else 1; None when none is padded.
     """
 
     queries: Tensor
@@ -42,9 +46,14 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatLayout:
-    """Positions int64[N] of all tokens; the attention of prompts to themselves and that of
-    completions (None when each has one action) to their prompt and themselves; members float32[G,
-    R]: 1 where record r is of group g; predicting int64[M]: tokens whose hidden states are wanted.
+    """How the flat tokens of a batch of G groups and R records attend to each other.
+
+    positions: int64[N], the position of each token in its record.
+    prompts: attention of prompts to themselves, one row for each group.
+    completions: attention of completions to their prompt and themselves, one row for each record;
+        None when every record has a single action, which is never fed.
+    members: float32[G, R], 1 where record r belongs to group g, else 0.
+    predicting: int64[M], indexes of the tokens whose last hidden states are returned.
     """
 
     positions: Tensor
@@ -55,7 +64,10 @@ class FlatLayout:
 
 
 def family_supported(config: Any) -> bool:
-    """Whether a Hugging Face config is of a family whose equations are the ones written here."""
+    """Returns whether this module computes the same equations as a Hugging Face config's model.
+
+    False for other families, sliding windows, activations other than SiLU and biased MLPs.
+    """
     sliding = getattr(config, "use_sliding_window", True) and getattr(
         config, "sliding_window", None
     )
@@ -68,8 +80,9 @@ def family_supported(config: Any) -> bool:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """x / rms(x) * weight (Zhang and Sennrich 2019, eq. 4), over the last dimension, saving one
-    tensor of x's size.
+    """RMSNorm over the last dimension: x / rms(x) * weight (Zhang and Sennrich 2019, eq. 4).
+
+    It keeps one tensor of x's size for the backward pass, where autograd would keep several.
     """
 
     @staticmethod
@@ -87,6 +100,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        # with n = x / rms(x): dL/dx = (g * weight - n * mean(g * weight * n)) / rms(x)
         normal, inverse, weight = ctx.saved_tensors
         along = (grad * normal).view(-1, weight.shape[0])
         mean = torch.mv(along, weight).div_(-weight.shape[0]).view(inverse.shape)
@@ -94,7 +108,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _SwiGlu(torch.autograd.Function):
-    """silu(gate) * up, where ``both`` holds gate and up side by side (Shazeer 2020, eq. 6)."""
+    """SwiGLU: silu(gate) * up (Shazeer 2020, eq. 6); ``both`` [N, 2 F] holds gate, then up."""
 
     @staticmethod
     def forward(ctx: Any, both: Tensor) -> Tensor:
@@ -107,7 +121,7 @@ class _SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         both, silu = ctx.saved_tensors
         gate, up = both.chunk(2, -1)
-        grad_both = torch.empty_like(both)
+        grad_both = torch.empty_like(both)  # both halves are written in place: no concatenation
         grad_gate, grad_up = grad_both.chunk(2, -1)
         torch.mul(grad, silu, out=grad_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
@@ -116,9 +130,16 @@ class _SwiGlu(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gather:
-    """A block's indexes: of queries [K, B, Q, H/K] and of keys and values [2, K, B, T] in tokens
-    seen as [N (H + 2K), E]; of queries in outputs seen as [N H, E]; and the ways back, from queries
-    to [n, H] and from keys and values to the [n, 2K] of the block's own tokens.
+    """Flat indexes that bring one block's heads into batched matrices and back.
+
+    The projections [N, (H + 2K) E] are seen as rows [N (H + 2K), E]: those of one token lie
+    together, first its H queries, then its K keys, then its K values.
+
+    queries: rows of the projections, in the order [K, B, Q, H/K].
+    keys: rows of the projections, in the order [2, K, B, T]: all keys, then all values.
+    outputs: rows of the outputs [N H, E], in the order of ``queries``.
+    back_queries: for the block's n own tokens [n, H], places in the order of ``queries``.
+    back_keys: for the block's n own tokens [n, 2K], places in the order of ``keys``.
     """
 
     block: Block
@@ -131,12 +152,18 @@ class _Gather:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """What all layers of one pass share. turn complex64[N, 1, E/2]: cos + i sin of each position's
-    angles.
+    """What all layers of one forward pass share.
+
+    turn: complex64[N, 1, E/2], cos + i sin of the rotary angles of each token's position.
+    gathers: the block of prompts, then that of completions if there is one.
+    members: float32[G, R], see ``FlatLayout``.
+    query_heads: H.
+    kv_heads: K.
+    size: E, the numbers in a head.
     """
 
     turn: Tensor
-    gathers: tuple[_Gather, ...]  # prompts, then completions
+    gathers: tuple[_Gather, ...]
     members: Tensor
     query_heads: int
     kv_heads: int
@@ -144,11 +171,13 @@ class _Pass:
 
 
 def _gather(block: Block, query_heads: int, kv_heads: int) -> _Gather:
-    heads, share = query_heads + 2 * kv_heads, query_heads // kv_heads
+    heads = query_heads + 2 * kv_heads  # rows of a token in the projections
+    share = query_heads // kv_heads  # query heads that use one key-value head
     (rows, queries), keys = block.queries.shape, block.keys.shape[1]
     head = torch.arange(query_heads, device=block.keys.device)
     pair = torch.arange(2 * kv_heads, device=block.keys.device)
-    row, query = block.own // queries, block.own % queries
+    row = block.own // queries
+    query = block.own % queries
     by_head = head.view(kv_heads, 1, 1, share)
     return _Gather(
         block=block,
@@ -165,14 +194,14 @@ def _gather(block: Block, query_heads: int, kv_heads: int) -> _Gather:
 
 
 class _Attention(torch.autograd.Function):
-    """[N, (H + 2K) E] projections to [N, H E] outputs: rotary embedding, then softmax attention of
-    each block.
+    """Rotary embedding, then the softmax attention of each block.
 
-    Queries come scaled, and queries and keys with the two numbers that turn together next to each
-    other (see ``_projection``), so that a turn is one complex product (Su et al. 2021, eq. 34).
-    Probabilities are kept for the
-    backward pass: rows are short, and for small matrices batched products beat a fused attention
-        kernel on a CPU.
+    Projections [N, (H + 2K) E] come in, outputs [N, H E] go out. Queries come scaled, and queries
+    and keys come with the two numbers of each rotated pair side by side (see ``_projection``), so
+    that the rotation is one complex product (Su et al. 2021, eq. 34).
+
+    Probabilities are kept for the backward pass: rows are short, and for small matrices batched
+    products beat a fused attention kernel on a CPU.
     """
 
     @staticmethod
@@ -217,6 +246,7 @@ class _Attention(torch.autograd.Function):
                 torch.bmm(grad_s, kv[0]).view(-1, shared.size).index_select(0, gather.back_queries)
             )
             grad_kv = torch.stack([torch.bmm(grad_s.mT, q), torch.bmm(p.mT, g)])
+            # a prompt's keys serve its own queries and those of its completions: both parts add up
             if i:
                 to_prompts = _sum_over_members(grad_kv, shared)
             elif to_prompts is not None:
@@ -228,8 +258,11 @@ class _Attention(torch.autograd.Function):
 
 
 def _sum_over_members(grad_kv: Tensor, shared: _Pass) -> Tensor:
-    """[2 K R, T, E] gradients of completions' keys and values to [2K, G, P, E]: what each group's
-    prompt gets.
+    """Sums what completions contribute to the gradient of their prompt's keys and values.
+
+    grad_kv: [2 K R, T, E] or its [2, K R, T, E] form, of the completions' block; the first P of
+        the T keys are the prompt's.
+    Returns [2K, G, P E].
     """
     prompt = shared.gathers[0].block.keys.shape[1]
     by_record = grad_kv.view(2 * shared.kv_heads, shared.members.shape[1], -1, shared.size)[
@@ -239,7 +272,7 @@ def _sum_over_members(grad_kv: Tensor, shared: _Pass) -> Tensor:
 
 
 def _turned(x: Tensor, turn: Tensor, shared: _Pass) -> Tensor:
-    """x [N, (H + 2K) E] with its queries and keys turned and its values as they are."""
+    """Rotates the queries and keys of x [N, (H + 2K) E]; its values stay as they are."""
     out = torch.empty_like(x)
     turning = (shared.query_heads + shared.kv_heads) * shared.size
     shape = (len(x), -1, shared.size // 2, 2)
@@ -250,14 +283,21 @@ def _turned(x: Tensor, turn: Tensor, shared: _Pass) -> Tensor:
 
 
 def _pairs(weight: Tensor, size: int) -> Tensor:
-    """Rows of each head from halves (0, 1, .. E/2, E/2 + 1, ..) to pairs (0, E/2, 1, E/2 + 1,
-    ..).
+    """Reorders each head's rows so that the two numbers of a rotated pair are neighbours.
+
+    transformers rotates row j with row j + E/2, so the order becomes 0, E/2, 1, E/2 + 1, ...
+    Queries and keys are reordered alike, so their products do not change.
     """
     return weight.view(-1, 2, size // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
-    """Queries, scaled by E^-1/2, keys and values [N, (H + 2K) E]; queries and keys in pairs."""
+    """Projects x [N, D] to queries, keys and values [N, (H + 2K) E] in one product.
+
+    Queries are scaled by E^-1/2; queries and keys are in the order of ``_pairs``. With norms of
+    queries and keys (Qwen3) the scale goes into the norm's weight, for a norm undoes a scale that
+    comes before it.
+    """
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
     scale, size = shared.size**-0.5, shared.size
     normed = hasattr(attention, "q_norm")
@@ -279,8 +319,11 @@ def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
 
 
 def _layer(layer: nn.Module, x: Tensor, shared: _Pass, wanted: Tensor | None) -> Tensor:
-    """One decoder layer over flat tokens x [N, D]; past the attention it goes on with the
-    ``wanted`` ones only.
+    """One decoder layer over flat tokens x [N, D].
+
+    wanted: int64[M], the tokens that go on after the attention; None means all. The last layer
+        needs only those that predict an action.
+    Returns [M or N, D].
     """
     attention, mlp = layer.self_attn, layer.mlp
     projected = _projection(attention, _norm(layer.input_layernorm, x), shared)
@@ -302,22 +345,27 @@ def _norm(module: nn.Module, x: Tensor) -> Tensor:
 def _dispatch(
     layer: nn.Module, original: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
+    # a layer's new ``forward``: flat tokens come with a ``_Pass``, all else goes to the old one
     if args and isinstance(args[0], _Pass):
         return _layer(layer, x, *args)
     return original(x, *args, **kwargs)
 
 
 def install(model: nn.Module) -> None:
-    """Lets each decoder layer take flat tokens too, still through its own ``__call__``, where
-    sharding hooks sit.
+    """Lets each decoder layer take flat tokens too.
+
+    They still go through the layer's own ``__call__``, because that is where sharding hooks sit.
     """
     for layer in model.model.layers:
         layer.forward = partial(_dispatch, layer, layer.forward)
 
 
 def forward(model: nn.Module, ids: Tensor, layout: FlatLayout) -> Tensor:
-    """Last hidden states [M, D] of the predicting tokens among ``ids`` int64[N]; ``install`` came
-    before.
+    """Returns the last hidden states [M, D] of the predicting tokens, after the final norm.
+
+    model: a causal language model on which ``install`` was called.
+    ids: int64[N], all prompts, then all completions.
+    layout: see ``FlatLayout``; its ``predicting`` has M entries.
     """
     base, config = model.model, model.config
     x = base.embed_tokens(ids)

@@ -1,12 +1,21 @@
 """Records to micro-batches: which tokens go through the model together, and where each action's
 log-prob comes from.
 
-A record's last action predicts nothing, so it is never fed. Three layouts give the same log-probs:
+The hidden state at one token predicts the next: a record's first action comes from the last token
+of its prompt, and its last action predicts nothing, so it is never fed. Three layouts give the same
+log-probs:
 
-    flat    all tokens of the batch in one row without padding, each prompt once (``gcore_language.flat``)
+    flat    all tokens of the batch in one row without padding, each prompt once
+            (``gcore_language.flat``)
     shared  a row per group: the prompt once, then its completions, kept apart by positions and a
-    4-D mask padded  a row per record, padded on the right, where causal attention never looks
-"""  # noqa: E501
+            4-D mask
+    padded  a row per record, padded on the right, where causal attention never looks
+
+An example: prompt p q with completions a b c and d e. Fed are a b and d.
+
+    flat    p q | a b | d       shared  p q a b d       padded  p q a b
+                                                                p q d .
+"""
 
 from __future__ import annotations
 
@@ -34,8 +43,13 @@ _SHARED_ROW_TOKENS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One record: ``index`` among the prepared ones, prompt int32[P] and its images, actions
-    int32[A] with A > 0.
+    """One record that has at least one action.
+
+    index: its place among the prepared records.
+    ordinal: that of its group.
+    prompt: int32[P].
+    columns: the record's; ``action_ids`` is int32[A] with A > 0.
+    images: those of the prompt.
     """
 
     index: int
@@ -46,7 +60,7 @@ class Sample:
 
     @property
     def fed(self) -> int:
-        """Tokens of the completion that go through the model."""
+        """How many tokens of the completion go through the model: all but the last."""
         return len(self.columns["action_ids"]) - 1
 
 
@@ -54,11 +68,17 @@ class Sample:
 class Batch:
     """What one forward pass needs, and the columns of its A actions, record after record.
 
-    ids int64[N] (flat) or int64[rows, W]; predict int64[A]: the hidden state that predicts the
-    action, counted over all rows, or over the predicting tokens if flat; targets int64[A];
-    temperature float32[A] or None when all are 1;
-    index int64[R]: the records in order; columns: record int64[A], mask bool[A], rollout_logp
-        float32[A].
+    ids: int64[N] if flat, else int64[rows, W].
+    predict: int64[A], the index of the hidden state that predicts each action: into the flattened
+        rows, or, if flat, into the predicting tokens.
+    targets: int64[A], the actions' token ids.
+    temperature: float32[A]; None when all are 1.
+    index: int64[R], ``Sample.index`` of the records in order.
+    columns: record int64[A], counted within the batch; mask bool[A]; rollout_logp float32[A]. The
+        training program adds others.
+    flat: the layout, if flat.
+    positions: int64[rows, W], if shared; otherwise the model counts them itself.
+    mask: float32[rows, 1, W, W], if shared: 0 where a token sees another, else the least float.
     images: of each record, in order; empty when none has any.
     """
 
@@ -75,8 +95,10 @@ class Batch:
 
 
 def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """``arange(starts[i], starts[i] + lengths[i])`` for every i, one after the other:
-    int64[sum(lengths)].
+    """Concatenates ``arange(starts[i], starts[i] + lengths[i])`` over all i.
+
+    starts, lengths: int64[n]. Returns int64[sum(lengths)]: starts (5, 0) with lengths (2, 3) give
+    5 6 0 1 2.
     """
     ends = np.cumsum(lengths)
     count = ends[-1] if len(ends) else 0
@@ -85,7 +107,7 @@ def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def group_samples(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Neighbours with one ordinal and one prompt."""
+    """Splits samples into runs of neighbours that have the same ordinal and the same prompt."""
     groups: list[list[Sample]] = []
     last: tuple[int, bytes] | None = None
     for sample in samples:
@@ -98,10 +120,11 @@ def group_samples(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 def cheapest_layout(samples: Sequence[Sample], hidden_size: int) -> Layout:
-    """The cheaper of "shared" and "padded", in D multiplications: 12 D a token, 2 a pair of tokens
-    that attention sees.
+    """Returns the cheaper of "shared" and "padded" for these samples.
 
-    The 4-D mask makes attention visit all pairs of a row, a causal one half of them.
+    The estimate counts multiplications of a layer in units of the hidden size D: 12 D for each
+    token, and 2 for each pair of tokens that attention visits. With a 4-D mask attention visits all
+    pairs of a row; a causal one visits half of them.
     """
     shared = padded = 0.0
     for group in group_samples(samples):
@@ -115,8 +138,10 @@ def cheapest_layout(samples: Sequence[Sample], hidden_size: int) -> Layout:
 def micro_batches(
     samples: Sequence[Sample], layout: Layout, budget_tokens: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Batches that together hold every sample once and each at most ``budget_tokens``, or else a
-    single sample.
+    """Yields batches that together hold every sample exactly once.
+
+    A batch has at most ``budget_tokens`` tokens, padding included; a sample that alone has more
+    than that gets a batch of its own.
     """
     rows = list(_rows(samples, layout, budget_tokens))
     if layout != "flat":
@@ -133,7 +158,10 @@ def micro_batches(
 
 
 def stand_in(device: torch.device) -> Batch:
-    """A batch of one action, for ranks that have none where others have some."""
+    """Returns a batch of one action, for ranks that have no batch where other ranks have one.
+
+    Collective operations need every rank to take part.
+    """
     columns: dict[str, np.ndarray] = {
         "action_ids": np.zeros(1, np.int32),
         "action_mask": np.zeros(1, np.uint8),
@@ -149,6 +177,8 @@ def _width(row: Sequence[Sample]) -> int:
 
 
 def _rows(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> Iterator[list[Sample]]:
+    # padded: a row for each sample. Others: a row for each group, cut where it would be too long;
+    # the prompt is then repeated in each row.
     if layout == "padded":
         yield from ([s] for s in samples)
         return
@@ -166,6 +196,7 @@ def _rows(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> Iter
 def _fits(rows: Sequence[Sequence[Sample]], layout: Layout, budget_tokens: int) -> bool:
     if layout != "flat":
         return len(rows) * max(map(_width, rows)) <= budget_tokens
+    # flat has no padding among tokens, but its attention pads records to the longest one
     fed = max(s.fed for row in rows for s in row)
     prompt = max(len(row[0].prompt) for row in rows)
     scores = sum(map(len, rows)) * fed * (prompt + fed)
@@ -174,8 +205,11 @@ def _fits(rows: Sequence[Sequence[Sample]], layout: Layout, budget_tokens: int) 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Lengths of a batch's prompts int64[G], fed completions int64[R], and each record's group
-    int64[R].
+    """The lengths in a batch of G rows and R records.
+
+    prompt: int64[G], tokens of each row's prompt.
+    fed: int64[R], tokens of each record's completion that go through the model.
+    group: int64[R], the row of each record.
     """
 
     prompt: np.ndarray
@@ -199,11 +233,17 @@ def _batch(
     device: torch.device,
     **layout: Tensor | FlatLayout | None,
 ) -> Batch:
-    """Fills in what all layouts share. last_prompt and completion int64[R]: the hidden state that
-    predicts a record's first action, and that of the first action.
+    """Makes a batch: computes the fields that all layouts share, and passes the others on.
+
+    last_prompt: int64[R], index of the hidden state at the end of each record's prompt, which
+        predicts the first action.
+    completion: int64[R], index of the hidden state at each record's first action; those of its
+        other fed actions follow it.
+    layout: the fields of ``Batch`` that depend on the layout.
     """
     samples = [s for row in rows for s in row]
     actions = sizes.fed + 1
+    # action t is predicted by the state at action t - 1, and the first one by the prompt's end
     predict = ragged(completion - 1, actions)
     predict[np.cumsum(actions) - actions] = last_prompt
     temperature = np.repeat(
@@ -233,7 +273,9 @@ def _batch(
 
 def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     sizes = _Sizes.of(rows)
-    prompts, fed, group = sizes.prompt, sizes.fed, sizes.group
+    prompts = sizes.prompt
+    fed = sizes.fed
+    group = sizes.group
     prompt_start = np.cumsum(prompts) - prompts
     fed_start = prompts.sum() + np.cumsum(fed) - fed
     ids = np.concatenate(
@@ -272,8 +314,10 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
 
 
 def _grid(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64[rows, longest]: starts[i] + j, or 0 from lengths[i] on; and bool likewise, where there
-    is something.
+    """Returns token indexes as rows padded to the longest one, and where they are real.
+
+    starts, lengths: int64[rows]. The first result, int64[rows, longest], is starts[i] + j while j <
+    lengths[i], then 0; the second, bool[rows, longest], is true where j < lengths[i].
     """
     steps = np.arange(lengths.max())
     real = steps < lengths[:, None]
@@ -308,7 +352,9 @@ def _shared(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     completion = []
     for i, row in enumerate(rows):
         at = len(row[0].prompt)
-        ids[i, :at], positions[i, :at], segment[i, :at] = row[0].prompt, np.arange(at), 0
+        ids[i, :at] = row[0].prompt
+        positions[i, :at] = np.arange(at)
+        segment[i, :at] = 0
         for j, sample in enumerate(row):
             completion.append(i * width + at)
             span = slice(at, at + sample.fed)
@@ -316,6 +362,7 @@ def _shared(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
             positions[i, span] = len(row[0].prompt) + np.arange(sample.fed)
             segment[i, span] = j + 1
             at += sample.fed
+    # a token sees its own segment and the prompt, and of both only what does not come after it
     seen = (segment[:, None, :] == segment[:, :, None]) | (segment[:, None, :] == 0)
     mask = np.where(seen & np.tri(width, dtype=bool), np.float32(0), np.finfo(np.float32).min)[
         :, None
@@ -338,7 +385,8 @@ def _padded(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     width = int((sizes.prompt + sizes.fed).max())
     ids = np.zeros((len(rows), width), np.int64)
     for i, (sample,) in enumerate(rows):
-        prompt, end = len(sample.prompt), len(sample.prompt) + sample.fed
+        prompt = len(sample.prompt)
+        end = len(sample.prompt) + sample.fed
         ids[i, :prompt] = sample.prompt
         ids[i, prompt:end] = sample.columns["action_ids"][:-1]
     first = np.arange(len(rows)) * width + sizes.prompt

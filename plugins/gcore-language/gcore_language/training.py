@@ -1,10 +1,9 @@
 """The training program of language policies, the same for every backend: an engine does forward,
 backward and update.
 
-The gradient of an update is sum(loss_sum) / sum(weight_sum) over all its micro-batches and ranks,
-whatever their number. The weights do not depend on the parameters, so their sum is known before the
-first backward pass, and every
-loss is divided by it: a backend only has to add gradients up.
+The gradient of an update is that of sum(loss) / sum(weight) over all its micro-batches and ranks,
+whatever their number. Weights do not depend on the parameters, so their sum is computed before the
+first backward pass, and every loss is divided by it: a backend only has to add gradients up.
 
 Metrics ``logprob_gap_max``, ``logprob_gap_mean`` and ``logprob_gap_share`` (of actions more than
 1e-4 apart) compare rollout and trainer log-probs where both have the same weights: over the first
@@ -57,10 +56,14 @@ _SCALARS = {
 
 
 class TrainingEngine(Protocol):
-    """A policy on one rank, and its reference. All ranks get the same calls in the same order.
+    """One rank's part of a policy, of its optimizer and of the reference model, if there is one.
 
-    layouts: the packings that give this model's log-probs, "padded" always. hidden_size: of the
-    model, to weigh the packings' cost.
+    All ranks get the same calls in the same order.
+
+    layouts: the packings that give this model's log-probs; "padded" is always among them.
+    hidden_size: that of the model, to estimate what a packing costs.
+    device: where batches are put.
+    ranks: sums and maxima over all ranks.
     """
 
     layouts: frozenset[Layout]
@@ -71,50 +74,65 @@ class TrainingEngine(Protocol):
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
-        """float32[A] of each batch, without gradient, on every rank of a replica. None stands where
-        other ranks have a batch and this one has not.
+        """Returns the log-probs float32[A] of each batch's actions, without gradient.
+
+        Every rank of a replica gets them. A batch is None where other ranks have one and this rank
+        has none; its result is ignored.
         """
 
     def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
-        """Forward and backward of every batch: adds the gradients of all ``loss(batch, logp,
-        entropies)``, over the data-parallel ranks too. logp float32[A] carries gradient; entropies
-        float32[A] do for entropy "gradient".
+        """Runs forward and backward of every batch and adds up the gradients of their losses.
 
-        With pipeline stages ``loss`` is called on the last one only.
+        Gradients are summed over the data-parallel ranks too, not averaged.
+
+        batches: None where other ranks have a batch and this rank has none.
+        loss: called as ``loss(batch, logp, entropies)``, both float32[A]; logp carries gradient.
+            With pipeline stages it is called on the last stage only.
+        entropy: "gradient" if entropies carry gradient, "metric" if not.
         """
 
     def update(self, rate: float, clip: float) -> float:
-        """One step of AdamW at that learning rate with the gradient clipped to norm ``clip`` (0:
-        not clipped); forgets the gradient. Returns its norm before clipping; when that is not
-        finite the weights stay as they are.
+        """Takes one step of AdamW and clears the gradient.
+
+        rate: the learning rate.
+        clip: the gradient is scaled down to this norm; 0 leaves it as it is.
+        Returns the gradient's norm before clipping. If it is not finite, the weights stay as they
+        are.
         """
 
     def discard(self) -> None:
-        """Forgets the gradient."""
+        """Clears the gradient without a step."""
 
-    def weight_specs(self) -> list[TensorSpec]: ...
+    def weight_specs(self) -> list[TensorSpec]:
+        """Returns name, shape and dtype of every tensor that ``export_weights`` gives."""
 
-    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]: ...
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        """Yields the weights by Hugging Face name; see ``LanguageTrainer.export_weights``."""
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
-        """Weights, the optimizer's moments and the numbers, in a form that other numbers of ranks
-        can load.
+        """Writes the weights, the optimizer's moments and ``numbers`` to a directory.
+
+        The form does not depend on the number of ranks: another number of them can load it.
         """
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Returns the numbers."""
+        """Reads what ``save`` wrote and returns its ``numbers``."""
 
-    def save_pretrained(self, directory: Path) -> None: ...
+    def save_pretrained(self, directory: Path) -> None:
+        """Writes the model in the form of Hugging Face's ``save_pretrained``."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees what the engine holds."""
 
 
 @dataclass(kw_only=True)
 class _Prepared:
-    """The records of a step. minibatches: the micro-batches of each, padded with None to one number
-    on every rank.
+    """The records of a step, packed. Log-probs and advantages join the columns when computed.
 
-    Log-probs and advantages join the columns of the micro-batches as they become known.
+    records: this rank's, in the order of ``prepare``.
+    minibatches: the micro-batches of each minibatch, filled up with None until every rank has the
+        same number of them.
+    has_old_logp: whether all micro-batches have the column ``old_logp``.
     """
 
     records: Sequence[TrainRecord]
@@ -122,12 +140,15 @@ class _Prepared:
     has_old_logp: bool = False
 
     def all(self, first: int = 0) -> list[Batch | None]:
+        """Returns the micro-batches of all minibatches from number ``first`` on, in one list."""
         return [batch for part in self.minibatches[first:] for batch in part]
 
 
 def keeps_reference(settings: TrainerSettings, context: WorkerContext) -> bool:
-    """Whether an engine needs a reference model: by its settings, or by what the objective
-    requires.
+    """Returns whether the engine must hold a reference model.
+
+    It must when the settings say so, or when the objective requires ``ref_logp`` and no other role
+    supplies it.
     """
     required = "ref_logp" in context.parts["objective"].requires
     return (
@@ -138,7 +159,7 @@ def keeps_reference(settings: TrainerSettings, context: WorkerContext) -> bool:
 
 
 def check_objective(context: WorkerContext) -> None:
-    """Raises ConfigError when the objective requires what no engine supplies."""
+    """Raises ConfigError when the objective requires a column that nothing supplies."""
     required = frozenset(context.parts["objective"].requires)
     unknown = sorted(required - _SUPPLIED - frozenset(context.given))
     if unknown:
@@ -150,15 +171,19 @@ def check_objective(context: WorkerContext) -> None:
 
 
 class LanguageTrainer:
-    """One rank of a policy; see ``gcore_core.contract.trainer.Trainer``. A plugin's trainer makes
-    the engine, and overrides ``pack`` where its actions are no tokens.
+    """One rank of a policy; see ``gcore_core.contract.trainer.Trainer``.
+
+    A plugin's trainer makes the engine and passes it in. It overrides ``pack`` if its actions are
+    not tokens.
     """
 
     def __init__(
         self, settings: TrainerSettings, context: WorkerContext, engine: TrainingEngine
     ) -> None:
         self.version = 0
-        self._settings, self._context, self._engine = settings, context, engine
+        self._settings = settings
+        self._context = context
+        self._engine = engine
         self._objective = context.parts["objective"]
         self._has_reference = keeps_reference(settings, context)
         # A reference's log-probs serve scalars too.
@@ -168,7 +193,8 @@ class LanguageTrainer:
         self._prepared: _Prepared | None = None
 
     def _allowed_layouts(self) -> frozenset[Layout]:
-        found, packing = self._engine.layouts, self._settings.packing
+        found = self._engine.layouts
+        packing = self._settings.packing
         if packing == "padded":
             return frozenset({"padded"})
         if packing == "auto":
@@ -190,8 +216,10 @@ class LanguageTrainer:
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
     ) -> list[dict[str, float]]:
-        """See ``Trainer.prepare``; scalars: kl_k1, kl_k2, kl_k3, each summed over a record's
-        trained actions.
+        """Packs the step's records and computes scalars of each; see ``Trainer.prepare``.
+
+        scalars: any of kl_k1, kl_k2 and kl_k3, in nats, summed over a record's trained actions.
+        Raises ConfigError for other scalars, or for any without a reference model.
         """
         unknown = sorted(scalars - _SCALARS.keys())
         if unknown:
@@ -223,12 +251,11 @@ class LanguageTrainer:
         return found
 
     def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Batch]]:
-        """The micro-batches of each minibatch, none of an empty one. Called on every rank, by
-        ``prepare``.
+        """Returns the micro-batches of each minibatch; an empty minibatch has none.
 
-        A policy whose actions are no tokens overrides it. What it gives reaches the engine as it
-        is; the training program itself uses only ``index`` and ``columns``, which must be as in
-        ``Batch``. A record that teaches nothing is left out.
+        ``prepare`` calls it on every rank. Records without actions are left out. A policy whose
+        actions are not tokens overrides it: the result reaches the engine unchanged, and the
+        training program itself uses only ``index`` and ``columns``, which must be as in ``Batch``.
         """
         parts = [
             [
@@ -247,11 +274,15 @@ class LanguageTrainer:
             for minibatch in minibatches
         ]
         layout = self._layout([sample for part in parts for sample in part])
-        budget, device = self._settings.budget_tokens, self._engine.device
+        budget = self._settings.budget_tokens
+        device = self._engine.device
         return [list(micro_batches(part, layout, budget, device)) for part in parts]
 
     def _packed(self, records: Sequence[TrainRecord]) -> _Prepared:
-        """As many minibatches, and as many micro-batches of each, on every rank."""
+        """Packs the records so that all ranks have equally many minibatches and micro-batches.
+
+        Ranks that have fewer get None in their place, for all ranks must make the same calls.
+        """
         parts: list[list[Placed]] = []
         for place, record in enumerate(records):
             while len(parts) <= record.minibatch:
@@ -269,7 +300,10 @@ class LanguageTrainer:
         return _Prepared(records=records, minibatches=batches)
 
     def _attach_given(self, batch: Batch, records: Sequence[TrainRecord]) -> None:
-        """Adds the columns that other roles gave the batch's records."""
+        """Adds the columns that other roles computed for the batch's records.
+
+        Raises ConfigError when such a column does not have one value for each action.
+        """
         for name in sorted(self._given):
             parts = [records[place].columns[name] for place in batch.index.tolist()]
             column = torch.from_numpy(np.concatenate(parts).astype(np.float32))
@@ -293,6 +327,7 @@ class LanguageTrainer:
     def _fill(
         self, batches: Sequence[Batch | None], name: str, model: Literal["policy", "reference"]
     ) -> None:
+        # computes log-probs and stores them as the column ``name`` of each batch
         self._context.progress()
         for batch, logp in zip(batches, self._engine.logprobs(batches, model), strict=True):
             if batch is not None and logp is not None:
@@ -303,11 +338,13 @@ class LanguageTrainer:
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
     ) -> dict[str, float]:
-        """See ``Trainer.train``. Besides the promised metrics gives those of the objective, actions
-        and updates.
+        """Trains on the prepared records; see ``Trainer.train``.
 
-        ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout policy, current
-        policy).
+        advantages: float[R], one for each prepared record.
+        Returns the metrics of the contract, those of the objective, ``actions`` and ``updates``.
+        ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout || current policy).
+        Raises ValueError when there are not as many advantages as prepared records, and
+        NonFiniteLoss when a loss or a gradient's norm is not finite.
         """
         prepared = self._prepared
         if prepared is None or len(advantages) != len(prepared.records):
@@ -349,6 +386,7 @@ class LanguageTrainer:
     def _update(
         self, prepared: _Prepared, part: Sequence[Batch | None], progress: Progress, *, first: bool
     ) -> None:
+        # one update of the weights from one minibatch
         rate = rate_at(
             self._settings, self._updates, self._context.steps * self._context.updates_per_step
         )
@@ -364,7 +402,7 @@ class LanguageTrainer:
         norm = 0.0
         if weight > 0:
             norm = self._engine.update(rate, self._settings.clip_grad_norm)
-        elif part:
+        elif part:  # no trained action anywhere: there is a gradient, and all of it is zero
             self._engine.discard()
         if not math.isfinite(norm):
             raise self._not_finite(prepared, part, progress, f"gradient norm {norm}")
@@ -373,13 +411,13 @@ class LanguageTrainer:
 
     @torch.no_grad()
     def _weight(self, batch: Batch) -> float:
-        """The weight_sum of one micro-batch."""
+        """Returns the normaliser of one micro-batch, by which its loss is to be divided."""
         return float(self._objective.weight(batch.columns))
 
     def _loss(self, pass_: _Pass, batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
-        """One micro-batch's part of the normalised loss; observes it."""
+        """Returns one micro-batch's part of the normalised loss, 0-d, and adds to the metrics."""
         self._context.progress()
-        if pass_.first:
+        if pass_.first:  # the weights are still those of the rollout and of ``old_logp``
             pass_.progress.compare(logp.detach(), batch)
             batch.columns.setdefault("old_logp", logp.detach())
         current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
@@ -394,10 +432,14 @@ class LanguageTrainer:
     def _not_finite(
         self, prepared: _Prepared, batches: Sequence[Batch | None], progress: Progress, what: str
     ) -> NonFiniteLoss:
-        """Writes the columns of the batches to a file and names it in the error."""
+        """Writes the columns of the batches' records to a file and returns an error that names it.
+
+        The file is in ``dump_dir``, or else in the worker's directory.
+        """
         from safetensors.numpy import save_file
 
-        rank, update = self._context.rank, len(progress.rates)
+        rank = self._context.rank
+        update = len(progress.rates)
         directory = Path(self._settings.dump_dir or self._context.directory)
         path = directory / f"nonfinite-step{progress.step}-update{update}-rank{rank}.safetensors"
         arrays: dict[str, np.ndarray] = {}
@@ -430,13 +472,14 @@ class LanguageTrainer:
         return self._engine.weight_specs()
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        """Weights by Hugging Face name; an array may be a view of live memory, valid until
-        ``train``.
+        """Yields the weights by Hugging Face name.
+
+        An array may be a view of live memory: it is valid until the next ``train``.
         """
         return self._engine.export_weights()
 
     def numbers(self) -> dict[str, Any]:
-        """What is saved besides the engine's state."""
+        """Returns the numbers that a checkpoint holds besides the engine's state."""
         return {"version": self.version, "updates": self._updates}
 
     def save(self, directory: Path) -> None:
@@ -445,7 +488,8 @@ class LanguageTrainer:
 
     def load(self, directory: Path) -> None:
         numbers = self._engine.load(directory)
-        self.version, self._updates = int(numbers["version"]), int(numbers["updates"])
+        self.version = int(numbers["version"])
+        self._updates = int(numbers["updates"])
 
     def save_pretrained(self, directory: Path) -> None:
         self._engine.save_pretrained(directory)
@@ -457,8 +501,13 @@ class LanguageTrainer:
 
 @dataclass(kw_only=True)
 class _Pass:
-    """One update's forward and backward. weight: the normaliser, over all ranks; loss: this rank's
-    sum, before it.
+    """The forward and backward passes of one update.
+
+    weight: the normaliser, summed over all ranks.
+    progress: the step's metrics.
+    first: whether this is the first update of the step.
+    loss: this rank's sum of losses so far, before normalisation.
+    broken: this rank's micro-batches whose loss was not finite.
     """
 
     weight: float
@@ -471,7 +520,7 @@ class _Pass:
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:
-    """A preparation scalar of each of the batch's records."""
+    """Returns a preparation scalar of each of the batch's records, summed over trained actions."""
     columns = batch.columns
     terms = _SCALARS[name](columns["old_logp"] - columns["ref_logp"]) * columns["mask"]
     sums = torch.zeros(len(batch.index), device=terms.device)
