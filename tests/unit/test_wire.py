@@ -89,7 +89,7 @@ def test_no_memory_is_taken_for_a_message_over_the_limit(admitted: bool, limit: 
         heard.connection.admit(heard._take)
     heard.hear((limit + 1).to_bytes(4, "little") + b"x", random.Random(1))
     assert heard.aborted and heard.messages == []
-    assert not heard.connection._begun
+    assert not heard.connection._partial
 
 
 async def test_short_frames_of_a_turn_share_a_message_and_a_long_one_has_its_own_in_the_order_they_were_put() -> (  # noqa: E501

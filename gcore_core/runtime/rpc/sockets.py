@@ -1,8 +1,17 @@
 """Calls between processes: frames over one stream per pair, on unix sockets.
 
-Addresses are ``unix:/path`` or ``tcp:127.0.0.1:port``; anything else is refused, as long as there
-is no TLS. Who connects shows the run's secret and the version of gcore-core, which must be the
+Addresses are ``unix:/path`` or ``tcp:127.0.0.1:port``. Any other is refused, as there is no TLS.
+The side that connects shows the run's secret and its version of gcore-core, which must be the
 server's.
+
+One call, frame by frame (``wire.Frame``; all have the call's number):
+
+    caller  -> server   CALL       method and request
+    caller <-  server   PROGRESS   as often as the server likes: it puts the deadline off
+    caller <-  server   ITEM       of a stream, at most WINDOW_ITEMS ahead of the reader
+    caller  -> server   TAKEN      the reader has taken half a window more
+    caller <-  server   REPLY      or ERROR: the call is over
+    caller  -> server   CANCEL     in place of waiting for that: the caller gives up
 """
 
 from __future__ import annotations
@@ -54,18 +63,22 @@ from gcore_core.runtime.rpc.wire import Connection, Frame, Greeting
 
 log = logging.getLogger(__name__)
 WINDOW_ITEMS = 16  # of a stream on their way: its sender waits when its reader is slow
-GREETING_S = 30.0  # for who connects to say who it is
-_RETRY_S = 0.05  # a peer that starts is reached soon after
-_SOCKET_PATH_LIMIT = 107
-_FRAMES, _FAILURE = msgspec.msgpack.Decoder(list[Frame]), msgspec.msgpack.Decoder(RemoteFailure)
-_GREETING, _ANSWER = msgspec.msgpack.Decoder(Greeting), msgspec.msgpack.Decoder(str)
+GREETING_S = 30.0  # the side that connects has so long to send its greeting
+_RETRY_S = 0.05  # between two tries to connect: a peer that starts is reached soon after
+_SOCKET_PATH_LIMIT_BYTES = 107
+_FRAMES = msgspec.msgpack.Decoder(list[Frame])
+_FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
+_GREETING = msgspec.msgpack.Decoder(Greeting)
+_GREETING_ANSWER = msgspec.msgpack.Decoder(str)
 
 
 class RpcNetwork:
     """Peers by name.
 
-    addresses: of every name that this process may talk to.
-    timeout_s: for which somebody is looked for who answers at an address.
+    addresses: name of every process that this one may talk to -> its address.
+    timeout_s: how long a connection is tried, until somebody answers at the address.
+    expired: called with (peer, what was waited for) at every deadline that expires.
+    memory: shared by all connections, see ``wire.Connection``.
     """
 
     def __init__(
@@ -75,12 +88,12 @@ class RpcNetwork:
         timeout_s: float = 30.0,
         deadlines: Deadlines | None = None,
     ) -> None:
-        self.addresses, self.secret, self.timeout_s = addresses, secret, timeout_s
+        self.addresses = addresses
+        self.secret = secret
+        self.timeout_s = timeout_s
         self.deadlines = deadlines or Deadlines()
         self.traffic = Traffic()
-        self.expired: Callable[[str, str], None] = lambda peer, what: (
-            None
-        )  # told of every deadline that expires
+        self.expired: Callable[[str, str], None] = _ignore_expired
         self.memory = bytearray(wire.READ_BYTES)
         self._peers: dict[str, RpcPeer] = {}
         self._servers: list[tuple[asyncio.Server, set[_Session]]] = []
@@ -92,18 +105,26 @@ class RpcNetwork:
         return self._peers[name]
 
     async def serve(self, name: str, service: Servable) -> None:
-        """Raises AddressError when the address is taken, too long or not private."""
-        address, sessions, loop = self.addresses[name], set[_Session](), asyncio.get_running_loop()
+        """Serves at the address of ``name``, until ``close``.
+
+        Raises AddressError when the address is taken, too long or not private.
+        """
+        loop = asyncio.get_running_loop()
+        address = self.addresses[name]
         check_private(address)
+        sessions = set[_Session]()
+
+        def accept() -> Connection:
+            return _Session(service, self, sessions).stream
+
         listen = loop.create_unix_server if address.startswith("unix:") else loop.create_server
-        with _told_in_use(address):
-            # all processes of a run may come at once
-            server = await listen(
-                lambda: _Session(service, self, sessions).stream, **_parsed(address), backlog=4096
-            )
+        with _explaining_in_use(address):
+            # The backlog is for all processes of a run at once.
+            server = await listen(accept, **_parsed(address), backlog=4096)
         self._servers.append((server, sessions))
 
     async def close(self) -> None:
+        """Ends the connections that this process made, then its servers with theirs."""
         await asyncio.gather(
             *(peer.close() for peer in self._peers.values()), return_exceptions=True
         )
@@ -115,25 +136,33 @@ class RpcNetwork:
 
 
 class _Session:
-    """The server's end of a stream."""
+    """The server's end of a stream: admits who connects, then runs its calls side by side.
+
+    sessions: all of the server; this one is among them for as long as its stream lasts.
+    """
 
     def __init__(self, service: Servable, network: RpcNetwork, sessions: set[_Session]) -> None:
         self.stream = Connection(self._greeted, self._lost, network.memory, network.traffic)
-        self._service, self._secret, self._all = service, network.secret, sessions
+        self._service = service
+        self._secret = network.secret
+        self._sessions = sessions
+        # call number -> (its task, how many items of its stream may still be sent)
         self._running: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
-        self._late = asyncio.get_running_loop().call_later(GREETING_S, self.stream.end)
-        self._all.add(self)
+        loop = asyncio.get_running_loop()
+        self._greeting_timer = loop.call_later(GREETING_S, self.stream.end)
+        self._sessions.add(self)
 
     def _greeted(self, message: bytes | bytearray) -> None:
-        told, refusal = decoded(_GREETING, message, "greeting", self._service.name), ""
-        if not hmac.compare_digest(told.secret, self._secret):
+        greeting = decoded(_GREETING, message, "greeting", self._service.name)
+        refusal = ""
+        if not hmac.compare_digest(greeting.secret, self._secret):
             refusal = "wrong or missing run secret"
-        elif told.version != __version__:
+        elif greeting.version != __version__:
             refusal = (
-                f"gcore-core {__version__} here ({sys.executable}), {told.version} "
-                f"({told.python}) there"
+                f"gcore-core {__version__} here ({sys.executable}), {greeting.version} "
+                f"({greeting.python}) there"
             )
-        self._late.cancel()
+        self._greeting_timer.cancel()
         self.stream.send(encode(refusal))
         if refusal:
             self.stream.end()
@@ -147,40 +176,39 @@ class _Session:
                 task = asyncio.ensure_future(self._run(frame, window))
                 self._running[frame.call] = task, window
                 task.add_done_callback(partial(self._running.pop, frame.call))
-            elif frame.kind == wire.CANCEL and frame.call in self._running:
-                self._running[frame.call][0].cancel()
-            elif frame.kind == wire.TAKEN and frame.call in self._running:
+            elif frame.call not in self._running:
+                continue  # it has ended, and the caller does not know it yet
+            elif frame.kind == wire.CANCEL:
+                task, _ = self._running[frame.call]
+                task.cancel()
+            elif frame.kind == wire.TAKEN:
+                _, window = self._running[frame.call]
                 for _ in range(WINDOW_ITEMS // 2):
-                    self._running[frame.call][1].release()
+                    window.release()
 
     def _lost(self, why: str) -> None:
         if why:
             log.warning("a connection was ended: %s", why)
-        self._late.cancel()
-        self._all.discard(self)
+        self._greeting_timer.cancel()
+        self._sessions.discard(self)
         for task, _ in self._running.values():
             task.cancel()
 
     async def _run(self, frame: Frame, window: asyncio.Semaphore) -> None:
-        name, put = self._service.name, self.stream.put
+        """Runs one call: its items, then its reply or its error, are put on the stream."""
+        name = self._service.name
+        put = self.stream.put
         call = Call(lambda: put(Frame(frame.call, wire.PROGRESS)))
 
         async def emit(item: bytes) -> None:
             await window.acquire()
-            put(
-                Frame(frame.call, wire.ITEM, "", _fitting(item, f"an item of {frame.method}", name))
-            )
+            body = _fitting(item, f"an item of {frame.method}", name)
+            put(Frame(frame.call, wire.ITEM, "", body))
 
         try:
             reply = await self._service.handle(frame.method, frame.body, call, emit)
-            put(
-                Frame(
-                    frame.call,
-                    wire.REPLY,
-                    "",
-                    _fitting(reply, f"the reply to {frame.method}", name),
-                )
-            )
+            body = _fitting(reply, f"the reply to {frame.method}", name)
+            put(Frame(frame.call, wire.REPLY, "", body))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # isolation point: it is re-raised at the caller
@@ -188,12 +216,17 @@ class _Session:
 
 
 class RpcPeer:
-    """The client's end. Connects on first use; a broken stream fails its calls and the next call
+    """The client's end of a stream.
+
+    It connects on first use. A stream that breaks fails the calls that run over it; the next call
     connects anew.
     """
 
     def __init__(self, name: str, network: RpcNetwork) -> None:
-        self.name, self._network, self._address = name, network, network.addresses[name]
+        self.name = name
+        self._network = network
+        self._address = network.addresses[name]
+        # call number -> its frames that nobody has read yet, or why there will be none
         self._calls: dict[int, asyncio.Queue[Frame | GcoreError]] = {}
         self._ids = itertools.count(1)
         self._connection: Connection | None = None
@@ -233,28 +266,32 @@ class RpcPeer:
     async def _exchange(
         self, method: str, request: Any, deadline_s: float
     ) -> AsyncGenerator[Frame, None]:
+        """One call's items and reply, as they come. Raises what the server raised.
+
+        When the caller stops reading, or a deadline expires, the server is told to cancel the call.
+        """
         body = _fitting(encode(request), f"a request of {method}", self.name)
         connection = self._connection or await self._connected()
-        number, inbox = next(self._ids), asyncio.Queue[Frame | GcoreError]()
+        number = next(self._ids)
+        inbox = asyncio.Queue[Frame | GcoreError]()
         self._calls[number] = inbox
         connection.put(Frame(number, wire.CALL, method, body))
-        done, taken = False, 0
+        is_over = False  # at the server: there is nothing to cancel
+        taken = 0
         try:
-            while not done:
-                frame = (
-                    inbox.get_nowait()
-                    if not inbox.empty()
-                    else await self._next(inbox, method, deadline_s)
-                )
+            while not is_over:
+                if inbox.empty():
+                    frame = await self._next(inbox, method, deadline_s)
+                else:
+                    frame = inbox.get_nowait()
                 if isinstance(frame, GcoreError):
-                    done = isinstance(frame, WorkerDied)
+                    is_over = isinstance(frame, WorkerDied)
                     raise frame
                 if frame.kind == wire.ERROR:
-                    done = True
-                    raise from_wire(
-                        decoded(_FAILURE, frame.body, f"error of {method!r}", self.name)
-                    )
-                done = frame.kind == wire.REPLY
+                    is_over = True
+                    what = f"error of {method!r}"
+                    raise from_wire(decoded(_FAILURE, frame.body, what, self.name))
+                is_over = frame.kind == wire.REPLY
                 if frame.kind != wire.PROGRESS:
                     yield frame
                 if frame.kind == wire.ITEM:
@@ -263,12 +300,14 @@ class RpcPeer:
                         connection.put(Frame(number, wire.TAKEN))
         finally:
             del self._calls[number]
-            if not done:
+            if not is_over:
                 connection.put(Frame(number, wire.CANCEL))
 
     async def _next(
         self, inbox: asyncio.Queue[Frame | GcoreError], method: str, deadline_s: float
-    ) -> Any:
+    ) -> Frame | GcoreError:
+        """The call's next frame, or a DeadlineExceeded when none comes for ``deadline_s``."""
+
         def expire() -> None:
             what = f"no sign of progress for {deadline_s:g} s in {method}"
             self._network.expired(self.name, what)
@@ -276,11 +315,11 @@ class RpcPeer:
                 DeadlineExceeded(what, where=self.name, todo="run.patience_s says how long")
             )
 
-        late = asyncio.get_running_loop().call_later(deadline_s, expire)
+        timer = asyncio.get_running_loop().call_later(deadline_s, expire)
         try:
             return await inbox.get()
         finally:
-            late.cancel()
+            timer.cancel()
 
     async def _connected(self) -> Connection:
         if self._connecting is None or self._connecting.done():
@@ -293,50 +332,53 @@ class RpcPeer:
         return self._connection
 
     async def _connect(self) -> None:
+        """Tries until somebody answers, or ``timeout_s`` are over."""
         try:
             async with asyncio.timeout(self._network.timeout_s):
-                while not await self._greeted():
+                while not await self._try_to_connect():
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
             raise WorkerDied(
                 f"nobody answers at {self._address}", where=self.name, process=self.name
             ) from None
 
-    async def _greeted(self) -> bool:
-        """Whether anybody answers. Raises ContractError when the connection is refused."""
-        loop, told = asyncio.get_running_loop(), asyncio.Queue[Any]()
-        connect = (
-            loop.create_unix_connection
-            if self._address.startswith("unix:")
-            else loop.create_connection
-        )
-        made = partial(
+    async def _try_to_connect(self) -> bool:
+        """Connects and greets once; whether that led to a connection.
+
+        Raises ContractError when the server refuses it, or answers what is no answer.
+        """
+        loop = asyncio.get_running_loop()
+        # The server's answer to the greeting (bytes), or why the connection was lost (str).
+        answers = asyncio.Queue[Any]()
+        make = partial(
             Connection,
-            told.put_nowait,
-            told.put_nowait,
+            answers.put_nowait,
+            answers.put_nowait,
             self._network.memory,
             self._network.traffic,
         )
+        is_unix = self._address.startswith("unix:")
+        connect = loop.create_unix_connection if is_unix else loop.create_connection
         try:
-            _, connection = await connect(made, **_parsed(self._address))
+            _, connection = await connect(make, **_parsed(self._address))
         except OSError:
             return False
         try:
             connection.send(encode(Greeting(self._network.secret, __version__, sys.executable)))
-            message = await told.get()  # or why the connection was lost
-            refusal = (
-                message
-                if isinstance(message, str)
-                else decoded(_ANSWER, message, "greeting", self.name)
-            )
+            answer = await answers.get()
+            if isinstance(answer, str):
+                refusal = answer
+            else:
+                refusal = decoded(_GREETING_ANSWER, answer, "greeting", self.name)
             if refusal:
                 raise ContractError(
                     "refused the connection", where=self.name, why=refusal, process=self.name
                 )
-            if connection.ended:
+            if connection.ended:  # the server went away without a word
                 return False
             connection.admit(self._take)
-            connection.lost, self._connection = self._lost, connection
+            connection.lost = self._lost
+            self._connection = connection
         finally:
             if self._connection is not connection:
                 connection.end()
@@ -356,13 +398,19 @@ class RpcPeer:
             )
 
     async def close(self) -> None:
+        """Ends the connection, or the try to make one."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._connection is not None:
             await self._connection.close()
 
 
+def _ignore_expired(peer: str, what: str) -> None:
+    """What a network does at a deadline that expires, where nobody set ``expired``."""
+
+
 def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
+    """``body``, to be put into a frame. Raises ContractError when it is too long."""
     if len(body) > MESSAGE_LIMIT_BYTES:
         raise ContractError(
             f"{what} has {len(body)} bytes, the limit is {MESSAGE_LIMIT_BYTES}", where=where
@@ -371,22 +419,22 @@ def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
 
 
 def _parsed(address: str) -> dict[str, Any]:
-    """As event loops take it."""
+    """An address as the event loop's functions take it."""
     scheme, _, rest = address.partition(":")
+    if scheme == "unix":
+        return {"path": rest}
     host, _, port = rest.rpartition(":")
-    return {"path": rest} if scheme == "unix" else {"host": host.strip("[]"), "port": int(port)}
+    return {"host": host.strip("[]"), "port": int(port)}
 
 
 def check_private(address: str) -> None:
     """Raises AddressError for an address that others could reach, or that is too long."""
     scheme, _, rest = address.partition(":")
     if scheme == "unix":
-        if len(rest.encode()) > _SOCKET_PATH_LIMIT:
+        nbytes = len(rest.encode())
+        if nbytes > _SOCKET_PATH_LIMIT_BYTES:
             raise AddressError(
-                (
-                    f"the socket path has {len(rest.encode())} bytes, the system allows "
-                    f"{_SOCKET_PATH_LIMIT}"
-                ),
+                f"the socket path has {nbytes} bytes, the system allows {_SOCKET_PATH_LIMIT_BYTES}",
                 where=rest,
                 todo="set launcher.config.socket_dir to a shorter directory, for example /tmp",
             )
@@ -399,22 +447,23 @@ def check_private(address: str) -> None:
 
 
 def check_free(address: str) -> None:
-    """Raises AddressError when something else listens at the address, or it is too long or not
-    private.
+    """Raises AddressError when something else listens at the address, or ``check_private`` does.
+
+    Of a unix socket only the latter is checked: a socket that an earlier process left at the path
+    is no obstacle, asyncio removes it.
     """
     check_private(address)
     place = _parsed(address)
-    if (
-        "port" in place
-    ):  # the socket that a worker that was started again has left at a path, asyncio removes
+    if "port" in place:
         family = socket.AF_INET6 if ":" in place["host"] else socket.AF_INET
-        with socket.socket(family) as probe, _told_in_use(address):
+        with socket.socket(family) as probe, _explaining_in_use(address):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((place["host"], place["port"]))
 
 
 @contextlib.contextmanager
-def _told_in_use(address: str) -> Iterator[None]:
+def _explaining_in_use(address: str) -> Iterator[None]:
+    """Raises AddressError in place of the system's error for an address that is in use."""
     try:
         yield
     except OSError as error:

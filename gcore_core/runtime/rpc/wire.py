@@ -1,5 +1,7 @@
-"""Messages on a stream: a length in four bytes, then msgpack. Short frames of one turn of the loop
-share a message.
+"""Messages on a stream: a length in four bytes, then msgpack.
+
+The first message of each side is a greeting and its answer. All others are lists of frames: those
+that are put in one turn of the event loop share a message, as long as they are short.
 """
 
 from __future__ import annotations
@@ -16,14 +18,22 @@ from gcore_core.contract.launching import Traffic
 from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, encode
 
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS, TAKEN = range(7)
-GREETING_BYTES = 4096  # the limit of a first message, and of its answer
-JOINED_BYTES = 1 << 16  # of frames in a message: copying them together takes longer than a write
+GREETING_BYTES = 4096  # the limit of a greeting, and of its answer
+JOINED_BYTES = 1 << 16  # of frames in one message; to copy more together takes longer than a write
 READ_BYTES = 1 << 18
-CLOSE_S = 1.0  # for what was written to leave
+CLOSE_S = 1.0  # what was written has so long to leave
 _LENGTH = struct.Struct("<I")
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """One word of a call, in either direction.
+
+    call: the call's number, given by the caller.
+    kind: CALL and so on, above.
+    method: the endpoint's name, in a CALL only.
+    body: what the kind carries, as msgpack; nil where it carries nothing.
+    """
+
     call: int
     kind: int
     method: str = ""
@@ -31,8 +41,13 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Greeting(msgspec.Struct, array_like=True, frozen=True):
-    """The first message of who connects. The answer is a text: what is wrong with it, nothing if it
-    is welcome.
+    """The first message of the side that connects.
+
+    It is answered by a text: why the connection is refused, empty if it is admitted.
+
+    secret: the run's.
+    version: of gcore-core.
+    python: the path of the interpreter, for the text of a refusal.
     """
 
     secret: bytes
@@ -41,16 +56,22 @@ class Greeting(msgspec.Struct, array_like=True, frozen=True):
 
 
 def framed(message: bytes) -> bytes:
+    """The message as it stands on the stream: behind its length."""
     return _LENGTH.pack(len(message)) + message
 
 
 class Connection(asyncio.BufferedProtocol):
     """One end of a stream.
 
-    ``received`` is called with each message, and may raise ContractError: that ends the connection.
-    ``lost`` is called once, when nothing more comes, with what was wrong ("" when the other side
-    has just gone). ``memory`` is for bytes
-    that nobody has looked at yet: connections of one event loop may share it.
+    The event loop reads into the memory that ``get_buffer`` names, then calls ``buffer_updated``.
+    Short messages are cut out of ``memory``. A message that is not whole yet gets memory of its own
+    length, and the loop reads the rest straight into it: a long message is copied once.
+
+    received: called with each message. It may raise ContractError, which ends the connection.
+    lost: called once, when nothing more comes, with what was wrong ("" when the other side has
+        just gone).
+    memory: for bytes that nobody has looked at yet. Connections of one event loop may share it:
+        each empties it before another reads.
     """
 
     def __init__(
@@ -60,14 +81,17 @@ class Connection(asyncio.BufferedProtocol):
         memory: bytearray,
         traffic: Traffic,
     ) -> None:
-        self.received, self.lost, self._limit = received, lost, GREETING_BYTES
-        self._memory, self._traffic = memoryview(memory), traffic
-        self._frames, self._nbytes = list[Frame](), 0
-        self._begun, self._have = (
-            bytearray(),
-            0,
-        )  # a long message's place, and how much of it is there
-        self._head, self._wrong = b"", ""  # of a length that is not whole
+        self.received = received
+        self.lost = lost
+        self._limit_bytes = GREETING_BYTES  # of a message
+        self._memory = memoryview(memory)
+        self._traffic = traffic
+        self._frames: list[Frame] = []  # put, and not sent yet
+        self._frames_bytes = 0
+        self._partial = bytearray()  # a message that is not whole yet, at its full length
+        self._partial_bytes = 0  # how much of it has come
+        self._length_part = b""  # of a length, of which not all four bytes have come
+        self._wrong = ""
 
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
@@ -79,72 +103,94 @@ class Connection(asyncio.BufferedProtocol):
 
     def admit(self, received: Callable[[Any], None]) -> None:
         """Greetings are over: messages may be long."""
-        self.received, self._limit = received, 2 * MESSAGE_LIMIT_BYTES
+        self.received = received
+        self._limit_bytes = 2 * MESSAGE_LIMIT_BYTES
 
     @property
     def ended(self) -> bool:
         return self._transport.is_closing()
 
     def put(self, frame: Frame) -> None:
-        """Nothing happens when the stream has ended: ``lost`` tells why."""
+        """Sends a frame at the end of this turn of the event loop, with those put before it.
+
+        When the stream has ended, nothing happens: ``lost`` says why.
+        """
         nbytes = len(memoryview(frame.body))
-        if self._nbytes + nbytes > JOINED_BYTES:
+        if self._frames_bytes + nbytes > JOINED_BYTES:
             self._flush()
         if not self._frames:
             asyncio.get_running_loop().call_soon(self._flush)
         self._frames.append(frame)
-        self._nbytes += nbytes
+        self._frames_bytes += nbytes
 
     def send(self, message: bytes) -> None:
-        if not self.ended:
-            self._traffic.add(message)
-            short = len(message) <= JOINED_BYTES
-            for part in (framed(message),) if short else (_LENGTH.pack(len(message)), message):
-                self._transport.write(part)
+        """Writes one message. A short one leaves in one write, a long one is not copied for it."""
+        if self.ended:
+            return
+        self._traffic.add(message)
+        if len(message) <= JOINED_BYTES:
+            self._transport.write(framed(message))
+        else:
+            self._transport.write(_LENGTH.pack(len(message)))
+            self._transport.write(message)
 
     def end(self) -> None:
-        """What was written leaves first, if it can leave soon."""
+        """Ends the stream. What was written leaves first, if it can within ``CLOSE_S``."""
         self._flush()
         if not self.ended:
             self._transport.close()
             asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
 
     async def close(self) -> None:
+        """Ends the stream and waits until it is gone."""
         self.end()
         await self._gone
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._begun)[self._have :] if self._begun else self._memory
+        if self._partial:
+            return memoryview(self._partial)[self._partial_bytes :]
+        return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            if not self._begun:
-                self._read(self._memory[:nbytes])
-            elif (have := self._have + nbytes) < len(self._begun):
-                self._have = have
+            if self._partial:
+                self._extend_partial(nbytes)
             else:
-                message, self._begun = self._begun, bytearray()
-                self._arrived(message)
+                self._cut(self._memory[:nbytes])
         except ContractError as error:
             self._wrong = error.what
             self._transport.abort()
 
-    def _read(self, come: memoryview) -> None:
-        if self._head:
-            come, self._head = memoryview(self._head + come), b""
-        while len(come) >= _LENGTH.size and not self.ended:
-            (nbytes,), come = _LENGTH.unpack_from(come), come[_LENGTH.size :]
-            if nbytes > self._limit:
+    def _extend_partial(self, nbytes: int) -> None:
+        """``nbytes`` more have come into the message that is not whole yet."""
+        self._partial_bytes += nbytes
+        if self._partial_bytes < len(self._partial):
+            return
+        message = self._partial
+        self._partial = bytearray()  # first: ``received`` may raise
+        self._arrived(message)
+
+    def _cut(self, unread: memoryview) -> None:
+        """Cuts what has come into messages; keeps the beginning of one that is not whole."""
+        if self._length_part:
+            unread = memoryview(self._length_part + unread)
+            self._length_part = b""
+        while len(unread) >= _LENGTH.size and not self.ended:
+            (nbytes,) = _LENGTH.unpack_from(unread)
+            unread = unread[_LENGTH.size :]
+            if nbytes > self._limit_bytes:
                 raise ContractError(
-                    f"malformed stream: a message of {nbytes} bytes, the limit is {self._limit}"
+                    f"malformed stream: a message of {nbytes} bytes, "
+                    f"the limit is {self._limit_bytes}"
                 )
-            if (have := len(come)) < nbytes:
-                self._begun, self._have = bytearray(nbytes), have
-                self._begun[:have] = come
+            if len(unread) < nbytes:
+                self._partial = bytearray(nbytes)
+                self._partial_bytes = len(unread)
+                self._partial[: len(unread)] = unread
                 return
-            self._arrived(bytes(come[:nbytes]))
-            come = come[nbytes:]
-        self._head = bytes(come)
+            self._arrived(bytes(unread[:nbytes]))
+            unread = unread[nbytes:]
+        self._length_part = bytes(unread)
 
     def _arrived(self, message: bytes | bytearray) -> None:
         self._traffic.add(message)
@@ -153,4 +199,5 @@ class Connection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         if self._frames:
             self.send(encode(self._frames))
-        self._frames, self._nbytes = [], 0
+        self._frames = []
+        self._frames_bytes = 0
