@@ -14,7 +14,7 @@ from typing import Any
 from gcore_core.config import schema, yaml_source
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
-from gcore_core.contract.abilities import replica_slots, required_by, shows_images
+from gcore_core.contract.abilities import replica_slots, required_by, shows_images, takes_stale
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
 from gcore_core.contract.providers import ControllerProvider, RoleProvider
@@ -73,6 +73,7 @@ def run(
         *_judges(settings, provided),
     ]
     problems += _uncalled(settings, provided)
+    problems += _stale(provided, objects)
     role_providers = _role_providers(plugins)
     problems += _columns(settings, role_providers)
     for path in ("advantage", "objective"):
@@ -286,6 +287,20 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
             yield f"roles.{name}: kind {kind!r}, and {nothing}"
     if not calls.get("scorer"):
         yield from (f"rewards.{name}: {nothing}" for name in settings.rewards)
+
+
+def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+    """A program that trains on records of older weights needs an objective that is right for
+    them.
+    """
+    controller = provided["controller"]
+    wanted = isinstance(controller.spec, ControllerProvider) and controller.spec.trains_on_stale
+    if wanted and "objective" in provided and not takes_stale(objects.get("objective")):
+        yield (
+            f"objective: {provided['objective'].reference} is not right for actions that older "
+            f"weights sampled, and controller {controller.reference} trains on such; take one that "
+            "corrects for them."
+        )
 
 
 def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:

@@ -105,12 +105,15 @@ class ControllerProvider(Provider):
     calls: kind of role -> what the program calls on it, see ``CALLS``; "scorer" is the worker of
         rewards. A role on which nothing is called is refused.
     parts: what a job under this program must have, see ``PARTS``; nothing is asked of the others.
+    trains_on_stale: it trains on records that older weights sampled, so the objective's loss must
+        be right for them (``TakesStale``).
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``.
     """
 
     calls: Mapping[str, frozenset[str]]
     parts: frozenset[str] = PARTS
+    trains_on_stale: bool = False
 
     def problems(self, plugin: str) -> list[str]:
         found = super().problems(plugin)
