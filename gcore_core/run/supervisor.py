@@ -36,6 +36,7 @@ from gcore_core.runtime.messages import (
     HUNG,
     KILL,
     PUBLISHED,
+    RESTART_EXIT_CODE,
     SPAWN,
     STEP_END,
     STOP_RUN,
@@ -289,7 +290,9 @@ class Supervisor:
         failure = WorkerFailure(role=role, rank=int(rank), reason=reason, fatal=not gone.restarted)
         self._observers.worker_failed(self._run, failure)
         if gone.restarted:
-            self._display.note(f"{gone.name} {reason}; it is started again")
+            said = _last_error(gone)
+            why = f"\n  {said}" if said else ""
+            self._display.note(f"{gone.name} {reason}; it is started again{why}")
             return
         await asyncio.sleep(0 if self._errors else SETTLE_S)
         raise self._cause(gone, reason)
@@ -319,6 +322,14 @@ class Supervisor:
 def _some(names: list[str], shown: int = 6) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def _last_error(gone: WorkerExit) -> str:
+    """What a worker that gave itself up logged last as an error; empty for any other."""
+    if gone.code != RESTART_EXIT_CODE:
+        return ""
+    parts = [line.partition(f" {gone.name} ERROR ") for line in gone.tail.splitlines()]
+    return next((said for _, is_error, said in reversed(parts) if is_error), "")
 
 
 def _code(code: int) -> str:

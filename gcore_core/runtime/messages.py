@@ -8,6 +8,7 @@ once: a repeated request gets the reply of the first.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -37,6 +38,7 @@ TRAIN, GREEDY, SAMPLED = (
     "sampled",
 )  # why records are drawn; the last two are evaluation
 _REASON_LIMIT_BYTES = 128
+_PLACE = re.compile(r" \([^()\s]+:\d+\)$")
 
 
 class Message(msgspec.Struct, array_like=True):
@@ -48,8 +50,12 @@ class Nothing(Message):
 
 
 def short_reason(text: str) -> str:
-    """The beginning of a reason, short enough for a header."""
-    return text.encode("utf-8", "replace")[:_REASON_LIMIT_BYTES].decode("utf-8", "ignore")
+    """The beginning of a reason, short enough for a header; a ``(file:line)`` at its end stays."""
+    place = _PLACE.search(text)
+    end = place[0].encode("utf-8", "replace") if place else b""
+    room = max(0, _REASON_LIMIT_BYTES - len(end))
+    beginning = text.encode("utf-8", "replace")[: -len(end) or None][:room]
+    return beginning.decode("utf-8", "ignore") + end[:_REASON_LIMIT_BYTES].decode("utf-8", "ignore")
 
 
 # -- generation and rewarding ----------------------------------------------------------------------

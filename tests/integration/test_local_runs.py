@@ -240,7 +240,7 @@ def test_a_lost_trainer_or_controller_ends_a_run_without_checkpoints_which_names
             6,
             [
                 r"^rewarding: 6 of 6 groups could not be used$",
-                r"^  rewards\.letters: ValueError: no luck$",
+                r"^  rewards\.letters: ValueError: no luck \(\S+\.py:\d+\)$",
             ],
         ),
         (
@@ -296,6 +296,7 @@ def test_a_scorer_that_hangs_is_started_again_and_the_run_goes_on(tmp_path: Path
     code, run = runs.finish(tmp_path, config)
     assert code == 0, run.output
     assert "scorer.0 ended with exit code 75; it is started again" in run.output
+    assert "rewards.letters.timeout_s gives it more time" in run.output
     first, *others = run.metrics()[1:]
     assert first["groups/dropped/reward_failed"] >= 1
     assert first["groups/quarantined"] == first["groups/dropped/reward_failed"]

@@ -110,7 +110,10 @@ def raises(records: Sequence[ScoredRecord]) -> list[Score]:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (raises, "rewards.bad: ValueError: no luck"),
+        (raises, "rewards.bad: ValueError: no luck (test_scorer_shell.py:"),
+        (lambda records: [0.5, 1.0], "score() gave a list with a float, not a Score (test_scorer_"),
+        (lambda records: None, "score() gave a NoneType, not a list (test_scorer_shell.py:"),
+        (lambda records: [Score(value="1")] * 2, "gave a Score whose value is a str (test_scorer_"),
         (lambda records: [Score(value=float("nan"))] * 2, "rewards.bad: the reward is nan"),
         (lambda records: [Score(value=float("inf"))] * 2, "rewards.bad: the reward is inf"),
         (lambda records: [Score(value=None)] * 2, "rewards.bad: the reward is None"),
@@ -120,7 +123,7 @@ def raises(records: Sequence[ScoredRecord]) -> list[Score]:
             "no boxed answer",
         ),
     ],
-    ids=["raises", "nan", "inf", "none", "too-few", "says-so"],
+    ids=["raises", "floats", "nothing", "text", "nan", "inf", "none", "too-few", "says-so"],
 )
 async def test_a_bad_reward_is_a_status_and_harms_no_other(
     answer: Callable[[Sequence[ScoredRecord]], list[Score]], reason: str, bench: Bench
@@ -133,7 +136,20 @@ async def test_a_bad_reward_is_a_status_and_harms_no_other(
     assert bench.given_up == []
 
 
-async def test_a_reward_that_hangs_times_out_and_the_process_is_given_up(bench: Bench) -> None:
+async def test_a_long_reason_keeps_the_line_of_the_reward(bench: Bench) -> None:
+    def raises_much(records: Sequence[ScoredRecord]) -> list[Score]:
+        raise ValueError("x" * 500)
+
+    reply = await bench.ask(bench.shell(bad=raises_much))
+    line = raises_much.__code__.co_firstlineno + 1
+    assert reply[0].reason.startswith("rewards.bad: ValueError: xxx")
+    assert reply[0].reason.endswith(f"xxx (test_scorer_shell.py:{line})")
+    assert len(reply[0].reason.encode()) == 128
+
+
+async def test_a_reward_that_hangs_times_out_and_the_process_is_given_up(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     release = threading.Event()
 
     def hang(records: Sequence[ScoredRecord]) -> list[Score]:
@@ -146,6 +162,7 @@ async def test_a_reward_that_hangs_times_out_and_the_process_is_given_up(bench: 
     assert [score.values for score in reply] == [{}] * 2
     assert reply[0].reason == "rewards.slow: no answer within 0.1 s"
     assert bench.given_up == [RESTART_EXIT_CODE]
+    assert "rewards.slow.timeout_s gives it more time" in caplog.text
 
 
 async def test_waiting_for_its_turn_does_not_count_against_a_reward(bench: Bench) -> None:

@@ -17,7 +17,15 @@ from msgspec.structs import replace
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.order import row_of
-from gcore_core.contract.records import FAILED, QUARANTINED, Header, Lease, RecordScore
+from gcore_core.contract.records import (
+    FAILED,
+    OK,
+    QUARANTINED,
+    REWARD_SKIPPED,
+    Header,
+    Lease,
+    RecordScore,
+)
 
 
 @dataclass
@@ -35,6 +43,11 @@ class _Group:
     records: dict[int, Header] = field(default_factory=dict)
     scored: set[int] = field(default_factory=set)
     carried: bool = False
+
+
+def has_failed_reward(header: Header) -> bool:
+    """Whether a reward that the record was asked for has no value."""
+    return any(status not in (OK, REWARD_SKIPPED) for status in header.reward_status.values())
 
 
 class Ledger:
@@ -127,9 +140,10 @@ class Ledger:
         if group is None or score.sample not in group.records:
             return
         header = group.records[score.sample]
+        if score.reason and not has_failed_reward(header):
+            header.reason = score.reason  # tells more than why the record ended
         header.rewards = {**header.rewards, **score.values}
         header.reward_status = {**header.reward_status, **score.statuses}
-        header.reason = header.reason or score.reason
         if names <= header.reward_status.keys():
             self._has_score(score.ordinal, group, score.sample)
 

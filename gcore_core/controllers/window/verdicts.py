@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gcore_core.contract.algorithms import Filter
 from gcore_core.contract.errors import DataError, TrainingError
@@ -12,16 +13,21 @@ from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import (
     FAILED,
     FILTERED,
-    OK,
     QUARANTINED,
-    REWARD_SKIPPED,
+    REWARD_FAILED,
+    REWARD_TIMEOUT,
     TRAINED,
     Header,
 )
+from gcore_core.contract.run_files import log_path
 from gcore_core.controllers.algorithm_answers import keeps
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.reward_weights import rewards_of
 from gcore_core.controllers.training import group_scalars
+from gcore_core.controllers.window.ledger import has_failed_reward
+from gcore_core.runtime.worker_settings import JobFacts
+
+_LINES = 6  # that an error shows
 
 
 @dataclass(frozen=True)
@@ -68,19 +74,60 @@ def _unusable(group: list[Header], config: SyncConfig) -> str:
                     ),
                 )
             return header.reason or "failed"
-        if any(status not in (OK, REWARD_SKIPPED) for status in header.reward_status.values()):
+        if has_failed_reward(header):
             return "reward_failed"
     return ""
 
 
 def too_many_failures(
-    failures: Sequence[list[Header]], unusable: int, complete: int
+    failures: Sequence[list[Header]], unusable: int, complete: int, logs: Mapping[str, str]
 ) -> TrainingError:
-    """failures: this shard's latest. unusable, complete: groups of the step, over all shards."""
-    reasons = [header.reason for group in failures for header in group if header.reason]
+    """The error that ends a run of which too much cannot be used.
+
+    failures: this shard's latest.
+    unusable, complete: groups of the step, over all shards.
+    logs: reward -> the log of the process that asks it, where tracebacks are.
+    """
+    causes = [
+        header
+        for group in failures
+        for header in group
+        if header.status == FAILED or has_failed_reward(header)
+    ]
+    todo = ["mend the reward or the data; controller.config.failure_limit says how many may fail"]
+    slow = _rewards_with(causes, REWARD_TIMEOUT)
+    if slow:
+        todo.append(
+            f"or give it more time: {', '.join(f'rewards.{name}.timeout_s' for name in slow)}"
+        )
+    failed = _rewards_with(causes, REWARD_FAILED)
+    files = sorted({logs[name] for name in failed if name in logs})
+    if files:
+        todo.append(f"tracebacks: {', '.join(files)}")
+    reasons = dict.fromkeys(header.reason for header in causes[:64] if header.reason)
+    shown = list(reasons)[: _LINES - 1 - len(todo)]
     return TrainingError(
         f"{unusable} of {complete} groups could not be used",
         where="rewarding",
-        why="\n".join(dict.fromkeys(reasons[:64])) or "no reason was given",
-        todo="mend the reward or the data; controller.config.failure_limit says how many may fail",
+        why="\n".join(shown) or "no reason was given",
+        todo="\n".join(todo),
+    )
+
+
+def logs_of_rewards(facts: JobFacts) -> dict[str, str]:
+    """Reward -> the log of the scorer that hosts it, for those that can be read here."""
+    if not facts.output:
+        return {}
+    directory = Path(facts.output).parent
+    found: dict[str, str] = {}
+    for worker, rewards in facts.scorers.items():
+        log_file = log_path(directory, worker)
+        if log_file.exists():
+            found |= dict.fromkeys(rewards, str(log_file))
+    return found
+
+
+def _rewards_with(headers: Sequence[Header], status: str) -> list[str]:
+    return sorted(
+        {name for header in headers for name, had in header.reward_status.items() if had == status}
     )

@@ -22,7 +22,12 @@ from gcore_core.controllers.window.drawing import Drawing, Round
 from gcore_core.controllers.window.dynamic_sampling import Left, Quota
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import route_judges
-from gcore_core.controllers.window.verdicts import Settled, too_many_failures, verdict_on
+from gcore_core.controllers.window.verdicts import (
+    Settled,
+    logs_of_rewards,
+    too_many_failures,
+    verdict_on,
+)
 from gcore_core.runtime.messages import TRAIN
 
 # Shards look together whether more groups must be issued at most this often; in a long rollout once
@@ -201,7 +206,8 @@ class Window:
         self._quota.settled(*sums[:3])
         totals = self._quota.totals
         if unusable and totals.unusable > self._config.failure_limit * totals.complete:
-            raise too_many_failures(unusable, totals.unusable, totals.complete)
+            logs = logs_of_rewards(self._context.facts)
+            raise too_many_failures(unusable, totals.unusable, totals.complete, logs)
         all_shards_have_drawn = sums[3] == self._agree.shards
         if all_shards_have_drawn and totals.in_flight > 0 and await self._placement.rescue():
             await route_judges(self._context, self._placement)

@@ -6,14 +6,17 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
+from gcore_core.contract.plugin_code import definition_of, line_of, short
 from gcore_core.contract.records import (
     OK,
     REWARD_FAILED,
@@ -23,7 +26,7 @@ from gcore_core.contract.records import (
     Inquiry,
     RecordScore,
 )
-from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer
+from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer, failure
 from gcore_core.runtime.messages import RESTART_EXIT_CODE, SCORE, TRAIN, ScoreRequest, short_reason
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.service import Call, Service
@@ -132,18 +135,18 @@ class ScorerShell:
         call.progress()
         return [next(scores) if match else _SKIPPED for match in matches]
 
-    async def _score_waiting(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
+    async def _score_waiting(self, named: NamedScorer, records: list[ScoredRecord]) -> Any:
         """Of a scorer that is a coroutine: it waits for others, so its calls overlap, and one that
         takes too long is cancelled.
         """
         try:
             async with asyncio.timeout(None if named.sampler else named.timeout_s):
-                return list(await cast(AsyncScorer, named.scorer).score(records))
+                return await cast(AsyncScorer, named.scorer).score(records)
         except TimeoutError:
             reason = f"no answer within {named.timeout_s:g} s"
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
 
-    async def _score_in_turn(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
+    async def _score_in_turn(self, named: NamedScorer, records: list[ScoredRecord]) -> Any:
         """Of a scorer that is a plain function: in the thread, one after the other.
 
         The limit counts from when it begins, not from when it was asked for.
@@ -151,7 +154,7 @@ class ScorerShell:
         async with self._turn:
             work = asyncio.ensure_future(self._compute(cast(Scorer, named.scorer).score, records))
             async with asyncio.timeout(named.timeout_s):
-                return list(await asyncio.shield(work))
+                return await asyncio.shield(work)
 
     async def _score_isolated(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
         """One reward's score of each record; where the reward fails, that is the records' status.
@@ -162,28 +165,49 @@ class ScorerShell:
         waits = inspect.iscoroutinefunction(named.scorer.score)
         score = self._score_waiting if waits else self._score_in_turn
         try:
-            scores = await score(named, records)
+            answer = await score(named, records)
+            scores = list(answer) if isinstance(answer, Iterable) else answer
         except (ConfigError, ContractError, DataError):
             raise
         except TimeoutError:
             reason = f"no answer within {named.timeout_s:g} s"
-            log.error("rewards.%s: %s; the scorer is started again", named.name, reason)
+            log.error(
+                "rewards.%s: %s; the scorer is started again; "
+                "rewards.%s.timeout_s gives it more time",
+                named.name,
+                reason,
+                named.name,
+            )
             self._give_up(RESTART_EXIT_CODE)
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
         except Exception as error:  # isolation point: the failure becomes the records' status
             log.exception("rewards.%s failed", named.name)
-            return [
-                Score(value=None, status=REWARD_FAILED, reason=f"{type(error).__name__}: {error}")
-            ] * len(records)
-        if len(scores) != len(records):
-            reason = f"{len(scores)} scores for {len(records)} records"
-            return [Score(value=None, status=REWARD_FAILED, reason=reason)] * len(records)
-        return scores
+            place = short(line_of(error, named.scorer))
+            return [failure(f"{type(error).__name__}: {error} ({place})")] * len(records)
+        if problem := _problem(scores, len(records)):
+            place = definition_of(named.scorer.score)
+            log.error("rewards.%s: %s, at %s", named.name, problem, place)
+            return [failure(f"{problem} ({short(place)})")] * len(records)
+        return cast("list[Score]", scores)
 
 
 def _matches(record: ScoredRecord, when: Mapping[str, Sequence[Any]]) -> bool:
     """Whether every field that ``when`` names has one of the values listed there."""
     return all(record.prompt.fields.get(name) in values for name, values in when.items())
+
+
+def _problem(scores: Any, records: int) -> str:
+    """What is wrong with a scorer's answer to so many records; empty if nothing is."""
+    if not isinstance(scores, list):
+        return f"score() gave a {type(scores).__name__}, not a list"
+    if len(scores) != records:
+        return f"{len(scores)} scores for {records} records"
+    for score in scores:
+        if not isinstance(score, Score):
+            return f"score() gave a list with a {type(score).__name__}, not a Score"
+        if not isinstance(score.value, numbers.Real | np.bool_ | None):
+            return f"score() gave a Score whose value is a {type(score.value).__name__}"
+    return ""
 
 
 def _record(header: Header, content: tuple[Columns, Columns], dataset: Dataset) -> ScoredRecord:

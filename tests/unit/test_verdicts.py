@@ -1,0 +1,52 @@
+"""What is said when too many groups cannot be used: only what failed, its log, and what to set."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gcore_core.contract.records import FINISHED, TRUNCATED, Header, RecordScore
+from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.window.verdicts import too_many_failures
+
+
+def header(sample: int, reason: str = "", **statuses: str) -> Header:
+    status = TRUNCATED if reason == "length" else FINISHED
+    return Header(
+        ordinal=0,
+        sample=sample,
+        row=0,
+        seed=0,
+        status=status,
+        reason=reason,
+        reward_status=statuses,
+    )
+
+
+def test_why_a_record_ended_is_no_reason_of_a_failed_reward() -> None:
+    group = [header(0, "length", exact="ok"), header(1, "rewards.exact: KeyError", exact="failed")]
+    error = too_many_failures([group], 1, 1, {"exact": "run/logs/scorer.0.log"})
+    assert str(error).splitlines() == [
+        "rewarding: 1 of 1 groups could not be used",
+        "  rewards.exact: KeyError",
+        "  mend the reward or the data; controller.config.failure_limit says how many may fail",
+        "  tracebacks: run/logs/scorer.0.log",
+    ]
+
+
+def test_a_failed_reward_is_told_although_the_record_was_truncated() -> None:
+    ledger = Ledger(shard=0, shards=1, rows=4, seed=0, samples=1)
+    lease = ledger.lease(1)[0]
+    drawn = msgspec.structs.replace(header(0, "length"), ordinal=lease.ordinal)
+    assert ledger.finished(drawn)
+    failed = RecordScore(lease.ordinal, 0, {}, {"exact": "failed"}, "rewards.exact: KeyError")
+    late = RecordScore(lease.ordinal, 0, {}, {"style": "timeout"}, "rewards.style: no answer")
+    ledger.scored(failed, {"exact", "style"})
+    ledger.scored(late, {"exact", "style"})
+    assert ledger.whole(lease.ordinal)[0].reason == "rewards.exact: KeyError"
+
+
+def test_a_slow_reward_names_the_setting_that_gives_it_more_time() -> None:
+    group = [header(0, f"rewards.slow: no answer {i}", slow="timeout") for i in range(9)]
+    lines = str(too_many_failures([group], 1, 1, {})).splitlines()
+    assert len(lines) == 6, "an error shows six lines, and what to do is among them"
+    assert lines[-1] == "  or give it more time: rewards.slow.timeout_s"
