@@ -55,11 +55,17 @@ class Display(Protocol):
         """
 
 
-def open_display(steps: int, stream: TextIO, clock: Clock = time.monotonic) -> Display:
-    """A live display where ``stream`` is a terminal that can move its cursor, else plain lines."""
+def open_display(
+    steps: int, stream: TextIO, clock: Clock = time.monotonic, *, repeats: bool = True
+) -> Display:
+    """A live display where ``stream`` is a terminal that can move its cursor, else plain lines.
+
+    repeats: step lines show the latest evaluation until the next. A run that evaluates only at its
+        start and its end would repeat the figure of its first weights.
+    """
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
-        return LiveDisplay(steps, stream, clock)
-    return PlainDisplay(steps, stream, clock)
+        return LiveDisplay(steps, stream, clock, repeats=repeats)
+    return PlainDisplay(steps, stream, clock, repeats=repeats)
 
 
 # -- what a line says ------------------------------------------------------------------------------
@@ -134,8 +140,16 @@ class _Pace:
 class PlainDisplay:
     """One line for each thing said; for files, pipes and continuous integration."""
 
-    def __init__(self, steps: int, stream: TextIO, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        steps: int,
+        stream: TextIO,
+        clock: Clock = time.monotonic,
+        *,
+        repeats: bool = True,
+    ) -> None:
         self._steps, self._stream, self._pace = steps, stream, _Pace(steps, clock)
+        self._repeats = repeats
         self._evaluation: dict[str, float] = {}
         self._shown = ("", -1)
 
@@ -149,7 +163,8 @@ class PlainDisplay:
             self.note(text if share is None else f"{text} {share:.0%}")
 
     def step(self, report: StepReport) -> None:
-        self._evaluation = report.evaluation or self._evaluation
+        earlier = self._evaluation if self._repeats else {}
+        self._evaluation = report.evaluation or earlier
         parts = step_parts(report, self._steps, self._evaluation)
         left_s = self._pace.left_s(report.step)
         if len(parts) == 1:  # the state before the first step, not evaluated: nothing to tell
@@ -178,11 +193,19 @@ class PlainDisplay:
 class LiveDisplay:
     """Step lines scroll above one bar that stays at the bottom until ``finish``."""
 
-    def __init__(self, steps: int, stream: TextIO, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        steps: int,
+        stream: TextIO,
+        clock: Clock = time.monotonic,
+        *,
+        repeats: bool = True,
+    ) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._steps, self._pace = steps, _Pace(steps, clock)
+        self._repeats = repeats
         self._evaluation: dict[str, float] = {}
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self._progress = Progress(
@@ -199,7 +222,8 @@ class LiveDisplay:
         self._show_bar(text, share, "" if share is None else f"{share:.0%}")
 
     def step(self, report: StepReport) -> None:
-        self._evaluation = report.evaluation or self._evaluation
+        earlier = self._evaluation if self._repeats else {}
+        self._evaluation = report.evaluation or earlier
         parts = step_parts(report, self._steps, self._evaluation)
         if len(parts) > 1:
             self._print(_wrapped(parts, self._console.width))

@@ -56,7 +56,7 @@ def prepare(
     if resumed is not None:
         check_same(resumed, plan, rows["train"])
     directory = resume or run_directory.create(Path("runs"), plan.name, run.dir)
-    display: Display = display_of(run.steps)
+    display: Display = display_of(run.steps, plan.settings.evaluation.every > 0)
     for note in resumed.notes if resumed else ():
         display.note(note)
     run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
@@ -89,9 +89,7 @@ def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = No
     job, display, signals = None, None, Signals()
     with signals.handled():
         try:
-            job, display = prepare(
-                file, overrides, lambda steps: open_display(steps, sys.stdout), resume
-            )
+            job, display = prepare(file, overrides, _display_of, resume)
             _supervise(job, display, signals)
         except KeyboardInterrupt:
             if display is not None and job is not None:
@@ -110,6 +108,10 @@ def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = No
     table = summary.table(run_files.read_metrics(job.directory))
     display.finish([*table.splitlines(), "", *where_things_are(job.directory)])
     return 0
+
+
+def _display_of(steps: int, repeats: bool) -> Display:
+    return open_display(steps, sys.stdout, repeats=repeats)
 
 
 def _supervise(job: Job, display: Display, signals: Signals) -> None:

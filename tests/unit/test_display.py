@@ -137,6 +137,20 @@ def test_plain_lines_keep_the_latest_evaluation_and_the_time_left() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", [PlainDisplay, LiveDisplay])
+def test_a_run_that_is_evaluated_only_at_its_ends_does_not_repeat_the_first_figure(
+    kind: type[PlainDisplay | LiveDisplay],
+) -> None:
+    stream = io.StringIO()
+    display = kind(2, stream, Clock(), repeats=False)
+    display.step(_report(0, {"greedy/exact": 0.25}))
+    display.step(_report(1, reward=0.5))
+    display.step(_report(2, {"greedy/exact": 0.75}, reward=0.5))
+    display.finish()
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("step")]
+    assert ["held-out" in line for line in lines] == [True, False, True]
+
+
 def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only() -> None:
     stream, clock = io.StringIO(), Clock()
     display = PlainDisplay(100, stream, clock)
