@@ -16,6 +16,7 @@ import numpy as np
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.factories import FactorySpec, build, reference_to
 from gcore_core.contract.measurements import Profile
+from gcore_core.contract.providers import Provider
 from gcore_core.kits.commands import Plugins, catalog, print_table
 from gcore_sim.cluster import ORACLE, Cluster, Row, simulate
 from gcore_sim.workloads import PUBLISHED, Lengths, Published, Recorded, recorded
@@ -25,7 +26,7 @@ examples:
   g-core simulate --workload drift --devices 512 --policies replay,split:0.25,colocated
   g-core simulate --trace runs/judged/001 --devices 64 --policies replay,split:0.25 --plot steps.png
 
-A policy is a provider of the plugin `placement`, or PLUGIN/NAME of another; what follows a colon is the value of its
+A policy is a provider of the plugin `placement`, or PLUGIN or PLUGIN/NAME of another; what follows a colon is the value of its
 first setting. Engines take what a profile says, by default a roofline of 32e9 parameters on four devices of 80 GB:
 --profile '{"base_s": 0.02}' changes terms of it.
 """  # noqa: E501
@@ -199,17 +200,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _specs(kind: str, plugin: str, name: str) -> dict[str, Provider]:
+    """The plugin's providers of this kind, by name. name: the words that ask for one."""
+    plugins = Plugins()
+    where = f"--policies {name}" if kind == "placement" else "--balance"
+    plugins.load(catalog.scan().get(plugin, where=where))
+    return {item.spec.name: item.spec for item in plugins.providers(kind)}
+
+
 def _made(kind: str, name: str, plugin: str) -> Any:
-    """The provider named ``[plugin/]name[:value]``, made."""
+    """The provider named ``name[:value]`` or ``plugin[/name][:value]``, made."""
     path, _, value = name.partition(":")
     plugin, _, provider = path.rpartition("/") if "/" in path else (plugin, "", path)
-    plugins = Plugins()
-    plugins.load(
-        catalog.scan().get(
-            plugin, where=f"--policies {name}" if kind == "placement" else "--balance"
-        )
-    )
-    specs = {item.spec.name: item.spec for item in plugins.providers(kind)}
+    specs = _specs(kind, plugin, name)
+    if provider not in specs and "/" not in path and provider in catalog.scan().names():
+        # As in `use`: a plugin's name alone means its default.
+        plugin, provider = path, "default"
+        specs = _specs(kind, plugin, name)
     if provider not in specs:
         raise ConfigError(
             f"plugin {plugin!r} has no {kind} {provider!r}{did_you_mean(provider, list(specs))}.",

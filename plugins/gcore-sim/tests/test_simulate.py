@@ -19,6 +19,7 @@ from gcore_sim.workloads import PUBLISHED, Lengths, Published, recorded
 
 from gcore_core import cli
 from gcore_core.contract.errors import DataError
+from gcore_core.testing.installed import InstalledPlugins
 
 SMALL = Cluster(devices=32, needed=16)
 
@@ -151,6 +152,25 @@ def test_the_command_answers_in_a_table_and_in_json(
         "utilisation",
     }
     assert len(told["steps"]) == 2 * 6
+
+
+def test_a_policy_of_another_plugin_is_named_as_in_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        "from gcore_core import hookimpl\n"
+        "from gcore_core.contract import providers as p\n"
+        "@hookimpl\ndef gcore_placement_policies():\n"
+        "    yield p.PlacementProvider(summary='s', factory='gcore_placement.fixed:Colocated')\n"
+    )
+    words = ["simulate", "--devices", "16", "--steps", "2", "--json", "--policies"]
+    figures = []
+    with InstalledPlugins(tmp_path) as installed:
+        installed.add("third", source)
+        for name in ("third", "third/default"):
+            assert cli.main([*words, name]) == 0
+            figures.append(json.loads(capsys.readouterr().out)["policies"][name])
+    assert figures[0]["seconds"] == figures[1]["seconds"] > 0
 
 
 def test_the_command_draws_the_steps(tmp_path: Path) -> None:
