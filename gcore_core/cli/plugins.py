@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 KINDS = (
     "generator, trainer, annotator, reward, placement, balancer, advantage, objective, launcher, "
     "observer"
+)
+#: What a list does not know; aside, so that whoever reads the table gets the table.
+_NOT_IMPORTED = (
+    "no plugin was imported: a state is what metadata says; to try them: g-core plugins check"
 )
 _EPILOG = f"""\
 actions:
@@ -65,7 +70,10 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "list" and not args.name:
         interpreter = _interpreter(args.python)
         path = interpreter.path if interpreter else None
-        return _list(catalog.scan(path).plugins, args.json)
+        code = _list(catalog.scan(path).plugins, args.json)
+        if not args.json:
+            print(_NOT_IMPORTED, file=sys.stderr)
+        return code
     if args.action == "check":
         return _check(args.name, args.python, args.json)
     from gcore_core.contract.errors import ConfigError

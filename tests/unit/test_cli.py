@@ -113,7 +113,9 @@ def test_the_list_shows_state_and_remarks(
 
     installed.add("old", wheel=Wheel(requires=["gcore-core<0.1"]))
     assert cli.main(["plugins"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    told = capsys.readouterr()
+    assert "no plugin was imported" in told.err, "ok is said of what was not tried"
+    lines = {line.split()[0]: line for line in told.out.splitlines()}
     assert lines["plugin"].split() == ["plugin", "state", "distribution", "version", "remarks"]
     assert "incompatible" in lines["old"] and "needs gcore-core<0.1, this is 0.2.0" in lines["old"]
     assert cli.main(["plugins", "list", "--json"]) == 0
