@@ -73,6 +73,13 @@ ANSWERS = {
     "observer": [
         "with file.open('a') as lines:\n    lines.write(f'{report.step} {report.metrics}\\n')"
     ],
+    "dataset": ["return Prompt(row=row, text=f'{row} + 1 =', fields={'answer': row + 1})"],
+    "filter": [
+        """
+        return (True, "") if spread > self._least else (False, "too_equal")
+        """
+    ],
+    "command": ["print((directory / 'metrics.jsonl').read_text())\nreturn 0"],
     "launcher": ["return self._local.site(names, supervisor, logs)"],
     "generator": [
         """
