@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KINDS = (
     "generator, trainer, annotator, reward, placement, balancer, advantage, objective, launcher, "
-    "observer, dataset, filter, command"
+    "observer, controller, dataset, filter, command"
 )
 #: What a list does not know; aside, so that whoever reads the table gets the table.
 _NOT_IMPORTED = (
