@@ -32,11 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.step is None:
-        from gcore_core.cli.exporting import export
+        from gcore_core.run.export import export
 
         size = export(args.run_dir, args.to)
     else:
-        from gcore_core.cli.checkpoint_export import export_step
+        from gcore_core.run.checkpoint_export import export_step
 
         size = export_step(args.run_dir, args.step, args.to)
     print(f"{args.to}: {size / 1e6:.1f} MB")

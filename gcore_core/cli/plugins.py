@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         where = f"g-core plugins {args.action}"
         raise ConfigError("which plugin?", where=where, todo=f"{where} NAME")
     if args.action == "new":
-        from gcore_core.cli.scaffold import write
+        from gcore_core.config.scaffold import write
 
         written = write(args.name, args.kind or "", args.to)
         print(written.told)
@@ -128,7 +128,7 @@ def _list(rows: Sequence[catalog.Installed], as_json: bool) -> int:
 
 def _check(name: str | None, python: str | None, as_json: bool) -> int:
     """3 when something is wrong, else 0."""
-    from gcore_core.cli.checking import check_all, check_one
+    from gcore_core.config.plugin_checks import check_all, check_one
 
     interpreter = _interpreter(python)
     if name is None:
@@ -150,8 +150,8 @@ def _check(name: str | None, python: str | None, as_json: bool) -> int:
 
 
 def _show(name: str, python: str | None, as_json: bool) -> int:
-    from gcore_core.cli.describing import described, find, text
     from gcore_core.config.interpreters import open_interpreter
+    from gcore_core.config.plugin_description import described, find, text
     from gcore_core.config.plugins import Plugins
 
     interpreter = open_interpreter(python, where="--python")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.cli import scaffold
+from gcore_core.config import scaffold
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 REPOSITORY = Path(__file__).parents[2]

@@ -71,7 +71,7 @@ def test_a_step_is_exported_by_the_trainer_that_saved_it(
 
 
 def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
-    from gcore_core.cli.checkpoint_export import export_step
+    from gcore_core.run.checkpoint_export import export_step
 
     (run / "checkpoints/step-000002/policy/state.npz").write_text("9")
     with pytest.raises(CheckpointError, match="step 2 is not whole"):
@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None
 
 
 def test_a_trainer_that_cannot_load_says_why(run: Path, tmp_path: Path) -> None:
-    from gcore_core.cli.checkpoint_export import export_step
+    from gcore_core.run.checkpoint_export import export_step
 
     checkpoints = Checkpoints(run)
     (checkpoints.begin(3) / "policy").mkdir()

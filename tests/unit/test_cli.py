@@ -203,7 +203,7 @@ def test_run_and_export_hand_their_words_on(
     seen: list[object] = []
     running = types.ModuleType("gcore_core.run.start")
     running.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]
-    exporting = types.ModuleType("gcore_core.cli.exporting")
+    exporting = types.ModuleType("gcore_core.run.export")
     exporting.export = lambda run_dir, to: seen.append((run_dir, to)) or 2_000_000  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, running.__name__, running)
     monkeypatch.setitem(sys.modules, exporting.__name__, exporting)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gcore_core import cli
-from gcore_core.cli import scaffold
-from gcore_core.cli.describing import field_help
-from gcore_core.config import catalog
+from gcore_core.config import catalog, scaffold
+from gcore_core.config.plugin_description import field_help
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 HEAD = (

@@ -23,7 +23,6 @@ from unittest import mock
 import pytest
 
 from gcore_core import cli
-from gcore_core.cli.exporting import export
 from gcore_core.config import venvs
 from gcore_core.config.interpreters import differences, open_interpreter, unmet_needs
 from gcore_core.config.plan import Plan, load_plan
@@ -34,6 +33,7 @@ from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
+from gcore_core.run.export import export
 from gcore_core.runtime.messages import Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets

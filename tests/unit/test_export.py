@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.cli.exporting import INDEX, export, tensor_names
 from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.run.export import INDEX, export, tensor_names
 
 
 def _safetensors(path: Path, header: dict[str, object], data: bytes) -> None:

@@ -2,7 +2,7 @@
 Face layout.
 
 That works for every backend in its own format. It happens in the interpreter of the role: one
-process for each slot of one replica (``python -m gcore_core.cli.checkpoint_export``), which gets
+process for each slot of one replica (``python -m gcore_core.run.checkpoint_export``), which gets
 its specification as JSON on stdin.
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.cli.exporting import write_whole
 from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.abilities import replica_slots
@@ -28,6 +27,7 @@ from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.run_files import CONFIG
 from gcore_core.contract.trainer import Trainer
 from gcore_core.run.checkpoints import Checkpoints
+from gcore_core.run.export import write_whole
 from gcore_core.run.make_model import make_model
 
 _SHOWN_LINES = 3
@@ -97,7 +97,7 @@ def _run(python: str, specs: list[_Spec], folder: Path) -> None:
     try:
         for spec, log in zip(specs, logs, strict=True):
             with log.open("wb") as errors:
-                command = [python, "-m", "gcore_core.cli.checkpoint_export"]
+                command = [python, "-m", "gcore_core.run.checkpoint_export"]
                 child = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=errors, stderr=errors
                 )

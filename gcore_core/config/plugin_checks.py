@@ -1,8 +1,8 @@
 """Whether a plugin works: it is imported in a process of its own, so that a broken one hurts
 nobody.
 
-``python -m gcore_core.cli.checking NAME`` is that process; its last line of output is what it
-found, as JSON.
+``python -m gcore_core.config.plugin_checks NAME`` is that process; its last line of output is what
+it found, as JSON.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_one(name: str, interpreter: Interpreter | None = None) -> Found:
     python = interpreter.python if interpreter else sys.executable
     foreign = python != sys.executable
     environment = without_paths_of_this(os.environ) if foreign else dict(os.environ)
-    command = [python, "-m", "gcore_core.cli.checking", name]
+    command = [python, "-m", "gcore_core.config.plugin_checks", name]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S
@@ -97,7 +97,7 @@ def inspect_plugin(name: str) -> Found:
     """Imports the plugin here, calls its provider hooks, tries its config classes and imports its
     factories.
     """
-    from gcore_core.cli.describing import find
+    from gcore_core.config.plugin_description import find
     from gcore_core.config.plugins import Plugins
 
     found, plugins = Found(), Plugins()
