@@ -1,7 +1,8 @@
 """The command ``g-core``: one module per verb, imported when the verb is used.
 
-A verb module has ``configure(parser)`` and ``run(args) -> int`` (exit code). This module imports
-the standard library only, so that ``g-core --help`` is immediate.
+A verb's module has ``configure(parser)`` and ``run(args) -> int``, the exit code. A word that is
+no verb names a plugin, whose commands are run here. At its top this module imports the standard
+library only, so that ``g-core --help`` is immediate.
 """
 
 from __future__ import annotations
@@ -67,24 +68,24 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == _NO_PLUGINS:
         os.environ["G_CORE_PLUGINS"] = "off"  # the processes that are started from here see it too
         return _dispatch(words[1:])
-    verb, rest = words[0], words[1:]
+    verb = words[0]
+    rest = words[1:]
     if verb.startswith("-"):
         parser.parse_args(words)
         return 0
+    if verb not in VERBS:
+        return _run_plugin_command(verb, rest)
     import importlib
 
-    if verb not in VERBS:
-        command = importlib.import_module("gcore_core.cli.command")
-        return int(command.run(verb, rest))
     module = importlib.import_module(f"gcore_core.cli.{verb}")
-    own = argparse.ArgumentParser(
+    verb_parser = argparse.ArgumentParser(
         prog=f"g-core {verb}",
         description=f"{VERBS[verb].capitalize()}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    module.configure(own)
+    module.configure(verb_parser)
     # Intermixed: options may stand between the file and the overrides.
-    return int(module.run(own.parse_intermixed_args(rest)))
+    return int(module.run(verb_parser.parse_intermixed_args(rest)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,3 +103,58 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(_NO_PLUGINS, action="store_true", help="leave only the built-in plugin")
     parser.add_argument("--version", action="version", version=f"g-core {__version__}")
     return parser
+
+
+def _run_plugin_command(name: str, words: list[str]) -> int:
+    """Loads the plugin ``name`` alone and runs its command ``words[0]`` with the other words.
+
+    A command named ``default`` gets all the words when the first one names no command.
+    """
+    from gcore_core.config import catalog
+    from gcore_core.contract.errors import ConfigError, PluginNotFound, did_you_mean
+    from gcore_core.contract.factories import import_attribute
+
+    installed = catalog.scan()
+    if name not in installed.names():
+        choices = [*VERBS, *installed.names()]
+        suggestion = did_you_mean(name, choices)
+        raise PluginNotFound(
+            f"g-core: {name!r} is neither a verb nor an installed plugin{suggestion}.",
+            why=f"verbs: {', '.join(VERBS)}",
+            todo="g-core --help      list of plugins: g-core plugins",
+            choices=choices,
+        )
+    from gcore_core.config.plugins import Plugins
+
+    plugins = Plugins()
+    plugins.load(installed.get(name, where=""))
+    commands = {item.spec.name: item.spec for item in plugins.providers("command")}
+    if words and words[0] in commands:
+        return int(import_attribute(commands[words[0]].factory)(words[1:]) or 0)
+    if "default" in commands:
+        return int(import_attribute(commands["default"].factory)(words) or 0)
+    if words and words[0] in ("-h", "--help") and commands:
+        for spec in commands.values():
+            print(f"g-core {name} {spec.name:<12} {spec.summary}")
+        return 0
+    if not commands:
+        problem = "brings no commands"
+    elif words:
+        problem = f"has no command {words[0]!r}{did_you_mean(words[0], list(commands))}"
+    else:
+        problem = "needs a command"
+    offered = "\n".join(f"g-core {name} {spec.name}: {spec.summary}" for spec in commands.values())
+    raise ConfigError(f"plugin {name!r} {problem}.", why=offered, choices=list(commands))
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints left-aligned columns; a column that is empty in all rows is left out.
+
+    Rejected: rich, whose import takes longer than the rest of a listing.
+    """
+    columns = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    lines = [[row[i] for i in columns] for row in (head, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        print("  ".join(cells).rstrip())

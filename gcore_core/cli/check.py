@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core.cli.table import print_table
+    from gcore_core.cli import print_table
     from gcore_core.config import checks
     from gcore_core.config.plan import load_plan
     from gcore_core.contract.errors import ConfigError

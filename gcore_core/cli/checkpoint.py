@@ -1,11 +1,20 @@
-"""``g-core checkpoint list RUN``, ``g-core checkpoint verify PATH``: what a run has saved, and
+"""``g-core checkpoint list RUN`` and ``g-core checkpoint verify PATH``: what a run has saved, and
 whether it is whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gcore_core.run.manifest import Manifest
+
+_HEAD = ("CHECKPOINT", "SAVED", "FILES", "MB", "PROBLEMS")
+_SHOWN_PROBLEMS = 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +35,91 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core.cli.checkpoints import list_checkpoints, verify_checkpoints
+    if args.action == "list":
+        return _list(args.path, as_json=args.json)
+    return _verify(args.path, as_json=args.json)
 
-    act = list_checkpoints if args.action == "list" else verify_checkpoints
-    return act(args.path, as_json=args.json)
+
+def _list(run_dir: Path, *, as_json: bool) -> int:
+    """Prints every checkpoint with its problems; looks at names and sizes, not at contents."""
+    from gcore_core.cli import print_table
+    from gcore_core.run.manifest import inspect
+
+    rows: list[list[str]] = []
+    facts: dict[str, object] = {}
+    for path in _checkpoints(run_dir):
+        manifest, problems = inspect(path, hashes=False)
+        if manifest is None:
+            facts[path.name] = {"problems": problems}
+            rows.append([path.name, "", "", "", _count(problems)])
+            continue
+        facts[path.name] = {
+            "saved_unix_s": manifest.saved_unix_s,
+            "files": len(manifest.parts),
+            "bytes": manifest.nbytes,
+            "metrics": manifest.metrics,
+            "problems": problems,
+        }
+        saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_unix_s))
+        size_mb = f"{manifest.nbytes / 1e6:.1f}"
+        rows.append([path.name, saved, str(len(manifest.parts)), size_mb, _count(problems)])
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print_table(_HEAD, rows)
+    return 0
+
+
+def _verify(path: Path, *, as_json: bool) -> int:
+    """Reads every byte of one checkpoint, or of all that a run has; 1 when there is a problem."""
+    from gcore_core.run.manifest import NAME, inspect
+
+    is_one_checkpoint = NAME.fullmatch(path.resolve().name)
+    checkpoints = [path] if is_one_checkpoint else _checkpoints(path)
+    problems_of: dict[str, list[str]] = {}
+    for checkpoint in checkpoints:
+        manifest, problems = inspect(checkpoint)
+        problems_of[str(checkpoint)] = problems
+        if not as_json:
+            lines = [f"{checkpoint}: {_count(problems) or _size(manifest)}"]
+            lines += problems[:_SHOWN_PROBLEMS]
+            print("\n  ".join(lines), flush=True)  # at once: the next one may take minutes
+    if as_json:
+        print(json.dumps(problems_of, indent=2))
+    return int(any(problems_of.values()))
+
+
+def _count(problems: list[str]) -> str:
+    """``2 problems``; empty when there are none."""
+    if not problems:
+        return ""
+    return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+
+
+def _size(manifest: Manifest | None) -> str:
+    if manifest is None:
+        return ""
+    return f"whole, {len(manifest.parts)} files, {manifest.nbytes / 1e6:.1f} MB"
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    """The checkpoints of a run, in the order of their steps.
+
+    Raises CheckpointError when there are none.
+    """
+    from gcore_core.contract.errors import CheckpointError
+    from gcore_core.run.checkpoints import CHECKPOINTS
+    from gcore_core.run.manifest import NAME
+
+    directory = run_dir / CHECKPOINTS
+    paths: list[Path] = []
+    if directory.is_dir():
+        paths = [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+    if not paths:
+        raise CheckpointError(
+            "there are no checkpoints here.",
+            where=str(run_dir),
+            why=f"a run has them in {CHECKPOINTS}/",
+            todo="name a run's directory, such as runs/<name>/<NNN>, or one of its checkpoints",
+        )
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")))

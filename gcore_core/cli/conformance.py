@@ -20,7 +20,9 @@ from gcore_core.testing.conformance import contracts_of, left_out
 globals().update(contracts_of({name!r}))
 Path("left_out.json").write_text(json.dumps(left_out({name!r})), encoding="utf-8")
 """
-_PASSED, _FAILED = 0, 1  # pytest's exit codes
+#: pytest's exit codes
+_PASSED = 0
+_FAILED = 1
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -74,13 +76,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pytest(directory: Path, name: str, words: str) -> tuple[int, str]:
-    """Runs the contracts in a process of their own; its exit code and output. The report lies in
-    the directory.
+    """Runs the contracts in a process of their own; returns its exit code and output.
+
+    The report is written into the directory.
     """
     (directory / "test_conformance.py").write_text(_TESTS.format(name=name), encoding="utf-8")
-    (directory / "pytest.ini").write_text(
-        "[pytest]\n", encoding="utf-8"
-    )  # no other settings may reach in
+    # A pytest.ini of its own: settings of a folder above must not reach in.
+    (directory / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     options = [
         "-q",
         "-p",
@@ -90,7 +92,7 @@ def _pytest(directory: Path, name: str, words: str) -> tuple[int, str]:
         "--tb=short",
     ]
     options += ["--conformance-report", "report.json", *(["-k", words] if words else [])]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "test_conformance.py"],
         cwd=directory,
         stdout=subprocess.PIPE,
@@ -98,7 +100,7 @@ def _pytest(directory: Path, name: str, words: str) -> tuple[int, str]:
         text=True,
         check=False,
     )
-    return done.returncode, done.stdout
+    return process.returncode, process.stdout
 
 
 def _reasons(output: str) -> list[str]:
@@ -109,16 +111,16 @@ def _reasons(output: str) -> list[str]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from gcore_core.cli.table import print_table
+    from gcore_core.cli import print_table
 
-    tables: dict[tuple[str, str], Counter[str]] = {}
+    outcomes: dict[tuple[str, str], Counter[str]] = {}  # by contract and capability
     for row in report["tests"]:
-        what = (row["contract"], row["capability"] or row["kind"])
-        tables.setdefault(what, Counter())[row["outcome"]] += 1
+        key = (row["contract"], row["capability"] or row["kind"])
+        outcomes.setdefault(key, Counter())[row["outcome"]] += 1
     tolerance = {row["contract"]: row["tolerance"] for row in report["tests"]}
     rows = [
-        [contract, what, str(sum(found.values())), _said(found), f"{tolerance[contract]:g}"]
-        for (contract, what), found in tables.items()
+        [contract, what, str(sum(counts.values())), _said(counts), f"{tolerance[contract]:g}"]
+        for (contract, what), counts in outcomes.items()
     ]
     print_table(["contract", "capability", "tests", "result", "tolerance"], rows)
     for row in report["tests"]:
@@ -138,7 +140,6 @@ def _show(report: dict[str, Any]) -> None:
     )
 
 
-def _said(found: Counter[str]) -> str:
-    return ", ".join(
-        f"{count} {outcome}" for outcome, count in sorted(found.items(), key=lambda item: -item[1])
-    )
+def _said(counts: Counter[str]) -> str:
+    """``5 pass, 1 fail``: the most frequent outcome first."""
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())

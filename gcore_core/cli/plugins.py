@@ -1,8 +1,9 @@
-"""``g-core plugins``: what is installed, what a plugin offers, whether it works, and the beginning
-of a new one.
+"""``g-core plugins``: lists, shows and checks plugins, and begins a new one.
 
-A listing reads metadata alone; ``show`` imports one plugin; ``check`` imports it in a process of
-its own.
+list: what is installed; reads metadata alone.
+show: what one plugin offers; imports it.
+check: whether a plugin works; imports it in a process of its own.
+new: writes the distribution of a new plugin.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         from gcore_core.config.scaffold import write
 
         written = write(args.name, args.kind or "", args.to)
-        print(written.told)
+        print(written.next_steps)
         return 0
     return _show(args.name, args.python, args.json)
 
@@ -110,7 +111,7 @@ def _list(rows: Sequence[catalog.Installed], as_json: bool) -> int:
     if not rows:
         print("no plugins")
         return 0
-    from gcore_core.cli.table import print_table
+    from gcore_core.cli import print_table
 
     cells = [
         [
@@ -127,7 +128,7 @@ def _list(rows: Sequence[catalog.Installed], as_json: bool) -> int:
 
 
 def _check(name: str | None, python: str | None, as_json: bool) -> int:
-    """3 when something is wrong, else 0."""
+    """Checks one plugin, or all without a name; returns 3 when something is wrong, else 0."""
     from gcore_core.config.plugin_checks import check_all, check_one
 
     interpreter = _interpreter(python)
@@ -136,17 +137,17 @@ def _check(name: str | None, python: str | None, as_json: bool) -> int:
         rows = check_all(catalog.scan(path).plugins, interpreter)
         _list(rows, as_json)
         return 3 if any(row.state in ("broken", "clash", "incompatible") for row in rows) else 0
-    found = check_one(name, interpreter)
+    report = check_one(name, interpreter)
     if as_json:
-        print(json.dumps({"plugin": name, **dataclasses.asdict(found)}, indent=2))
+        print(json.dumps({"plugin": name, **dataclasses.asdict(report)}, indent=2))
     else:
-        for problem in found.problems:
+        for problem in report.problems:
             print(problem)
-        for note in found.notes:
+        for note in report.notes:
             print(f"note: {note}")
-        if not found.problems:
+        if not report.problems:
             print(f"plugin {name!r}: nothing wrong found")
-    return 3 if found.problems else 0
+    return 3 if report.problems else 0
 
 
 def _show(name: str, python: str | None, as_json: bool) -> int:
@@ -155,7 +156,8 @@ def _show(name: str, python: str | None, as_json: bool) -> int:
     from gcore_core.config.plugins import Plugins
 
     interpreter = open_interpreter(python, where="--python")
-    plugin, plugins = find(name, where="g-core plugins show"), Plugins()
+    plugin = find(name, where="g-core plugins show")
+    plugins = Plugins()
     plugins.load(plugin)
     providers = [described(item, interpreter) for item in plugins.provided_by(plugin.name)]
     if as_json:

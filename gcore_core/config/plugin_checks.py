@@ -1,8 +1,7 @@
-"""Whether a plugin works: it is imported in a process of its own, so that a broken one hurts
-nobody.
+"""Checks whether a plugin works, in a process of its own, so that a broken one hurts nobody.
 
-``python -m gcore_core.config.plugin_checks NAME`` is that process; its last line of output is what
-it found, as JSON.
+``python -m gcore_core.config.plugin_checks NAME`` is that process; its last line of output is its
+``Report`` as JSON.
 """
 
 from __future__ import annotations
@@ -44,111 +43,118 @@ HEAVY = (
 
 
 @dataclass
-class Found:
-    """problems: what must be put right. notes: what could not be looked at, and why."""
+class Report:
+    """What a check of one plugin found.
+
+    problems: what must be put right.
+    notes: what could not be checked, and why.
+    """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def check_one(name: str, interpreter: Interpreter | None = None) -> Found:
-    """Looks at one plugin in a fresh process of an interpreter; by default of this one."""
+def check_one(name: str, interpreter: Interpreter | None = None) -> Report:
+    """Checks one plugin in a fresh process of an interpreter; by default of this one."""
     python = interpreter.python if interpreter else sys.executable
-    foreign = python != sys.executable
-    environment = without_paths_of_this(os.environ) if foreign else dict(os.environ)
+    if python == sys.executable:
+        environment = dict(os.environ)
+    else:
+        environment = without_paths_of_this(os.environ)
     command = [python, "-m", "gcore_core.config.plugin_checks", name]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        return Found([f"plugin {name!r} was not imported within {TIMEOUT_S:.0f} s."])
+        return Report([f"plugin {name!r} was not imported within {TIMEOUT_S:.0f} s."])
     try:
-        return Found(**json.loads(done.stdout.splitlines()[-1]))
+        return Report(**json.loads(process.stdout.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):
-        last = (done.stderr.strip() or "no output").splitlines()[-1]
-        return Found(
-            [
-                (
-                    f"plugin {name!r} ended the process that imported it (exit code "
-                    f"{done.returncode}): {last}"
-                )
-            ]
+        last = (process.stderr.strip() or "no output").splitlines()[-1]
+        problem = (
+            f"plugin {name!r} ended the process that imported it "
+            f"(exit code {process.returncode}): {last}"
         )
+        return Report([problem])
 
 
 def check_all(rows: Sequence[Installed], interpreter: Interpreter | None = None) -> list[Installed]:
-    """The rows, those that fail with the state "broken" and the first reason."""
+    """The same rows; one that fails gets the state "broken" and its first problem as reason."""
     usable = [row.name for row in rows if row.state in ("ok", "undeclared") and row.name != CORE]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(
-            zip(usable, pool.map(lambda name: check_one(name, interpreter), usable), strict=True)
-        )
-    wrong = {
-        name: item.problems[0].splitlines()[0] for name, item in found.items() if item.problems
+        reports = list(pool.map(lambda name: check_one(name, interpreter), usable))
+    reasons = {
+        name: report.problems[0].splitlines()[0]
+        for name, report in zip(usable, reports, strict=True)
+        if report.problems
     }
     return [
-        replace(row, state="broken", reason=wrong[row.name]) if row.name in wrong else row
+        replace(row, state="broken", reason=reasons[row.name]) if row.name in reasons else row
         for row in rows
     ]
 
 
-def inspect_plugin(name: str) -> Found:
-    """Imports the plugin here, calls its provider hooks, tries its config classes and imports its
-    factories.
+def inspect_plugin(name: str) -> Report:
+    """Imports the plugin in this process and checks everything that it provides.
+
+    Its provider hooks are called, its config classes are tried and its factories are imported.
     """
     from gcore_core.config.plugin_description import find
     from gcore_core.config.plugins import Plugins
 
-    found, plugins = Found(), Plugins()
-    before = set(sys.modules)
+    report = Report()
+    plugins = Plugins()
+    modules_before = set(sys.modules)
     try:
         plugin = find(name, where="")
         plugins.load(plugin)
     except GcoreError as error:
-        return Found([str(error)])
-    heavy = sorted(set(HEAVY) & (set(sys.modules) - before))
+        return Report([str(error)])
+    heavy = sorted(set(HEAVY) & (set(sys.modules) - modules_before))
     if heavy:
-        found.problems.append(
+        report.problems.append(
             f"plugin {name!r}: importing {plugin.module} imports {', '.join(heavy)}, which every "
             "job then pays for.\n"
             "  import it in the module that a factory names, or inside a function"
         )
     for item in plugins.provided_by(plugin.name):
-        _look_at(item, found)
-    return found
+        _check_provider(item, report)
+    return report
 
 
-def _look_at(item: Provided, found: Found) -> None:
+def _check_provider(item: Provided, report: Report) -> None:
+    """Adds to the report what is wrong with one provider."""
     from gcore_core.contract.abilities import near_misses
     from gcore_core.contract.factories import import_attribute
     from gcore_core.contract.providers import VenvProvider
 
     what = f"{item.kind} {item.reference}"
-    if item.spec.config is not None and (problem := _config_problem(item.spec.config)):
-        found.problems.append(f"{what}: its config class {item.spec.config.__qualname__} {problem}")
-    if item.spec.config is not None:
-        name = item.spec.config.__qualname__
-        misses = near_misses(item.kind, item.spec.config)
-        found.problems += [f"{what}: its config class {name}: {miss}" for miss in misses]
+    config = item.spec.config
+    if config is not None:
+        problem = _config_problem(config)
+        if problem:
+            report.problems.append(f"{what}: its config class {config.__qualname__} {problem}")
+        for miss in near_misses(item.kind, config):
+            report.problems.append(f"{what}: its config class {config.__qualname__}: {miss}")
     if isinstance(item.spec, VenvProvider):
         try:
             item.spec.requirements_file(what)
         except GcoreError as error:
-            found.problems.append(str(error))
+            report.problems.append(str(error))
         return
     if not item.spec.factory:  # a role is data, nothing is made of it
         return
     unmet = open_interpreter(None, where="").unmet(item.spec.needs)
     if unmet:
-        needs = ", ".join(f"{need} (found {have or 'none'})" for need, have in unmet)
-        found.notes.append(f"{what}: {item.spec.factory} was not imported, it needs {needs}")
+        needs = ", ".join(f"{need} (found {version or 'none'})" for need, version in unmet)
+        report.notes.append(f"{what}: {item.spec.factory} was not imported, it needs {needs}")
         return
     try:
         if not callable(import_attribute(item.spec.factory)):
-            found.problems.append(f"{what}: its factory {item.spec.factory!r} cannot be called.")
+            report.problems.append(f"{what}: its factory {item.spec.factory!r} cannot be called.")
     except GcoreError as error:
-        found.problems.append(f"{what}: {error}")
+        report.problems.append(f"{what}: {error}")
 
 
 def _config_problem(config: type) -> str:
@@ -169,12 +175,13 @@ def _config_problem(config: type) -> str:
 
 
 def main() -> None:
-    told, sys.stdout = sys.stdout, sys.stderr  # what the plugin prints is no answer
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what the plugin prints must not mix with the report
     try:
-        found = inspect_plugin(sys.argv[1])
-    except Exception as error:  # isolation point: whatever a plugin does is what we were asked for
-        found = Found([f"plugin {sys.argv[1]!r}: {type(error).__name__}: {error}"])
-    print(json.dumps(asdict(found)), file=told, flush=True)
+        report = inspect_plugin(sys.argv[1])
+    except Exception as error:  # isolation point: whatever a plugin raises is a finding
+        report = Report([f"plugin {sys.argv[1]!r}: {type(error).__name__}: {error}"])
+    print(json.dumps(asdict(report)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

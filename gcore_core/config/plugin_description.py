@@ -1,5 +1,6 @@
-"""What a plugin offers, as plain data and as text: providers, settings with their help, engine
-requirements.
+"""Describes what a plugin offers, as plain data and as text.
+
+That is its providers, their settings with help, and the engines that they need.
 """
 
 from __future__ import annotations
@@ -23,15 +24,13 @@ _FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.+)")
 
 def find(name: str, *, where: str) -> catalog.Installed:
     """An installed plugin by its name, or a project's own file by its path."""
-    return (
-        local_plugin(Path(name), where)
-        if name.endswith(".py")
-        else catalog.scan().get(name, where=where)
-    )
+    if name.endswith(".py"):
+        return local_plugin(Path(name), where)
+    return catalog.scan().get(name, where=where)
 
 
 def described(item: Provided, interpreter: Interpreter) -> dict[str, Any]:
-    """One provider; ``needs`` says of each requirement whether it is met in the environment."""
+    """One provider as plain data; ``needs`` says whether the interpreter meets each requirement."""
     unmet = dict(interpreter.unmet(item.spec.needs))
     return {
         "kind": item.kind,
@@ -55,8 +54,8 @@ def text(item: dict[str, Any]) -> Iterator[str]:
     if item["capabilities"]:
         yield f"  capabilities: {', '.join(item['capabilities'])}"
     for need in item["needs"]:
-        found = "met" if need["met"] else f"NOT met: found {need['found'] or 'none'}"
-        yield f"  needs {need['requirement']} ({found})"
+        state = "met" if need["met"] else f"NOT met: found {need['found'] or 'none'}"
+        yield f"  needs {need['requirement']} ({state})"
     for setting in item["config"]:
         default = " (must be given)" if setting["required"] else f" = {setting['default']!r}"
         yield f"  config.{setting['name']}: {setting['type']}{default}"
@@ -67,11 +66,12 @@ def text(item: dict[str, Any]) -> Iterator[str]:
 
 def settings(config: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
     """Every field with type, default and help; fields of a nested dataclass by dotted name."""
-    hints, told = typing.get_type_hints(config), field_help(config)
+    types = typing.get_type_hints(config)
+    help_texts = field_help(config)
     for field in dataclasses.fields(config):
-        name, nested = prefix + field.name, hints[field.name]
-        if dataclasses.is_dataclass(nested):
-            yield from settings(nested, f"{name}.")
+        name = prefix + field.name
+        if dataclasses.is_dataclass(types[field.name]):
+            yield from settings(types[field.name], f"{name}.")
             continue
         default: Any = field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -79,39 +79,46 @@ def settings(config: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
         required = default is dataclasses.MISSING
         yield {
             "name": name,
-            "type": field.type
-            if isinstance(field.type, str)
-            else getattr(field.type, "__name__", str(field.type)),
+            "type": _type_name(field.type),
             "default": None if required else default,
             "required": required,
-            "help": told.get(field.name, ""),
+            "help": help_texts.get(field.name, ""),
         }
 
 
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, str):  # under ``from __future__ import annotations``
+        return annotation
+    return str(getattr(annotation, "__name__", annotation))
+
+
 def field_help(config: type) -> dict[str, str]:
-    """Field -> what is written about it: the string under it, or its line ``name: text`` in the
-    class's docstring.
+    """The help of each field that has some.
+
+    It is the string under the field, or the line ``name: text`` in the docstring of the class. A
+    subclass's help wins over that of the class it inherits from.
     """
-    found: dict[str, str] = {}
+    help_texts: dict[str, str] = {}
     for cls in reversed(config.__mro__):
         if dataclasses.is_dataclass(cls):
-            found |= _lines_of_docstring(cls) | _strings_under_fields(cls)
-    return found
+            help_texts |= _lines_of_docstring(cls)
+            help_texts |= _strings_under_fields(cls)
+    return help_texts
 
 
 def _lines_of_docstring(cls: type) -> dict[str, str]:
-    found: dict[str, str] = {}
-    names: list[str] = []
+    help_texts: dict[str, str] = {}
+    names: list[str] = []  # fields that the last line was about
     for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
         match = _FIELD_LINE.fullmatch(line)
         if match and set(match[1].split(", ")) <= set(cls.__dataclass_fields__):  # type: ignore[attr-defined]
             names = match[1].split(", ")
-            found |= dict.fromkeys(names, match[2].strip())
-        elif line.startswith(" ") and names:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+            help_texts |= dict.fromkeys(names, match[2].strip())
+        elif line.startswith(" ") and names:  # it goes on, indented
+            help_texts |= {name: f"{help_texts[name]} {line.strip()}" for name in names}
         else:
             names = []
-    return found
+    return help_texts
 
 
 def _strings_under_fields(cls: type) -> dict[str, str]:

@@ -28,11 +28,14 @@ MARK = "FILL IN"
 
 @dataclass(frozen=True)
 class Written:
-    """told: what to print, the next steps."""
+    """A distribution that was written.
+
+    next_steps: text to print: the lines to fill in and the commands that follow.
+    """
 
     directory: Path
     files: tuple[Path, ...]
-    told: str
+    next_steps: str
 
 
 def kinds() -> list[str]:
@@ -43,8 +46,11 @@ def kinds() -> list[str]:
 
 
 def write(name: str, kind: str, to: Path | None = None) -> Written:
-    """Writes the distribution gcore-<name>; nothing that exists is overwritten. Raises ConfigError,
-    PluginClash.
+    """Writes the distribution gcore-<name>; nothing that exists is overwritten.
+
+    to: its directory; by default ``gcore-<name>`` in the current one.
+    Raises ConfigError for a name, kind or directory that cannot be used, PluginClash for a name
+    that an installed plugin has.
     """
     where = "g-core plugins new"
     if not _NAME.fullmatch(name):
@@ -61,8 +67,9 @@ def write(name: str, kind: str, to: Path | None = None) -> Written:
         )
     directory = to or Path(f"gcore-{name}")
     values = _values(name, kind)
-    files = {directory / path: text for path, text in _rendered(_TEMPLATES / _SHARED, values)}
-    files |= {directory / path: text for path, text in _rendered(template, values)}
+    # A kind's own file wins over the shared one of the same path.
+    rendered = [*_rendered(_TEMPLATES / _SHARED, values), *_rendered(template, values)]
+    files = {directory / path: text for path, text in rendered}
     present = sorted(str(path) for path in files if path.exists())
     if present:
         raise ConfigError(
@@ -73,42 +80,46 @@ def write(name: str, kind: str, to: Path | None = None) -> Written:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    marked = "\n".join(
-        f"  {path}:{number}: {line.strip().removeprefix('# ')}"
-        for path, text in files.items()
-        for number, line in enumerate(text.splitlines(), 1)
-        if f"# {MARK}:" in line
-    )
-    told = (
-        f"{directory}: {len(files)} files\n\nlines to fill in:\n{marked}\n\nnext:\n  cd "
-        f"{directory}\n"
-        "  pip install -e '.[test]'\n  pytest                    fails until the lines are "
-        "filled in\n"
+    return Written(directory, tuple(files), _next_steps(name, directory, files))
+
+
+def _next_steps(name: str, directory: Path, files: dict[Path, str]) -> str:
+    marked_lines = []
+    for path, text in files.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if f"# {MARK}:" in line:
+                marked_lines.append(f"  {path}:{number}: {line.strip().removeprefix('# ')}")
+    marked = "\n".join(marked_lines)
+    return (
+        f"{directory}: {len(files)} files\n\n"
+        f"lines to fill in:\n{marked}\n\n"
+        "next:\n"
+        f"  cd {directory}\n"
+        "  pip install -e '.[test]'\n"
+        "  pytest                    fails until the lines are filled in\n"
         f"  g-core plugins check {name}"
     )
-    return Written(directory, tuple(files), told)
 
 
 def _template(kind: str, where: str) -> Path:
     """The folder of a kind's template: the core's, or for ``plugin/kind`` the plugin's."""
-    plugin, slash, own = kind.rpartition("/")
-    folder = (_folder_of(plugin, where) if slash else _TEMPLATES) / own
-    if folder.is_dir() and own and own != _SHARED:
+    plugin, slash, kind_name = kind.rpartition("/")
+    templates = _folder_of(plugin, where) if slash else _TEMPLATES
+    folder = templates / kind_name
+    if folder.is_dir() and kind_name and kind_name != _SHARED:
         return folder
-    choices = kinds()
-    if slash and folder.parent.is_dir():
-        choices = sorted(
-            f"{plugin}/{path.name}" for path in folder.parent.iterdir() if path.is_dir()
-        )
-    elif slash:
+    if not slash:
+        choices = kinds()
+    elif templates.is_dir():
+        choices = sorted(f"{plugin}/{path.name}" for path in templates.iterdir() if path.is_dir())
+    else:
         choices = []
-    what = (
-        f"there is no template for {kind!r}{did_you_mean(kind, choices)}."
-        if kind
-        else "which kind? say --kind KIND."
-    )
+    if kind:
+        problem = f"there is no template for {kind!r}{did_you_mean(kind, choices)}."
+    else:
+        problem = "which kind? say --kind KIND."
     raise ConfigError(
-        what, where=where, todo=f"kinds: {', '.join(choices) or 'none'}", choices=choices
+        problem, where=where, todo=f"kinds: {', '.join(choices) or 'none'}", choices=choices
     )
 
 
@@ -116,8 +127,10 @@ def _folder_of(plugin: str, where: str) -> Path:
     """``templates`` of a plugin's package, found without importing it."""
     module = catalog.scan().get(plugin, where=where).module.partition(".")[0]
     spec = find_spec(module)
-    roots = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(roots[0] if roots else "/nowhere") / "templates"
+    package_folders = list(spec.submodule_search_locations or ()) if spec else []
+    # A plugin that is a single module has no folder, and so no templates.
+    package = package_folders[0] if package_folders else "/nowhere"
+    return Path(package) / "templates"
 
 
 def _values(name: str, kind: str) -> dict[str, str]:
@@ -133,10 +146,11 @@ def _values(name: str, kind: str) -> dict[str, str]:
 
 def _rendered(template: Path, values: dict[str, str]) -> list[tuple[str, str]]:
     """(path in the distribution, text) of every file of a template."""
-    found = []
+    files = []
     for file in sorted(template.rglob(f"*{_SUFFIX}")):
         path = file.relative_to(template).as_posix().removesuffix(_SUFFIX)
         if path.startswith("module/"):
             path = values["module"] + path.removeprefix("module")
-        found.append((path, Template(file.read_text(encoding="utf-8")).substitute(values)))
-    return found
+        text = Template(file.read_text(encoding="utf-8")).substitute(values)
+        files.append((path, text))
+    return files

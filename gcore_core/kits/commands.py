@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gcore_core.cli.table import print_table as print_table
+    from gcore_core.cli import print_table as print_table
     from gcore_core.config import catalog as catalog
     from gcore_core.config import venvs as venvs
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
@@ -36,7 +36,7 @@ _HOMES = {
     "find_devices": "gcore_core.run.devices",
     "load_plan": "gcore_core.config.plan",
     "open_interpreter": "gcore_core.config.interpreters",
-    "print_table": "gcore_core.cli.table",
+    "print_table": "gcore_core.cli",
     "run_file": "gcore_core.run.start",
 }
 _MODULES = {"catalog": "gcore_core.config.catalog", "venvs": "gcore_core.config.venvs"}

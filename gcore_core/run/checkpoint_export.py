@@ -1,9 +1,8 @@
-"""``g-core export RUN --step N``: a trainer loads a saved state and writes its weights in Hugging
-Face layout.
+"""Writes the weights of a checkpoint in Hugging Face layout, for ``g-core export RUN --step N``.
 
-That works for every backend in its own format. It happens in the interpreter of the role: one
-process for each slot of one replica (``python -m gcore_core.run.checkpoint_export``), which gets
-its specification as JSON on stdin.
+The trainer itself loads its saved state and writes the weights, so every backend keeps a format of
+its own. It runs in the interpreter of the role: one process for each slot of one replica
+(``python -m gcore_core.run.checkpoint_export``), which reads its specification as JSON from stdin.
 """
 
 from __future__ import annotations
@@ -31,9 +30,18 @@ from gcore_core.run.export import write_whole
 from gcore_core.run.make_model import make_model
 
 _SHOWN_LINES = 3
+_POLL_S = 0.1
 
 
 class _Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process of the export needs.
+
+    rank, ranks: which of the replica's processes it is, and of how many.
+    rendezvous: a directory in which the ranks find each other.
+    state: the checkpoint's directory that the trainer saved.
+    to: the directory that the weights are written to.
+    """
+
     backend: FactorySpec
     objective: FactorySpec
     rank: int
@@ -46,11 +54,11 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def export_step(run_dir: Path, step: int, to: Path) -> int:
-    """Writes the weights that the checkpoint of ``step`` holds to the new directory ``to``; returns
-    their bytes.
+    """Writes the weights that the checkpoint of ``step`` holds to the new directory ``to``.
 
-    Raises CheckpointError unless the checkpoint is whole, DataError when the trainer cannot load
-    it, ConfigError when ``to`` exists or the run's configuration no longer resolves.
+    Returns their size in bytes. Raises CheckpointError unless the checkpoint is whole, DataError
+    when the trainer cannot load it, ConfigError when ``to`` exists or the run's configuration no
+    longer resolves.
     """
     state = Checkpoints(run_dir).open(step).path / POLICY
     plan = load_plan(run_dir / CONFIG)
@@ -81,7 +89,10 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
 
 
 def _model(model: dict[str, Any]) -> dict[str, Any]:
-    """With its ``path``, by which a backend finds shapes and tokenizer."""
+    """The model's settings with a ``path``, where a backend finds shapes and tokenizer.
+
+    A model that the job makes (``model.make``) is made again, or taken from the cache.
+    """
     if "make" not in model:
         return model
     cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
@@ -89,31 +100,25 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(python: str, specs: list[_Spec], folder: Path) -> None:
-    """Until all ranks have ended; when one fails the others are ended too, since they would wait
-    for it.
+    """Starts all ranks and returns when they have ended.
+
+    When one fails the others are killed, since they would wait for it. Raises DataError.
     """
     children: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"rank{spec.rank}.log" for spec in specs]
     try:
         for spec, log in zip(specs, logs, strict=True):
-            with log.open("wb") as errors:
-                command = [python, "-m", "gcore_core.run.checkpoint_export"]
-                child = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=errors, stderr=errors
-                )
+            child = _start(python, log)
             children.append(child)
-            if child.stdin is None:
-                raise RuntimeError("the child has no pipe")
-            with child.stdin as pipe:
-                pipe.write(msgspec.json.encode(spec))
-        left = dict(zip((child.pid for child in children), range(len(children)), strict=True))
-        while left:
-            for child in [child for child in children if child.pid in left]:
+            _hand_over(spec, child)
+        running = dict(enumerate(children))  # by rank
+        while running:
+            for rank, child in list(running.items()):
                 try:
-                    code = child.wait(timeout=0.1)
+                    code = child.wait(timeout=_POLL_S)
                 except subprocess.TimeoutExpired:
                     continue
-                rank = left.pop(child.pid)
+                del running[rank]
                 if code != 0:
                     raise _failure(specs[rank], code, logs[rank])
     finally:
@@ -122,12 +127,22 @@ def _run(python: str, specs: list[_Spec], folder: Path) -> None:
             child.wait()
 
 
+def _start(python: str, log: Path) -> subprocess.Popen[bytes]:
+    command = [python, "-m", "gcore_core.run.checkpoint_export"]
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+
+
+def _hand_over(spec: _Spec, child: subprocess.Popen[bytes]) -> None:
+    if child.stdin is None:
+        raise RuntimeError("the child has no pipe")
+    with child.stdin as pipe:
+        pipe.write(msgspec.json.encode(spec))
+
+
 def _failure(spec: _Spec, code: int, log: Path) -> DataError:
-    lines = [
-        line
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.strip()
-    ]
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
     return DataError(
         f"the trainer could not export this state (rank {spec.rank}, exit code {code}).",
         where=spec.state,
@@ -139,7 +154,7 @@ def _failure(spec: _Spec, code: int, log: Path) -> DataError:
 
 
 def main() -> None:
-    """A rank of the trainer."""
+    """One rank of the trainer: loads the state, writes the weights and ends."""
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=_Spec)
     try:
         context = WorkerContext(

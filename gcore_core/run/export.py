@@ -1,4 +1,8 @@
-"""``g-core export``: copies a run's final weights out, after checking that they are whole."""
+"""Copies a run's final weights out, after checking that they are whole.
+
+Used by ``g-core export``. Weights of a checkpoint are written by
+``gcore_core.run.checkpoint_export``.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,9 @@ def export(run_dir: Path, to: Path) -> int:
 
     Every safetensors file is checked before and after: its header parses, its tensors fill the file
     exactly, and all tensors that the index names are there. ``to`` appears whole or not at all.
-    Raises DataError (no such run, no final weights, a damaged file) or ConfigError (``to`` exists
-    or cannot be written).
+
+    Raises DataError when there is no such run, it has no final weights or a file is damaged, and
+    ConfigError when ``to`` exists or cannot be written.
     """
     weights = _final_weights(run_dir)
 
@@ -32,11 +37,10 @@ def export(run_dir: Path, to: Path) -> int:
 
 
 def write_whole(to: Path, write: Callable[[Path], None]) -> int:
-    """Has ``write`` make a directory of weights, checks it and moves it to ``to``; returns its
-    bytes.
+    """Has ``write`` make a directory of weights, checks it and moves it to ``to``.
 
-    Raises ConfigError when ``to`` exists or cannot be written, DataError when a file in it is
-    damaged.
+    Returns its size in bytes. Raises ConfigError when ``to`` exists or cannot be written, DataError
+    when a file in it is damaged.
     """
     if to.exists() or to.is_symlink():
         raise ConfigError(
@@ -86,19 +90,18 @@ def _final_weights(run_dir: Path) -> Path:
 
 
 def _check(weights: Path) -> None:
-    files = {file.name: tensor_names(file) for file in sorted(weights.glob("*.safetensors"))}
+    """Raises DataError unless every file is whole and holds the tensors that the index says."""
+    names_in = {file.name: tensor_names(file) for file in sorted(weights.glob("*.safetensors"))}
     index = weights / INDEX
     if not index.exists():
         return
     try:
-        placed = [
-            (str(name), str(file))
-            for name, file in json.loads(index.read_bytes())["weight_map"].items()
-        ]
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        file_of = [(str(name), str(file)) for name, file in weight_map.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(index, f"the index does not parse: {error!r}") from error
-    for name, file in placed:
-        if name not in files.get(file, ()):
+    for name, file in file_of:
+        if name not in names_in.get(file, ()):
             raise _damaged(index, f"tensor {name!r} is not in {file!r}")
 
 

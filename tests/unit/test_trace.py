@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.cli.tracing import numbers, timeline
+from gcore_core.cli.trace import numbers, timeline
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Header, Inquiry, RecordScore, Ref
 from gcore_core.contract.run_files import Clock, Record, Stage, read_trace
