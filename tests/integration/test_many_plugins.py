@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core.cli.plugins import check_all
 from gcore_core.config import catalog
-from gcore_core.config.plugin_checks import check_all
 from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
