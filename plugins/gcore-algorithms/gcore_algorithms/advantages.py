@@ -1,9 +1,10 @@
 """Rewards to advantages, in numpy: these run in controllers, which have no torch.
 
-Notation: r is a record's reward less the KL penalty, S the records of its group. Records of a group
-whose rewards are all equal get exactly 0, save under ``ReinforcePp``, where the batch is the
-baseline. A group that lost all but one of its records (failed rewards) has nothing to compare and
-gets 0, too.
+Notation: r is a record's reward less its KL penalty; S is the number of records in its group.
+
+Records of a group whose rewards are all equal get exactly 0, except under ``ReinforcePp``, whose
+baseline is the batch. So does a group that has only one record left after failed rewards: there is
+nothing to compare it with.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from gcore_algorithms.config import (
 )
 from gcore_core.contract.algorithms import GroupScalars
 
-#: A variance below this part of the mean square is rounding: it comes from sums of squares in
-#: another order.
+#: A variance below this part of the mean square is taken for 0. The variance is the difference of
+#: two large sums, and shards add them in varying order, so equal rewards can give a tiny one.
 _ROUNDING = 1e-12
 
 
 class RecordAdvantage:
-    """What estimators of level "record" share: the KL penalty in the reward, and no batch
-    statistics.
+    """What estimators of level "record" share: the KL penalty in the reward, no batch statistics.
+
+    group_size: records sampled for each prompt.
+    requires: names of the scalars that records need, such as ``kl_k1``.
     """
 
     def __init__(self, config: RecordAdvantageConfig) -> None:
@@ -38,10 +41,11 @@ class RecordAdvantage:
         self._kl = config.kl
 
     def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
+        """Returns float64[n] of this shard's groups; ``of`` gets the sum over all shards."""
         return np.zeros(0)
 
     def rewards(self, group: GroupScalars) -> np.ndarray:
-        """Float64[S]: rewards less coefficient x KL of the record."""
+        """Returns float64[S]: each record's reward less coefficient x KL, in nats."""
         rewards: np.ndarray = np.asarray(group.rewards, dtype=np.float64)
         if self._kl.coefficient:
             rewards = rewards - self._kl.coefficient * group.scalars[f"kl_{self._kl.estimator}"]
@@ -49,7 +53,7 @@ class RecordAdvantage:
 
 
 class Grpo(RecordAdvantage):
-    """(r - mean of the group) / (std of the group + eps), std with S - 1.
+    """GRPO: (r - mean of the group) / (std of the group + eps), where the std divides by S - 1.
 
     Source: Shao et al., "DeepSeekMath", arXiv:2402.03300, section 4.1.2.
     """
@@ -69,11 +73,10 @@ class Grpo(RecordAdvantage):
 
 
 class DrGrpo(RecordAdvantage):
-    """r - mean of the group.
+    """Dr. GRPO: r - mean of the group.
 
-    Source: Liu et al., "Understanding R1-Zero-Like Training", arXiv:2503.20783, section 3.2; its
-        other half is
-    ``normalise: constant`` in the objective.
+    Source: Liu et al., "Understanding R1-Zero-Like Training", arXiv:2503.20783, section 3.2. The
+    other half of the method is ``normalise: constant`` in the objective.
     """
 
     def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
@@ -81,7 +84,7 @@ class DrGrpo(RecordAdvantage):
 
 
 class Rloo(RecordAdvantage):
-    """r - mean of the group's other rewards, which is (r - mean of the group) x S / (S - 1).
+    """RLOO: r - mean of the group's other rewards, which is (r - mean of the group) S / (S - 1).
 
     Source: Ahmadian et al., "Back to Basics", arXiv:2402.14740, section 3; Kool et al., "Buy 4
     REINFORCE Samples, Get a Baseline for Free!" (2019).
@@ -92,8 +95,9 @@ class Rloo(RecordAdvantage):
 
 
 class ReinforcePp(RecordAdvantage):
-    """(r - mean of the batch) / (std of the batch + eps), std with n, over the records of all
-    shards.
+    """REINFORCE++: (r - mean of the batch) / (std of the batch + eps).
+
+    The batch is the n records of all shards; the std divides by n.
 
     Source: Hu et al., "REINFORCE++", arXiv:2501.03262. The paper charges each action with the KL
     that follows it; here a record is charged with its whole KL.
@@ -114,11 +118,12 @@ class ReinforcePp(RecordAdvantage):
 
 
 class ReinforcePpBaseline(RecordAdvantage):
-    """(r - mean of the group) / (std of that over the batch + eps), std with n, over the records of
-    all shards.
+    """REINFORCE++ with baseline: c = r - mean of the group, over the batch's std of c plus eps.
 
-    Source: Hu et al., "REINFORCE++", arXiv:2501.03262, REINFORCE++ with baseline. The batch's mean
-    is not subtracted: it is zero, because each group's is.
+    The batch is the n records of all shards; the std divides by n. The batch's mean is not
+    subtracted: it is zero, because each group's is.
+
+    Source: Hu et al., "REINFORCE++", arXiv:2501.03262, REINFORCE++ with baseline.
     """
 
     def __init__(self, config: ReinforcePpBaselineConfig) -> None:
@@ -136,13 +141,13 @@ class ReinforcePpBaseline(RecordAdvantage):
 
 
 class Gae:
-    """A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t; the value
-    after the end is 0.
+    """GAE: A_t = delta_t + gamma lambda A_{t+1}, where delta_t = r_t + gamma V_{t+1} - V_t.
+
+    The value after the last action is 0. Masked actions are not the policy's: the recursion skips
+    them and ignores their rewards and values, so a reward must be on a trained action.
 
     Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage
-    Estimation", arXiv:1506.02438, Eq. 16. Masked actions are not the policy's: the recursion runs
-    over the others, and whatever rewards and values stand at masked ones is ignored, so a reward
-    belongs on a trained action.
+    Estimation", arXiv:1506.02438, Eq. 16.
     """
 
     def __init__(self, config: GaeConfig) -> None:
@@ -154,14 +159,19 @@ class Gae:
     def per_action(
         self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(advantages, returns), float64[A] each; 0 at masked actions. returns = advantages +
-        values.
+        """Returns (advantages, returns) of one record, float64[A] each, 0 at masked actions.
+
+        rewards: float[A].
+        values: float[A], V_t.
+        mask: bool[A] or uint8[A], nonzero at trained actions.
+        returns are advantages + values: what a critic learns.
         """
         trained = np.flatnonzero(mask)
         kept_values = np.asarray(values, dtype=np.float64)[trained]
         deltas = np.asarray(rewards, dtype=np.float64)[trained] - kept_values
         deltas[:-1] += self._gamma * kept_values[1:]
-        advantage, kept = 0.0, np.empty(len(trained))
+        advantage = 0.0
+        kept = np.empty(len(trained))
         for t in range(len(trained) - 1, -1, -1):
             advantage = deltas[t] + self._decay * advantage
             kept[t] = advantage
@@ -172,8 +182,10 @@ class Gae:
 
 
 def centred(rewards: np.ndarray) -> np.ndarray:
-    """Float64[S]: rewards less their mean; exactly 0 when all are equal, which their mean may miss
-    by rounding.
+    """Returns float64[S]: rewards less their mean.
+
+    They are exactly 0 when all rewards are equal; the computed mean may differ from them by
+    rounding, so that case is not left to the subtraction.
     """
     if not rewards.size or rewards.min() == rewards.max():
         return np.zeros_like(rewards)
@@ -188,16 +200,17 @@ def _leave_one_out(rewards: np.ndarray) -> np.ndarray:
 
 
 def _sums(groups: list[np.ndarray]) -> np.ndarray:
-    """Float64[3]: number, sum and sum of squares, which add up over shards."""
+    """Returns float64[3]: number, sum and sum of squares, each of which adds up over shards."""
     values = np.concatenate(groups) if groups else np.zeros(0)
     return np.array([values.size, values.sum(), np.square(values).sum()])
 
 
 def _mean_and_std(sums: np.ndarray) -> tuple[float, float]:
-    """Of all numbers behind ``_sums``; a std that is only rounding is 0."""
+    """Returns mean and std (dividing by n) from ``_sums``; a std that is only rounding is 0."""
     n, total, squares = (float(x) for x in sums)
     if n == 0:
         return 0.0, 0.0
-    mean, mean_square = total / n, squares / n
+    mean = total / n
+    mean_square = squares / n
     variance = mean_square - mean * mean
     return mean, math.sqrt(variance) if variance > _ROUNDING * mean_square else 0.0

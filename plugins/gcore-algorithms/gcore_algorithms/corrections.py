@@ -2,10 +2,14 @@
 
 A generator computes the log-probs of the same weights a little differently from the trainer
 (kernels, precision, routing), so its samples are slightly off policy before the first update.
-Weights exp(old_logp - rollout_logp) correct that; unbounded they have a large variance, so they are
-truncated or masked. Sources: Yao et al., "Your Efficient RL Framework Secretly Brings You
-Off-Policy RL Training" (2025), truncated; Ling Team, "Every Step Evolves", arXiv:2510.18855, masked
-on both sides per action (IcePop).
+Weights exp(old_logp - rollout_logp) correct that. Unbounded, they have a large variance, so they
+are truncated (clipped to the bounds) or masked (set to 0 outside the bounds).
+
+Sources:
+
+- Truncated: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"
+  (2025).
+- Masked on both sides, per action (IcePop): Ling Team, "Every Step Evolves", arXiv:2510.18855.
 """
 
 from __future__ import annotations
@@ -21,9 +25,15 @@ from gcore_algorithms.layout import Records
 def correction_weights(
     config: CorrectionConfig, old_logp: Tensor, rollout_logp: Tensor, records: Records
 ) -> tuple[Tensor, Tensor]:
-    """(weights float[A], bounded bool[A]: where a weight was truncated or masked).
+    """Returns weights float[A], and bool[A] that marks those that were truncated or masked.
 
-    A masked action stays in the normaliser: it counts as an action with loss 0.
+    config: ``level`` says of what the ratio is taken: "token" of each action; "geometric" of the
+        record, as the geometric mean over its actions; otherwise of the whole record, the product.
+    old_logp: float[A], by the trainer, before the first update of the step.
+    rollout_logp: float[A], by the generator.
+    records: to which record each action belongs.
+
+    A masked action still counts in the loss's normaliser, as an action of loss 0.
     """
     log_weight = old_logp - rollout_logp
     if config.level != "token":

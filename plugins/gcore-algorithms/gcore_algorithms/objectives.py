@@ -3,8 +3,17 @@
 Every objective returns sums that add up over micro-batches and ranks, so that the gradient of an
 update does not depend on how its records were split. A record's actions must all be in one
 micro-batch. The correction multiplies the surrogate alone; KL and entropy are those of the current
-policy. Notation, for action t of record i: advantage A, ratio r = exp(logp - behaviour_logp), [x] =
-clip to [1 - clip_low, 1 + clip_high], sg = no gradient.
+policy.
+
+Notation, for action t of record i:
+
+    A     its advantage
+    r     exp(logp - behaviour_logp), the ratio of the current policy to the one that is taken to
+          have sampled it: ``old_logp`` with ``old_logprobs: recompute``, else ``rollout_logp``
+    [x]   x clipped to [1 - clip_low, 1 + clip_high]
+    sg    no gradient flows through it
+
+Formulas below are gains; a loss is the negative of one.
 """
 
 from __future__ import annotations
@@ -24,8 +33,12 @@ from gcore_algorithms.layout import Records, keep_trained
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actions:
-    """The trained actions of a micro-batch: float[A] each, ``logp`` and ``log_ratio`` with
-    gradient.
+    """The trained actions of a micro-batch.
+
+    logp: float[A], under the current policy, with gradient.
+    log_ratio: float[A], log r, with gradient.
+    advantage: float[A].
+    records: to which record each action belongs.
     """
 
     logp: Tensor
@@ -36,7 +49,12 @@ class Actions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surrogate:
-    """Of each action: loss (with gradient), ratio, and whether a clip bound it. All [A]."""
+    """What a subclass computes for each action.
+
+    loss: float[A], with gradient.
+    ratio: float[A], that of the policies; of whole sequences under GSPO.
+    clipped: bool[A], whether the clip was active.
+    """
 
     loss: Tensor
     ratio: Tensor
@@ -44,12 +62,17 @@ class Surrogate:
 
 
 class PolicyObjective(ABC):
-    """A ``gcore_core.contract.algorithms.Objective``; subclasses say what the surrogate is.
+    """A ``gcore_core.contract.algorithms.Objective`` whose subclasses define the surrogate.
 
-    Metrics are means over trained actions: ratio; clip_share; kl_behaviour, the k3 estimate of
-        KL(behaviour || policy);
-    and where the tensors are there: kl_reference, the k3 estimate of KL(policy || reference);
-    entropy; correction_weight; correction_share, actions whose weight was truncated or masked.
+    Metrics are means over trained actions, logarithms in nats:
+
+    ratio: r.
+    clip_share: share of actions at which the clip was active.
+    kl_behaviour: k3 estimate of KL(behaviour policy || current policy).
+    kl_reference: k3 estimate of KL(current policy || reference); only with ``ref_logp``.
+    entropy: only if ``current`` has it.
+    correction_weight: only with a correction.
+    correction_share: share of actions whose weight was truncated or masked; only with a correction.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
@@ -59,11 +82,19 @@ class PolicyObjective(ABC):
         self._corrects = config.correction.kind != "none"
 
     @abstractmethod
-    def surrogate(self, actions: Actions) -> Surrogate: ...
+    def surrogate(self, actions: Actions) -> Surrogate:
+        """Returns the loss of each action, before correction, KL and entropy."""
 
     def loss(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """Returns the summed loss, its normaliser and the metrics of one micro-batch.
+
+        columns: of all A actions: mask bool[A], record int64[A], advantage float[A] and what
+            ``requires`` names.
+        current: logp float[A] with gradient; entropy float[A] if it is computed.
+        The first two results are 0-d. A metric is a (sum, count) pair, so that it adds up.
+        """
         config = self._config
         columns, current = self._trained(columns, current)
         logp = current["logp"]
@@ -90,13 +121,15 @@ class PolicyObjective(ABC):
         return self._total(loss, records), self._weight(records), counted
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Returns the normaliser that ``loss`` returns, 0-d, without a forward pass."""
+        # rollout_logp only gives dtype and device
         trained = keep_trained(columns["mask"], columns, ("record", "rollout_logp"))
         return self._weight(Records(trained["record"], like=trained["rollout_logp"]))
 
     def _trained(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What the loss reads, without masked actions."""
+        """Returns ``columns`` and ``current`` without masked actions and unused columns."""
         names = {"record", "advantage", self._behaviour}
         if self._corrects:
             names.add("rollout_logp")
@@ -108,13 +141,21 @@ class PolicyObjective(ABC):
         )
 
     def _total(self, loss: Tensor, records: Records) -> Tensor:
-        """0-d: the sum of the loss under the normalisation."""
+        """Returns the sum of the loss [A] as a 0-d tensor.
+
+        Under ``normalise: sequence`` every record counts alike: its actions share a weight of 1.
+        """
         if self._config.normalise == "sequence":
             loss = loss / records.spread(records.lengths)
         return loss.sum()
 
     def _weight(self, records: Records) -> Tensor:
-        """0-d: what the total is divided by. A record without trained actions has no weight."""
+        """Returns what the total is divided by, 0-d; records without trained actions do not count.
+
+        token: the number of actions.
+        sequence: the number of records.
+        constant: the number of records times ``constant_length``.
+        """
         if self._config.normalise == "token":
             return records.actions
         trained = records.lengths.count_nonzero().to(records.lengths.dtype)
@@ -124,14 +165,17 @@ class PolicyObjective(ABC):
 
 
 class PpoClip(PolicyObjective):
-    """min(r A, [r] A); below zero with ``dual_clip`` c: max(min(r A, [r] A), c A).
+    """PPO's clipped surrogate: min(r A, [r] A); where A < 0, with ``dual_clip`` c, at least c A.
 
-    Sources: Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347, Eq. 7;
-        with
-    ``normalise: sequence`` the surrogate of GRPO, Shao et al., "DeepSeekMath", arXiv:2402.03300,
-    Eq. 3; with different bounds and ``normalise: token`` that of DAPO, Yu et al., arXiv:2503.14476,
-    Eq. 8; dual clip: Ye et al., "Mastering Complex Control in MOBA Games with Deep Reinforcement
-    Learning", arXiv:1912.09729.
+    Sources:
+
+    - Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347, Eq. 7.
+    - With ``normalise: sequence`` it is the surrogate of GRPO: Shao et al., "DeepSeekMath",
+      arXiv:2402.03300, Eq. 3.
+    - With different bounds and ``normalise: token`` it is that of DAPO: Yu et al.,
+      arXiv:2503.14476, Eq. 8.
+    - Dual clip: Ye et al., "Mastering Complex Control in MOBA Games with Deep Reinforcement
+      Learning", arXiv:1912.09729.
     """
 
     def __init__(self, config: PpoClipConfig) -> None:
@@ -146,12 +190,12 @@ class PpoClip(PolicyObjective):
 
 
 class Gspo(PolicyObjective):
-    """min(s A, [s] A) with s = exp(mean over the record of log r), the ratio of whole sequences.
+    """GSPO: min(s A, [s] A), where s = exp(mean of log r over the record) is a sequence's ratio.
 
     Source: Zheng et al., "Group Sequence Policy Optimization", arXiv:2507.18071, Eqs. 5 and 7.
-    Written as the paper's GSPO-token (Eq. 14), s_t = sg(s) r_t / sg(r_t): the same value and
-    gradient while a record's actions share one advantage and one correction weight, and defined
-    when they do not. Masked actions are left out of the mean.
+    It is written as the paper's GSPO-token (Eq. 14), s_t = sg(s) r_t / sg(r_t). Value and gradient
+    are the same while a record's actions share one advantage and one correction weight; unlike Eq.
+    5 it is also defined when they do not. Masked actions are left out of the mean.
     """
 
     def __init__(self, config: GspoConfig) -> None:
@@ -159,16 +203,18 @@ class Gspo(PolicyObjective):
         self._bounds = 1.0 - config.clip_low, 1.0 + config.clip_high
 
     def surrogate(self, actions: Actions) -> Surrogate:
-        records, logp = actions.records, actions.logp
+        records = actions.records
+        logp = actions.logp
         with torch.no_grad():
             of_record = records.spread(records.sums(actions.log_ratio) / records.lengths)
+        # logp - logp.detach() is 0 and has logp's gradient: log s_t
         return clipped_surrogate(
             of_record + (logp - logp.detach()), actions.advantage, self._bounds, None
         )
 
 
 class Cispo(PolicyObjective):
-    """sg([r]) A logp: the clipped ratio is a constant weight, so every action keeps its gradient.
+    """CISPO: sg([r]) A logp. The clipped ratio is a constant, so every action keeps its gradient.
 
     Source: MiniMax, "MiniMax-M1", arXiv:2506.13585, Eqs. 4 and 5.
     """
@@ -189,8 +235,13 @@ class Cispo(PolicyObjective):
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, bounds: tuple[float, float], dual_clip: float | None
 ) -> Surrogate:
-    """-min(r A, [r] A), and -max(that, dual_clip A) where A < 0; ``clipped`` marks actions without
-    gradient.
+    """Returns the loss -min(r A, [r] A); with ``dual_clip`` c it is at most -c A where A < 0.
+
+    log_ratio: float[A], log r, with gradient.
+    advantage: float[A].
+    bounds: of the ratio, low and high.
+    dual_clip: c > 1, or None.
+    In the result ``clipped`` marks actions without gradient.
     """
     ratio = log_ratio.exp()
     gain = ratio * advantage
@@ -198,8 +249,8 @@ def clipped_surrogate(
         limit = ratio.clamp(*bounds) * advantage
         clipped = gain > limit
         if dual_clip is not None:
-            # Never where the other clip binds: that needs a ratio below 1 when the advantage is
-            # negative.
+            # Both clips are never active at once: with A < 0 the first one needs a ratio below 1,
+            # this one a ratio above c > 1.
             dual_limit = dual_clip * advantage
             too_costly = (advantage < 0) & (gain < dual_limit)
             limit = torch.where(too_costly, dual_limit, limit)
@@ -214,8 +265,10 @@ def _metrics(
     columns: Mapping[str, Tensor],
     current: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Sums over actions. Action by action: a difference of sums would lose a small KL to float32
-    rounding.
+    """Returns the sum of each metric over actions, 0-d.
+
+    KL terms are computed for each action and then summed: a difference of sums would lose a small
+    KL to rounding in float32.
     """
     metrics = {
         "ratio": surrogate.ratio.sum(),

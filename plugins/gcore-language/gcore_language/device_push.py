@@ -1,12 +1,16 @@
 """Weight pushes that stay on devices; see ``gcore_core.contract.weight_transfer``.
 
-ipc: the sender's memory is opened by the receivers' processes. What crosses is a handle of plain
-fields; on CUDA those of torch's own sharing of storages. nccl: every bucket is broadcast into
-memory of each receiver, in a process group that is made for the push. On a CPU a file takes the
-place of CUDA's handle and gloo that of NCCL, so that all else is the same; there shared memory is
-quicker, and these are for who asks for them.
+There are two transports:
 
-Digests are computed where the bytes lie, by both sides.
+    ipc   The receivers' processes open the sender's memory. Only a handle of plain fields is sent;
+          on CUDA it has the fields of torch's own sharing of storages.
+    nccl  Every bucket is broadcast into memory of each receiver, in a process group that is made
+          for the push.
+
+On a CPU a file takes the place of CUDA's handle and gloo that of NCCL; all else is the same. Shared
+memory is quicker there, so these transports are used only when a configuration names them.
+
+Both sides compute digests on the device that holds the bytes.
 """
 
 from __future__ import annotations
@@ -33,20 +37,28 @@ from gcore_language.weights import flat_bytes
 log = logging.getLogger(__name__)
 
 IPC, NCCL = "ipc", "nccl"
-_FORMAT = "push-1"  # of handles and digests
+_FORMAT = "push-1"  # version of handles and digests
 _WORD_BYTES = 8
-_CHUNK_WORDS = 1 << 19  # what a digest takes at a time: its memory is some times that
-# odd numbers that look random (the golden ratio, and a multiplier of splitmix64)
+_CHUNK_WORDS = 1 << 19  # words digested at a time; temporary memory is a few times this
+# odd multipliers with well mixed bits: 2^64 over the golden ratio, and a constant of splitmix64;
+# both less 2^64, because torch has signed 64-bit integers only
 _STRIDE, _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64)
 
 
-# -- what a side speaks, and what is chosen --------------------------------------------------------
+# -- what each side supports, and which transport is chosen ----------------------------------------
 
 
 def offers_of(device: torch.device) -> Offers:
-    """Best first, each with words: what all sides of a push must say alike, the process, and
-    devices: this one first, then, of ipc, those whose memory it can read. Nothing where the system
-    does not say which machine this is.
+    """Returns the transports that this process supports on a device, best first, with their words.
+
+    Words of ipc and nccl, in order:
+
+    0: the machine, the format and the library; must be equal on all sides.
+    1: the process id; must differ between sides.
+    2: the device; then, for ipc, each other device whose memory this one can read. nccl on a CPU
+        has none.
+
+    Empty when the system does not tell which machine this is.
     """
     try:
         boot, space = (
@@ -56,9 +68,8 @@ def offers_of(device: torch.device) -> Offers:
     except OSError:
         return {}
     machine, process = f"{_FORMAT} {boot} {space}", str(os.getpid())
-    release = ".".join(
-        torch.__version__.split(".")[:2]
-    )  # what a CUDA handle consists of is torch's own affair
+    # the fields of a CUDA handle may change with torch's minor version
+    release = ".".join(torch.__version__.split(".")[:2])
     if device.type == "cpu":
         return {
             SHM: [],
@@ -73,21 +84,23 @@ def offers_of(device: torch.device) -> Offers:
 
 
 def _name(index: int) -> str:
-    """Of a CUDA device, whatever number it has in a process."""
+    """Returns a CUDA device's UUID, the same in every process however it numbers devices."""
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def _readable(device: torch.device) -> list[str]:
+    # the device's own name, then those of its peers
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
     near = [index for index in others if torch.cuda.can_device_access_peer(device.index, index)]
     return [_name(index) for index in [device.index, *near]]
 
 
 def choose(wanted: str, sides: Sequence[Offers]) -> str:
-    """The first transport in the trainer's order that all sides can use together, or the one that
-    is wanted.
+    """Returns the transport of a push.
 
-    sides: what the trainer speaks, then each generator. Raises ConfigError, which lists that.
+    wanted: its name, or "auto" for the first in the trainer's order that all sides share.
+    sides: the offers of the trainer, then those of each generator. Shared memory is added to all.
+    Raises ConfigError, which lists the offers, when not all sides can use the wanted one together.
     """
     told = [{**side, SHM: []} for side in sides]
     common = [name for name in told[0] if _together(name, [side.get(name) for side in told])]
@@ -112,11 +125,12 @@ def choose(wanted: str, sides: Sequence[Offers]) -> str:
 def _together(name: str, words: Sequence[list[str] | None]) -> bool:
     if name == SHM:
         return True
+    # words: those of each side, None where a side lacks the transport; see ``offers_of``
     given = [side for side in words if side]
     alike, processes, devices = ([side[at] for side in given] for at in (0, 1, slice(2, None)))
     if len(given) < len(words) or len(set(alike)) > 1 or len(set(processes)) < len(words):
         return False
-    if name == IPC:
+    if name == IPC:  # every receiver reads the memory of the sender's device
         return all(devices[0][0] in seen for seen in devices)
     taken = [device for seen in devices for device in seen]
     return len(set(taken)) == len(taken)  # NCCL has no two ranks on one device
@@ -126,11 +140,12 @@ def _together(name: str, words: Sequence[list[str] | None]) -> bool:
 
 
 def fingerprint(content: Tensor) -> int:
-    """A signed 64-bit digest of flat uint8, the same on every device; not made against those who
-    mean harm.
+    """Returns a signed 64-bit digest of flat uint8, the same on every device.
 
-    The sum over its 64-bit words of a mixture of word and position, so that bytes that changed,
-    moved or were swapped show. Waits until the device has done what it was asked before.
+    Each 64-bit word is mixed with its position, and the results are summed modulo 2^64, so the
+    digest changes when bytes change, move or are swapped. It is not cryptographic: it finds
+    accidents, not attacks. A last part of a word is filled with zeros. Waits for the device to
+    finish its earlier work.
     """
     whole = content.numel() // _WORD_BYTES * _WORD_BYTES
     total = torch.zeros((), dtype=torch.int64, device=content.device)
@@ -146,12 +161,18 @@ def fingerprint(content: Tensor) -> int:
 
 
 def _mixed(content: Tensor, first: int) -> Tensor:
-    """Whole words, the first of which is number ``first``."""
+    """Returns the sum, int64 0-d, of mixed words.
+
+    content: flat uint8, a whole number of words.
+    first: the position of its first word in the whole tensor.
+    """
+    # a view as int64 needs aligned memory
     if content.data_ptr() % _WORD_BYTES or content.storage_offset() % _WORD_BYTES:
         content = content.clone()
     words = content.view(torch.int64)
     mixed = torch.arange(first, first + len(words), device=content.device).mul_(_STRIDE).add_(words)
-    mixed ^= (mixed >> 32).bitwise_and_(0xFFFFFFFF)  # without the mask the sign would come along
+    # torch shifts copies of the sign in from the left; the masks make the shifts logical ones
+    mixed ^= (mixed >> 32).bitwise_and_(0xFFFFFFFF)
     mixed *= _SPREAD
     mixed ^= (mixed >> 29).bitwise_and_(0x7FFFFFFFF)
     return mixed.sum()
@@ -161,9 +182,10 @@ def _mixed(content: Tensor, first: int) -> Tensor:
 
 
 class CudaHandle(msgspec.Struct, array_like=True, frozen=True):
-    """The fields of ``UntypedStorage._share_cuda_`` after the device's number, which another
-    process may count
-    otherwise: ``name`` stands for it.
+    """The fields that torch's ``UntypedStorage._share_cuda_`` returns, in their order.
+
+    The first, the device's number, is replaced by ``name``, the device's UUID: another process may
+    number its devices differently.
     """
 
     name: str
@@ -177,8 +199,13 @@ class CudaHandle(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Handle(msgspec.Struct, array_like=True, frozen=True):
-    """nbytes: of the memory. file: on a CPU the memory itself; of a broadcast where the group
-    meets, with ``ranks``.
+    """What a receiver needs in order to reach a push's memory.
+
+    nbytes: size of the memory.
+    file: for ipc on a CPU, the file that is the memory; for nccl, the file at which the process
+        group meets.
+    cuda: for ipc on CUDA, what opens the memory.
+    ranks: for nccl, the number of processes in the group.
     """
 
     nbytes: int
@@ -192,7 +219,10 @@ _decode = msgspec.msgpack.Decoder(Handle).decode
 
 
 def open_file(file: Path, nbytes: int) -> Tensor:
-    """Flat uint8 that another process has, too. Raises OSError or ValueError."""
+    """Maps a file as flat uint8[nbytes], shared with the other processes that map it.
+
+    Raises OSError if it cannot be mapped, and ValueError if it is too short.
+    """
     mapped = np.memmap(file, np.uint8, mode="r+")
     if len(mapped) < nbytes:
         raise ValueError(f"it has {len(mapped)} bytes, not {nbytes}")
@@ -200,13 +230,16 @@ def open_file(file: Path, nbytes: int) -> Tensor:
 
 
 def share_cuda(memory: Tensor) -> CudaHandle:
-    """Not tested: needs CUDA."""
+    """Returns a handle by which another process can open CUDA memory. Not tested: needs CUDA."""
     index, *fields = memory.untyped_storage()._share_cuda_()
     return CudaHandle(_name(index), *fields)
 
 
 def open_cuda(handle: CudaHandle) -> Tensor:
-    """Not tested: needs CUDA. Raises RuntimeError or ValueError."""
+    """Opens another process's CUDA memory as flat uint8. Not tested: needs CUDA.
+
+    Raises ValueError if this process does not see the device, and RuntimeError if CUDA refuses.
+    """
     index = [_name(index) for index in range(torch.cuda.device_count())].index(handle.name)
     _, *fields = msgspec.structs.astuple(handle)
     storage = torch.UntypedStorage._new_shared_cuda(index, *fields)
@@ -219,7 +252,14 @@ def open_cuda(handle: CudaHandle) -> Tensor:
 
 
 class IpcWriter:
-    """A memory that receivers open. See ``gcore_core.contract.weight_transfer.WeightWriter``."""
+    """Sends a push through memory that receivers open.
+
+    See ``gcore_core.contract.weight_transfer.WeightWriter``.
+
+    device: where the memory is.
+    path: the name, but for a random suffix, of the file that is the memory on a CPU.
+    nbytes: size of the memory.
+    """
 
     transport = IPC
 
@@ -243,29 +283,38 @@ class IpcWriter:
         return _put(self._memory, offset, content)
 
     def send(self, bucket: Bucket) -> None:
-        """It lies where all can read it."""
+        """Does nothing: the receivers read the sender's memory."""
 
     def close(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8, device=self._memory.device)
         if self._file is not None:
             self._file.unlink(missing_ok=True)
         if self._cuda is not None:
-            # torch would keep the memory for a receiver that was killed before it let go of it
-            cuda, self._cuda = self._cuda, None
+            # torch counts the receivers of shared memory and keeps it until all have closed it; one
+            # that was killed never does, so this side's count is released by hand
+            cuda = self._cuda
+            self._cuda = None
             torch.UntypedStorage._release_ipc_counter_cuda(cuda.counter, cuda.counter_offset)
             torch.cuda.ipc_collect()
 
 
 class BroadcastWriter:
-    """A memory that is broadcast bucket by bucket. See
-    ``gcore_core.contract.weight_transfer.WeightWriter``.
+    """Sends a push by broadcasting its memory bucket by bucket.
+
+    See ``gcore_core.contract.weight_transfer.WeightWriter``.
+
+    device: where the memory is.
+    path: the name, but for a random suffix, of the file at which the group meets.
+    nbytes: size of the memory.
+    receivers: how many there are; all take part in every broadcast.
     """
 
     transport = NCCL
 
     def __init__(self, device: torch.device, path: Path, nbytes: int, receivers: int) -> None:
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self._place, self._ranks = _own_name(path), receivers + 1
+        self._place = _own_name(path)
+        self._ranks = receivers + 1
         self._group: PushGroup | None = None
         self.handle = _encode(Handle(nbytes, file=str(self._place), ranks=self._ranks))
 
@@ -273,8 +322,9 @@ class BroadcastWriter:
         return _put(self._memory, offset, content)
 
     def send(self, bucket: Bucket) -> None:
-        """All receivers take part. Raises ContractError when one does not, so that the push is
-        begun anew.
+        """Broadcasts a bucket to all receivers; the group is made with the first bucket.
+
+        Raises ContractError when a receiver does not take part; the push then starts anew.
         """
         self._group = self._group or PushGroup(self._memory.device, self._place, 0, self._ranks)
         self._group.broadcast(self._memory[bucket.offset : bucket.offset + _nbytes(bucket)])
@@ -290,7 +340,11 @@ class BroadcastWriter:
 def open_writer(
     device: torch.device, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
 ) -> WeightWriter | None:
-    """See ``gcore_core.contract.weight_transfer.SendsDevice.push_writer``."""
+    """Chooses a transport and opens its sending side; None means shared memory.
+
+    See ``gcore_core.contract.weight_transfer.SendsDevice.push_writer``. Raises ConfigError from
+    ``choose``, and ContractError when there is no memory for the push.
+    """
     chosen = choose(wanted, [offers_of(device), *offers])
     try:
         if chosen == IPC:
@@ -304,16 +358,18 @@ def open_writer(
 
 
 def _own_name(path: Path) -> Path:
+    """Adds a random suffix: a push that starts anew must not find the file of the first try."""
     return path.with_name(f"{path.name}-{secrets.token_hex(4)}")
 
 
 def _put(memory: Tensor, offset: int, content: Tensor) -> int:
+    # see ``WeightWriter.fill``
     memory[offset : offset + content.numel()].copy_(content)
     return fingerprint(content)
 
 
 def _handle_of(bucket: Bucket) -> Handle:
-    """Raises ContractError, with the path, for bytes that are no handle."""
+    """Decodes a bucket's handle. Raises ContractError, which names the field, if malformed."""
     try:
         return _decode(bucket.handle)
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
@@ -327,7 +383,11 @@ def _nbytes(bucket: Bucket) -> int:
 
 
 class DeviceEngine(Protocol):
-    """What a trainer's engine brings; see ``gcore_core.contract.weight_transfer.SendsDevice``."""
+    """What ``PushesFromDevice`` needs of a trainer's engine.
+
+    device: where its weights are.
+    export_tensors: see ``gcore_core.contract.weight_transfer.SendsDevice``.
+    """
 
     device: torch.device
 
@@ -335,7 +395,9 @@ class DeviceEngine(Protocol):
 
 
 class PushesFromDevice:
-    """Stands before a trainer of language models among the bases; see
+    """A mixin that lets a trainer push weights from its device.
+
+    It comes before ``LanguageTrainer`` among the base classes. See
     ``gcore_core.contract.weight_transfer.SendsDevice``.
     """
 
@@ -354,10 +416,15 @@ class PushesFromDevice:
 
 
 class DeviceReader:
-    """See ``gcore_core.contract.weight_transfer.WeightReader``.
+    """Receives a push; see ``gcore_core.contract.weight_transfer.WeightReader``.
 
-    receiver: its ``load_weights`` gets flat uint8 tensors on ``device`` in place of arrays.
-    tensors: what it holds, by name, where it holds them as they were pushed.
+    receiver: its ``load_weights`` gets flat uint8 tensors in place of arrays: on ``device`` by
+        nccl, in the sender's memory by ipc.
+    transport: "ipc" or "nccl".
+    number: this receiver's, from 0; it has rank ``number + 1`` in the process group.
+    device: where the receiver's weights are.
+    tensors: the receiver's weights by name, if it holds them exactly as they were pushed; without
+        them ``held`` returns None.
     """
 
     def __init__(
@@ -368,12 +435,10 @@ class DeviceReader:
         device: torch.device,
         tensors: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._receiver, self._transport, self._number, self._device = (
-            receiver,
-            transport,
-            number,
-            device,
-        )
+        self._receiver = receiver
+        self._transport = transport
+        self._number = number
+        self._device = device
         self._tensors = tensors
         self._opened: Tensor | None = None
         self._group: PushGroup | None = None
@@ -387,13 +452,13 @@ class DeviceReader:
                 self._device, place, 1 + self._number, handle.ranks
             )
             self._group.broadcast(memory)
-            bucket = msgspec.structs.replace(bucket, offset=0)
+            bucket = msgspec.structs.replace(bucket, offset=0)  # ``memory`` is this bucket alone
         else:
             memory = self._opened = self._open(handle) if self._opened is None else self._opened
         if bucket.tensors:
             self._receiver.load_weights(verified(bucket, memory, fingerprint))
         for device in {memory.device, self._device} - {torch.device("cpu")}:
-            torch.cuda.synchronize(device)  # the sender may overwrite it from here on
+            torch.cuda.synchronize(device)  # after this the sender may overwrite the bucket
 
     def _open(self, handle: Handle) -> Tensor:
         try:
