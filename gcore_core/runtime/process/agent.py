@@ -1,8 +1,7 @@
-"""The node agent: spawns and watches the workers of one node, owns its slabs. ``python -m
-gcore_core.runtime.process.agent``.
+"""The node agent: spawns and watches the workers of one node, and owns its slabs.
 
-It ends, with all its workers, when told to or when the pipe from its launcher ends; the slabs go
-with it.
+A launcher starts it by ``python -m gcore_core.runtime.process.agent``. It ends at a signal, or when
+the pipe from its launcher ends: the launcher is gone then. Its workers and its slabs end with it.
 """
 
 from __future__ import annotations
@@ -41,30 +40,44 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 log = logging.getLogger(__name__)
-GRACE_S = 2.0  # of workers that are asked to end
-_STACKS_S = 0.5  # for a process to write them
+GRACE_S = 2.0  # workers that are asked to end have so long before they are killed
+_STACKS_S = 0.5  # a process that hangs has so long to write its stacks
+_TAIL_LINES = 20  # of a worker's log, shown when it ends
+_TAIL_BYTES = 8192  # read for them
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher tells an agent, through a file descriptor."""
+    """What an agent is started with; its launcher writes it to a file descriptor.
+
+    name: the agent's.
+    addresses: name of every process that it may talk to -> its address.
+    secret: the run's.
+    store: the settings of this node's store.
+    meeting: the run's private directory. The agent removes it at its end, as the launcher may be
+        gone then.
+    """
 
     name: str
     addresses: dict[str, str]
     secret: bytes
     store: StoreSpec
-    meeting: (
-        str  # the run's private directory; removed, like the store, when the launcher could not
-    )
+    meeting: str
 
 
 class Agent:
+    """The workers of one node, and its slabs.
+
+    slabs: the agent's side of the store.
+    stopped: set when the agent is to end.
+    """
+
     def __init__(self, spec: AgentSpec, network: Network) -> None:
         self._spec = spec
         self.slabs = SlabService(spec.store, spec.secret, network.peer)
         self.stopped = asyncio.Event()
         self._workers: dict[str, asyncio.subprocess.Process] = {}
-        self._lifelines: dict[str, int] = {}
-        self._watching: set[asyncio.Task[None]] = set()
+        self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
+        self._watching: set[asyncio.Task[None]] = set()  # one task for each worker
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._stopping = False
 
@@ -76,8 +89,10 @@ class Agent:
         service.add(KILL, self.kill)
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
+        """Starts workers, and watches them from then on."""
         for spec in request.workers:
-            task = asyncio.ensure_future(self._watch(spec, await self._start(spec)))
+            process = await self._start(spec)
+            task = asyncio.ensure_future(self._watch(spec, process))
             self._watching.add(task)
             task.add_done_callback(self._watching.discard)
         return Nothing()
@@ -99,6 +114,11 @@ class Agent:
         return process
 
     async def _watch(self, spec: WorkerSpec, process: asyncio.subprocess.Process) -> None:
+        """Waits for a worker's end, clears up after it, and starts it again where that may help.
+
+        It may help after a kill, or where the worker asked for it. A worker that ended in any other
+        way has a cause of its own, which it reported: it would end so again.
+        """
         for start in range(spec.restarts + 1):
             code = await process.wait()
             with contextlib.suppress(ProcessLookupError):
@@ -106,10 +126,9 @@ class Agent:
             os.close(self._lifelines.pop(spec.name))
             del self._workers[spec.name]
             self.slabs.ended(f"{spec.name}-{process.pid}")
-            lost = (
-                code == RESTART_EXIT_CODE or code < 0
-            )  # it asked for it, or was killed; else it has told a cause
-            again = lost and start < spec.restarts and not self._stopping
+            is_killed = code < 0
+            may_help = is_killed or code == RESTART_EXIT_CODE
+            again = may_help and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
             self._exits.put_nowait(WorkerExit(spec.name, process.pid, code, again, _tail(spec.log)))
             if not again:
@@ -118,22 +137,25 @@ class Agent:
             process = await self._start(spec)
 
     async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
-        """Tells of every worker that ended, as it happens."""
+        """Streams the end of every worker, as it happens."""
         while True:
             yield await self._exits.get()
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
-        pids = {name: process.pid for name, process in self._workers.items()} | {
-            self._spec.name: os.getpid()
-        }
-        cpu_s, memory_mib = {}, {}
+        """What the agent and its workers use, without those that have just ended."""
+        pids = {name: process.pid for name, process in self._workers.items()}
+        pids[self._spec.name] = os.getpid()
+        cpu_s: dict[str, float] = {}
+        memory_mib: dict[str, float] = {}
         for name, pid in pids.items():
             with contextlib.suppress(OSError):
                 cpu_s[name], memory_mib[name] = process_usage(pid)
         return UsageReply(cpu_s, memory_mib, self.slabs.notes())
 
     async def kill(self, request: KillRequest, call: Call) -> Nothing:
-        if process := self._workers.get(request.name):
+        """Ends a worker that hangs; nothing happens where it has ended already."""
+        process = self._workers.get(request.name)
+        if process:
             await end_hung(process)
         return Nothing()
 
@@ -149,22 +171,24 @@ class Agent:
 
 
 async def end_hung(process: asyncio.subprocess.Process) -> None:
-    """Ends one that hangs; its stacks go to its log first, for which one that is stopped is
-    woken.
-    """
+    """Ends a process that hangs, with all that it started. Its stacks go to its log first."""
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGUSR1)
-        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGUSR1)  # writes the stacks
+        process.send_signal(signal.SIGCONT)  # a stopped process would write none
         await asyncio.sleep(_STACKS_S)
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
-    """Another interpreter must not be given this one's modules."""
-    foreign = spec.python not in ("", sys.executable)
-    return {
-        k: v for k, v in os.environ.items() if not (foreign and k in ("PYTHONPATH", "PYTHONHOME"))
-    }
+    """The worker's environment: this one, without its paths where the interpreter is another.
+
+    Another interpreter must not find this one's modules.
+    """
+    environment = dict(os.environ)
+    if spec.python not in ("", sys.executable):
+        environment.pop("PYTHONPATH", None)
+        environment.pop("PYTHONHOME", None)
+    return environment
 
 
 def process_usage(pid: int) -> tuple[float, float]:
@@ -177,21 +201,25 @@ def process_usage(pid: int) -> tuple[float, float]:
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(f"process {pid} has ended") from error
     cpu_s = times.user + times.system + times.children_user + times.children_system
-    # psutil tells what is resident now, and not the peak. A process that has ended, but whose
-    # parent has not looked yet, has no such line.
-    _, found, peak_kib = Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")
-    if not found:
+    # psutil knows what is resident now, not the peak. A zombie has no such line: it has ended, and
+    # its parent has not waited for it yet.
+    status = Path(f"/proc/{pid}/status").read_text()
+    _, label, rest = status.partition("VmHWM:")
+    if not label:
         raise ProcessLookupError(f"process {pid} has ended")
-    return cpu_s, int(peak_kib.split()[0]) / 1024
+    peak_kib = int(rest.split()[0])
+    return cpu_s, peak_kib / 1024
 
 
-def _tail(path: str, lines: int = 20) -> str:
+def _tail(path: str) -> str:
+    """The last lines of a log, or why there are none."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.path.getsize(path) - 8192))
-            return b"\n".join(deque(file.read().splitlines(), lines)).decode("utf-8", "replace")
+            file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
+            lines = deque(file.read().splitlines(), maxlen=_TAIL_LINES)
     except OSError as error:
         return f"its log cannot be read: {error}"
+    return b"\n".join(lines).decode("utf-8", "replace")
 
 
 async def _main(spec: AgentSpec, lifeline: int) -> None:
@@ -199,15 +227,18 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
 
     loop = asyncio.get_running_loop()
     network = RpcNetwork(spec.addresses, spec.secret)
-    agent, service = Agent(spec, network), Service(spec.name)
+    agent = Agent(spec, network)
+    service = Service(spec.name)
     agent.register(service)
-    loop.add_reader(lifeline, agent.stopped.set)  # readable means ended: the launcher is gone
+    # Nobody writes to the pipe. It becomes readable when it ends: the launcher is gone.
+    loop.add_reader(lifeline, agent.stopped.set)
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, agent.stopped.set)
     try:
         await network.serve(spec.name, service)
         await agent.stopped.wait()
     finally:
+        # The workers end first: they use the network and the slabs.
         loop.remove_reader(lifeline)
         await agent.stop(GRACE_S)
         await network.close()

@@ -1,8 +1,8 @@
-"""A worker: builds what its spec names, serves it, says hello. ``python -m
-gcore_core.runtime.process.worker --fd N ...``.
+"""A worker: builds what its spec names, serves it, says hello.
 
-Nothing is discovered here. The spec comes through a file descriptor; a pipe that ends when the node
-agent is gone ends the worker too.
+The node agent starts it by ``python -m gcore_core.runtime.process.worker --fd N ...``; its spec
+comes through that file descriptor. Nothing is discovered here. A worker ends with its node agent:
+it watches a pipe that ends when the agent is gone.
 """
 
 from __future__ import annotations
@@ -48,10 +48,16 @@ from gcore_core.runtime.worker_settings import (
 )
 
 log = logging.getLogger(__name__)
+_DATASET = "dataset/"  # so begin the names of datasets' factories
+_LEAVE_S = 0.2  # a reply has so long to leave before the process does
 
 
 class Worker:
-    """One worker of a run, in a process of its own or inside the supervisor's."""
+    """One worker of a run, in a process of its own or inside the supervisor's.
+
+    compute: runs what blocks outside the event loop.
+    give_up: ends the process with an exit code.
+    """
 
     def __init__(
         self,
@@ -60,14 +66,18 @@ class Worker:
         compute: Compute,
         give_up: Callable[[int], None] = os._exit,
     ) -> None:
-        self._spec, self._network, self._compute, self._give_up = spec, network, compute, give_up
+        self._spec = spec
+        self._network = network
+        self._compute = compute
+        self._give_up = give_up
         self._service = Service(spec.name)
-        self._closing: list[Callable[[], Any]] = []
+        self._closing: list[Callable[[], Any]] = []  # called at the worker's end
         self._versions = handshake.versions(spec.versions.plugins)
 
     async def run(self) -> None:
-        """Serves until cancelled; a controller instead returns when its program ends. Tells why it
-        fails.
+        """Serves until it is cancelled. A controller returns when its program ends.
+
+        A failure is reported to the supervisor, and raised.
         """
         spec = self._spec
         try:
@@ -94,12 +104,13 @@ class Worker:
 
     async def _hello(self) -> None:
         hello = Hello(self._spec.name, os.getpid(), self._versions)
-        # A controller's hello is answered when everybody is up, and loading a model may take long.
+        # A controller's hello is answered when every worker is up; to load a model may take long.
         await insist(self._network.peer("supervisor"), HELLO, hello)
 
     async def _controller(self, facts: JobFacts) -> None:
+        """Runs a controller's program to its end."""
         factories = self._spec.factories
-        # Made by name: the runtime does not know the controllers, and no other worker loads them.
+        # Built by name: the runtime may not import the controllers, and no other worker loads them.
         context = build(factories["context"], facts, factories, self._network)
 
         async def stop(request: Nothing, call: Call) -> Nothing:
@@ -109,7 +120,7 @@ class Worker:
         self._service.add(STOP_RUN, stop)
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
-        gc.freeze()  # what was loaded stays, and no collection has to go through it
+        gc.freeze()  # what is loaded by now stays: no collection needs to go through it
         await build(factories["controller"], context).run()
 
     def _build(self, settings: ShellSettings, service: Service) -> None:
@@ -157,11 +168,11 @@ class Worker:
         from gcore_core.runtime.shells.role_sampler import RoleSampler
         from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 
+        # One for each role: rewards that ask the same role share what it knows of replicas' load.
         samplers: dict[str, RoleSampler] = {}
-        for role, replicas in settings.asks.items():
-            samplers[role] = RoleSampler(
-                role, [self._network.peer(name) for name in replicas], service.progress
-            )
+        for role, names in settings.asks.items():
+            replicas = [self._network.peer(name) for name in names]
+            samplers[role] = RoleSampler(role, replicas, service.progress)
         scorers = []
         for name, reward in settings.rewards.items():
             sampler = samplers[reward.role] if reward.role else None
@@ -176,7 +187,8 @@ class Worker:
                 )
             )
         reader = StoreReader(*self._place())
-        ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave).register(service)
+        shell = ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave)
+        shell.register(service)
 
     def _trainer(self, settings: TrainerSettings, service: Service) -> None:
         from gcore_core.runtime.relay import Relay
@@ -226,22 +238,22 @@ class Worker:
     def _datasets(self) -> dict[str, Dataset]:
         factories = self._spec.factories
         return {
-            name[8:]: build(factories[name]) for name in factories if name.startswith("dataset/")
+            name.removeprefix(_DATASET): build(factory)
+            for name, factory in factories.items()
+            if name.startswith(_DATASET)
         }
 
     def _place(self) -> tuple[Path, str, bytes, Peer]:
-        """The store of this node: its directory, the node's name, the secret, the agent."""
+        """This node's store, as the first arguments of a StoreReader and a StoreWriter:
+        (directory, the node's name, secret, agent).
+        """
         place = self._spec.store
-        return (
-            Path(place.directory),
-            place.node,
-            self._spec.secret,
-            self._network.peer(place.agent),
-        )
+        agent = self._network.peer(place.agent)
+        return Path(place.directory), place.node, self._spec.secret, agent
 
     def _leave(self, code: int) -> None:
-        """Ends the process once what was answered has been sent."""
-        asyncio.get_running_loop().call_later(0.2, self._give_up, code)
+        """Ends the process a little later: replies that were made are sent before."""
+        asyncio.get_running_loop().call_later(_LEAVE_S, self._give_up, code)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -254,19 +266,20 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
     deadlines = Deadlines(spec.settings.run.patience_s)
     network = RpcNetwork(spec.peers, spec.secret, deadlines=deadlines)
-    # Readable means ended: the node agent is gone. The group is this worker's own, with all that it
-    # started.
+    # Nobody writes to the pipe. It becomes readable when it ends: the node agent is gone. Group 0
+    # is this worker's own group, with all that it started.
     loop = asyncio.get_running_loop()
     loop.add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
-    telling = set[asyncio.Task[Nothing]]()
+    reports = set[asyncio.Task[Nothing]]()  # held until they are sent, or they could be collected
 
-    def expired(peer: str, what: str) -> None:
+    def report_hung(peer: str, what: str) -> None:
         if peer != "supervisor":
-            told = network.peer("supervisor").call(HUNG, Hung(peer, spec.name, what))
-            telling.add(task := loop.create_task(told))
-            task.add_done_callback(telling.discard)
+            report = network.peer("supervisor").call(HUNG, Hung(peer, spec.name, what))
+            task = loop.create_task(report)
+            reports.add(task)
+            task.add_done_callback(reports.discard)
 
-    network.expired = expired
+    network.expired = report_hung
     try:
         await Worker(spec, network, ThreadCompute()).run()
     finally:
