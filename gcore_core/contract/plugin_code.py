@@ -45,6 +45,8 @@ class PluginCode:
         except (GcoreError, MemoryError):
             raise
         except Exception as error:  # isolation point: a plugin's code
+            if type(error).__name__ == "OutOfMemoryError":
+                raise  # an accelerator's, which no import here could name
             what = f"raised {type(error).__name__}: {error}"
             raise self._error(what, f"at {line_of(error, self.made)}") from error
 

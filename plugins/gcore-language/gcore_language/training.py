@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, NonFiniteLoss
+from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
 from gcore_language.images import Images
@@ -185,6 +186,12 @@ class LanguageTrainer:
         self._context = context
         self._engine = engine
         self._objective = context.parts["objective"]
+        self._code = PluginCode(
+            made=self._objective,
+            kind="objective",
+            where="objective.use",
+            contract="ObjectiveContract",
+        )
         self._has_reference = keeps_reference(settings, context)
         # A reference's log-probs serve scalars too.
         self._given = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
@@ -412,7 +419,7 @@ class LanguageTrainer:
     @torch.no_grad()
     def _weight(self, batch: Batch) -> float:
         """Returns the normaliser of one micro-batch, by which its loss is to be divided."""
-        return float(self._objective.weight(batch.columns))
+        return float(self._code.call(self._objective.weight, batch.columns))
 
     def _loss(self, pass_: _Pass, batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
         """Returns one micro-batch's part of the normalised loss, 0-d, and adds to the metrics."""
@@ -421,13 +428,31 @@ class LanguageTrainer:
             pass_.progress.compare(logp.detach(), batch)
             batch.columns.setdefault("old_logp", logp.detach())
         current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
-        loss, _, metrics = self._objective.loss(batch.columns, current)
+        loss, metrics = self._loss_of(batch, current)
         pass_.progress.observe(logp.detach(), entropies.detach(), batch, metrics)
         value = float(loss.detach())
         pass_.loss += value
         if not math.isfinite(value):
             pass_.broken.append(batch)
         return loss / pass_.weight if pass_.weight > 0 else loss * 0.0
+
+    def _loss_of(
+        self, batch: Batch, current: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """The objective's loss_sum and metrics of one micro-batch. Raises ContractError for a loss
+        from which no gradient can come.
+        """
+        function = self._objective.loss
+        answer = self._code.call(function, batch.columns, current)
+        if not isinstance(answer, tuple) or len(answer) != 3:
+            problem = f"loss() gave a {type(answer).__name__}, not (loss_sum, weight_sum, metrics)"
+            raise self._code.broken(problem, function)
+        loss, _, metrics = answer
+        if not isinstance(loss, Tensor) or loss.ndim:
+            raise self._code.broken("loss() gave a loss_sum that is no 0-d tensor", function)
+        if current["logp"].requires_grad and not loss.requires_grad:
+            raise self._code.broken("loss() gave a loss_sum without a gradient", function)
+        return loss, metrics
 
     def _not_finite(
         self, prepared: _Prepared, batches: Sequence[Batch | None], progress: Progress, what: str

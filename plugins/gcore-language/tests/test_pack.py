@@ -22,7 +22,7 @@ from gcore_language.training import (
 from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import TrainRecord
 
 
@@ -130,6 +130,50 @@ def test_records_reach_the_engine_as_pack_lays_them_and_each_gets_its_own_advant
     assert engine.logit.item() == pytest.approx(logit, abs=1e-6)
     assert metrics["logprob_gap_max"] == pytest.approx(0, abs=1e-6)
     assert (metrics["updates"], metrics["actions"], trainer.version) == (2, 8, 1)
+    trainer.close()
+
+
+class Raises(Reinforce):
+    def loss(self, columns: Any, current: Any) -> Any:
+        return torch.stack([])
+
+
+class Detached(Reinforce):
+    def loss(self, columns: Any, current: Any) -> Any:
+        return (columns["advantage"] * current["logp"].detach()).sum(), columns["mask"].sum(), {}
+
+
+class LossAlone(Reinforce):
+    def loss(self, columns: Any, current: Any) -> Any:
+        return current["logp"].sum()
+
+
+class PerAction(Reinforce):
+    def loss(self, columns: Any, current: Any) -> Any:
+        return current["logp"], columns["mask"].sum(), {}
+
+
+@pytest.mark.parametrize(
+    ("objective", "problem", "lines_below"),
+    [
+        (Raises, "raised RuntimeError: ", 1),
+        (Detached, "loss() gave a loss_sum without a gradient", 0),
+        (LossAlone, "loss() gave a Tensor, not (loss_sum, weight_sum, metrics)", 0),
+        (PerAction, "loss() gave a loss_sum that is no 0-d tensor", 0),
+    ],
+)
+def test_an_objective_that_breaks_its_contract_is_named_with_its_line(
+    objective: type[Reinforce], problem: str, lines_below: int
+) -> None:
+    context = WorkerContext(role="policy", parts={"objective": objective()})
+    trainer = CoinTrainer(TrainerSettings(), context, Coin(context))  # type: ignore[arg-type]
+    trainer.prepare([record(0, [1, 0], 0)], frozenset())
+    with pytest.raises(ContractError) as raised:
+        trainer.train(0, np.array([1.0]), 1, 1)
+    line = objective.loss.__code__.co_firstlineno + lines_below
+    assert f"objective {objective.__name__}: {problem}" in str(raised.value)
+    assert raised.value.why == f"at {__file__}:{line}"
+    assert "gcore_core.testing.ObjectiveContract" in raised.value.todo
     trainer.close()
 
 
