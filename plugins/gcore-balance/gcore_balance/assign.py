@@ -1,5 +1,7 @@
-"""Items into bins of like cost: each function takes costs float64[N] and returns the bin of each,
-int64[N].
+"""Ways to put items into bins so that the bins cost about the same.
+
+Each function takes costs float64[N], at least 0, and the number of bins, and returns the bin of
+each item, int64[N]. Ties are broken by the lower index, so results repeat.
 """
 
 from __future__ import annotations
@@ -9,21 +11,21 @@ from itertools import count
 
 import numpy as np
 
-#: Items are exchanged until no bin is fuller than this many times the mean.
+#: ``evened_out`` stops when the fullest bin costs at most this many times the mean.
 _EVEN = 1.003
-#: With how many of the lightest bins the fullest one tries to exchange.
+#: The fullest bin tries exchanges with this many of the lightest bins.
 _PARTNERS = 4
 
 
 def in_turn(costs: np.ndarray, bins: int) -> np.ndarray:
-    """The costliest items to bins 0, 1, 2 ..., the next ones to bins 0, 1, 2 ... again."""
+    """Deals items in descending order of cost to bins 0, 1, 2 ... 0, 1, 2 ..."""
     placed = np.empty(len(costs), np.int64)
     placed[_costliest_first(costs)] = np.arange(len(costs)) % bins
     return placed
 
 
 def to_and_fro(costs: np.ndarray, bins: int) -> np.ndarray:
-    """Like ``in_turn``, but each round goes the other way than the one before."""
+    """Like ``in_turn``, but every second round goes backwards: bins 0, 1, 2, 2, 1, 0, 0 ..."""
     turn, place = np.divmod(np.arange(len(costs)), bins)
     placed = np.empty(len(costs), np.int64)
     placed[_costliest_first(costs)] = np.where(turn % 2, bins - 1 - place, place)
@@ -31,11 +33,14 @@ def to_and_fro(costs: np.ndarray, bins: int) -> np.ndarray:
 
 
 def longest_first(costs: np.ndarray, bins: int) -> np.ndarray:
-    """Costliest first, each to the lightest bin, at a tie to the one with fewest items (LPT).
+    """Longest processing time first (LPT): the costliest item goes to the lightest bin, and so on.
+
+    Of bins that cost the same, the one with the fewest items gets it.
 
     Source: Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17 (1969).
     """
-    placed, plain = [0] * len(costs), costs.tolist()
+    placed = [0] * len(costs)
+    plain = costs.tolist()
     heap = [(0.0, 0, bin_) for bin_ in range(bins)]
     for item in _costliest_first(costs).tolist():
         load, items, bin_ = heap[0]
@@ -45,8 +50,11 @@ def longest_first(costs: np.ndarray, bins: int) -> np.ndarray:
 
 
 def evened_out(costs: np.ndarray, bins: int) -> np.ndarray:
-    """``longest_first``, then the fullest bin gives an item to a light one, or swaps two, as long
-    as that helps.
+    """Improves ``longest_first`` by local search.
+
+    In each round the fullest bin gives one of its items to one of the lightest bins, or swaps two
+    items with it: whichever makes the fuller of the two bins cheapest. It ends when that no longer
+    helps, when the bins are even enough, or after 4 rounds for each bin.
     """
     placed = longest_first(costs, bins)
     loads = np.bincount(placed, weights=costs, minlength=bins)
@@ -56,9 +64,12 @@ def evened_out(costs: np.ndarray, bins: int) -> np.ndarray:
         if loads[full] <= _EVEN * loads.mean():
             break
         light = np.argsort(loads, kind="stable")[:_PARTNERS].tolist()
-        # what the light bins may give back: one of their items, or nothing (-1)
+        # back: what a light bin may give in return, one of its items or nothing (-1).
+        # moved[i, j]: cost that leaves the full bin if its item i is exchanged for back[j].
+        # fuller[i, j]: what the fuller of the two bins costs after that.
         back = [(bin_, item) for bin_ in light if bin_ != full for item in (-1, *members[bin_])]
-        partner, given = np.array([bin_ for bin_, _ in back]), np.array([item for _, item in back])
+        partner = np.array([bin_ for bin_, _ in back])
+        given = np.array([item for _, item in back])
         moved = costs[members[full]][:, None] - np.where(given >= 0, costs[given], 0.0)
         fuller = np.maximum(loads[full] - moved, loads[partner] + moved)
         best = int(fuller.argmin())
@@ -77,8 +88,11 @@ def evened_out(costs: np.ndarray, bins: int) -> np.ndarray:
 
 
 def differencing(costs: np.ndarray, bins: int) -> np.ndarray:
-    """Rounds of one item for each bin, merged so that their sums cancel; counts differ by at most
-    one.
+    """Balanced differencing: bins get numbers of items that differ by at most one.
+
+    Items in descending order of cost are cut into tuples, one item for each bin. Then the two
+    tuples whose sums are spread the most are merged, the largest sums of one with the smallest of
+    the other so that differences cancel, until a single tuple is left: its entries are the bins.
 
     Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", UCB/CSD-83-113
     (1982), on tuples of equal size as in Michiels et al., "Performance ratios for the differencing
@@ -87,17 +101,18 @@ def differencing(costs: np.ndarray, bins: int) -> np.ndarray:
     rounds = -(-len(costs) // bins)
     if rounds == 0:
         return np.zeros(0, np.int64)
-    padded = np.append(costs, np.zeros(rounds * bins - len(costs)))  # with items that are none
-    numbers = count()
+    padded = np.append(costs, np.zeros(rounds * bins - len(costs)))  # with items of cost 0
+    numbers = count()  # breaks ties in the heap, so that arrays are never compared
     tuples = []
     for items in _costliest_first(padded).reshape(rounds, bins):
         sums = padded[items]
         tuples.append((sums[-1] - sums[0], next(numbers), sums, items[:, None]))
-    heapify(tuples)  # the widest first
+    heapify(tuples)  # least minus greatest sum is negative: the widest spread comes first
     while len(tuples) > 1:
         _, _, first, items = heappop(tuples)
         _, _, second, others = heappop(tuples)
-        sums, members = first + second[::-1], np.concatenate([items, others[::-1]], 1)
+        sums = first + second[::-1]
+        members = np.concatenate([items, others[::-1]], 1)
         order = _costliest_first(sums)
         sums = sums[order]
         heappush(tuples, (sums[-1] - sums[0], next(numbers), sums, members[order]))
@@ -107,11 +122,10 @@ def differencing(costs: np.ndarray, bins: int) -> np.ndarray:
 
 
 def two_level(costs: np.ndarray, controllers: int, ranks: int) -> np.ndarray:
-    """Items to controllers, then those of each to its ``ranks`` ranks; bins are numbered controller
-    by controller.
+    """Puts items into controllers, then each controller's items into its ranks.
 
-    The first level needs the costs of all items and nothing else of them; the second runs at each
-    controller alone.
+    Rank j of controller i is bin i * ranks + j. The first level needs the costs of all items; the
+    second can run at each controller on its own.
     """
     controller = evened_out(costs, controllers)
     placed = np.empty(len(costs), np.int64)
@@ -121,7 +135,7 @@ def two_level(costs: np.ndarray, controllers: int, ranks: int) -> np.ndarray:
 
 
 def lists(placed: np.ndarray, bins: int) -> list[list[int]]:
-    """The items of each bin, in ascending order."""
+    """Returns the items of each bin, in ascending order."""
     order = np.argsort(placed, kind="stable")
     ends = np.cumsum(np.bincount(placed, minlength=bins)).tolist()
     items = order.tolist()
@@ -129,4 +143,5 @@ def lists(placed: np.ndarray, bins: int) -> list[list[int]]:
 
 
 def _costliest_first(costs: np.ndarray) -> np.ndarray:
+    """Returns items in descending order of cost, those of one cost in ascending order."""
     return np.argsort(-costs, kind="stable")

@@ -1,13 +1,16 @@
 """``placement/replay``: after each step, what would every split have cost it? The next step gets
 the least regret.
 
-A step that is over has told the length of every answer and every verdict. It is replayed with them
+After a step the length of every answer and every verdict is known. The step is replayed with them
 on a model of the cluster, once for each candidate split and for several draws of groups from it, so
-that a choice does not hang on the luck of one answer. A step's costs over their least are its
-regrets; regrets of steps are added up, each counting ``discount`` times what the next one counts.
-At a step boundary a new split is free, so the policy jumps to the least.
-Lengths of finished requests are whole here: nothing is estimated from requests that ran, which are
-    the short ones.
+that the choice does not depend on the luck of one answer.
+
+A candidate's regret in a step is its cost divided by the least cost. Regrets are added up over
+steps, each step counting ``discount`` times as much as the next one. At a step boundary a new split
+costs nothing, so the policy changes to the least regret at once.
+
+All requests of a finished step have ended, so their lengths are complete. In the middle of a step
+only the short ones would have ended, and an estimate from those would be too low.
 """
 
 from __future__ import annotations
@@ -23,15 +26,24 @@ from gcore_core.contract.placement import Decision, Partition, Window, place_eve
 from gcore_placement.cells import Pool, Rescue, Split, decide, find_pool
 from gcore_placement.config import ReplayConfig
 
-_NEAR = 1.12  # candidates that cost less than this over the least are replayed with every draw
+#: Candidates that cost less than this many times the least are replayed with every draw.
+_NEAR = 1.12
+#: Tokens of a prompt, and of a judge's instructions, before any were measured.
 _TYPICAL_PROMPT, _TYPICAL_INSTRUCTIONS = 512.0, 1024.0
 
 
 class Replay(Rescue):
+    """The placement policy ``placement/replay``; see the module."""
+
     def __init__(self, config: ReplayConfig) -> None:
         self._config = config
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
+        """Chooses the split of the next step; see the contract's placement policy.
+
+        Without two generators that share devices there is nothing to choose, and without a
+        measured step it uses the regrets carried from earlier ones, or else ``_first``.
+        """
         pool = find_pool(window)
         if pool is None:
             return place_evenly(partition, window)
@@ -60,11 +72,18 @@ class Replay(Rescue):
         return self._choose(window, pool, state, costs, replayed.seen, replayed.weights)
 
     def _first(self, window: Window, pool: Pool) -> Decision:
-        """Nothing was measured: the work that is expected, or the configured share."""
-        config, share = self._config, self._config.share
+        """Chooses a split before anything was measured.
+
+        The judges' share of cells is their share of the expected work, if the configuration gives
+        tokens of answers and verdicts, and the configured share otherwise.
+        """
+        config = self._config
+        share = self._config.share
         reason = f"nothing is measured yet: the configured share, {share:.0%}"
         if config.policy_tokens and config.judge_tokens:
-            answers, verdicts = np.array([config.policy_tokens]), np.array([config.judge_tokens])
+            answers = np.array([config.policy_tokens])
+            verdicts = np.array([config.judge_tokens])
+            # cell-seconds of one record: a replica's seconds over the replicas of a cell
             of = [window.profiles.get(role, Profile()) for role in (pool.policy, pool.judges[0])]
             sampled = (
                 float(of[0].seconds(np.array([_TYPICAL_PROMPT]), answers)[0])
@@ -79,8 +98,11 @@ class Replay(Rescue):
         return replace(decide(window, pool, pool.limited(share * len(pool.cells))), reason=reason)
 
     def _candidates(self, window: Window, pool: Pool) -> list[Split]:
-        """Splits on a grid that is finest where one role has few cells, and the other modes that
-        are possible.
+        """Returns the candidates: splits, and the other modes if they are possible and configured.
+
+        At most ``config.splits`` splits are tried. Their log-odds (judge's cells over the others')
+        are evenly spaced, so the grid is finest where one role has few cells and a single cell
+        matters most.
         """
         counts = np.arange(pool.fewest, pool.most + 1)
         if len(counts) > self._config.splits:
@@ -99,8 +121,9 @@ class Replay(Rescue):
         return found
 
     def _judged(self, state: _State, window: Window, replayed: Any) -> _State:
-        """Keeps the book of steps that the replay did not explain, and of what every split that ran
-        came to.
+        """Compares the replay of the split that ran with the time that was measured.
+
+        Updates ``wrong`` and ``error``, and the mean cost of the split that ran.
         """
         last = window.outcomes[-1] if window.outcomes else None
         if last is None or not last.candidate:
@@ -125,14 +148,19 @@ class Replay(Rescue):
         seen: Mapping[str, Any],
         weights: Mapping[str, float] | None = None,
     ) -> Decision:
+        """Takes the least regret, or, while the replay is often wrong, the best measured split.
+
+        costs: predicted seconds of each candidate in the step that was replayed; empty without one.
+        seen: what the decision is to report.
+        weights: of the judges, if there are several; see ``Pool.awake``.
+        """
         predicted = {split.name: seconds for split, seconds in costs.items()}
         fell_back = state.wrong >= self._config.patience and bool(state.ran)
         if fell_back:
             best = min(state.ran, key=lambda name: state.ran[name][1])
             split = Split.named(best)
-            split = (
-                pool.limited(split.judge) if split.mode == "split" else split
-            )  # the pool may have changed
+            # the pool may have changed since then
+            split = pool.limited(split.judge) if split.mode == "split" else split
             reason = (
                 f"the replay of the last {state.wrong} steps was off by more than "
                 f"{self._config.tolerance:.0%}: "
@@ -156,9 +184,13 @@ class Replay(Rescue):
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """What is carried from step to step. regrets: candidate -> discounted sum of its cost over the
-    least, whose terms have the sum ``weight``. ran: candidate -> how often it ran, and its mean
-    seconds per action.
+    """What is carried from step to step.
+
+    regrets: for each candidate, the discounted sum over steps of its cost divided by the least.
+    weight: the sum of those steps' discounts; a candidate that was always best has this regret.
+    wrong: latest steps in a row whose replay was off by more than the tolerance.
+    error: by how much the latest replay was off, as a share of the measured seconds.
+    ran: for each candidate that ran, how often, and its mean measured seconds per action.
     """
 
     regrets: Mapping[Split, float]
@@ -183,6 +215,7 @@ class _State:
         )
 
     def plain(self) -> dict[str, Any]:
+        """Returns the state as plain values, which ``read`` takes."""
         return {
             "regrets": {split.name: value for split, value in self.regrets.items()},
             "weight": self.weight,
@@ -192,8 +225,12 @@ class _State:
         }
 
     def after(self, costs: Mapping[Split, float], discount: float) -> _State:
-        """A step's regrets added. What is known of a candidate that is new, such as after the pool
-        has changed, comes from its neighbours.
+        """Returns the state with one more step's regrets.
+
+        costs: seconds of each candidate in that step.
+        discount: what earlier steps count for from now on, between 0 and 1.
+        A candidate without a regret so far, as after the pool has changed, gets that of its
+        neighbours.
         """
         least = min(costs.values())
         before = {split: _at(self.regrets, split) if self.regrets else 0.0 for split in costs}
@@ -202,7 +239,7 @@ class _State:
 
 
 def _at(costs: Mapping[Split, float], split: Split) -> float:
-    """A candidate's cost; between two splits that were tried, on the line between them."""
+    """Returns a candidate's cost, interpolated linearly between the splits that were tried."""
     if split in costs:
         return costs[split]
     splits = sorted(
@@ -218,10 +255,12 @@ def _at(costs: Mapping[Split, float], split: Split) -> float:
 
 
 def _least(regrets: Mapping[Split, float], pool: Pool, caution: float) -> Split:
-    """The candidate of least regret. The best split of the next step lies somewhere near that of
-    the steps before, and
-    too few judges cost more than too many: a split's regret is the mean of those around it, normal
-    in the log-odds of its share with a standard deviation of ``caution``.
+    """Returns the candidate of least regret, after smoothing the regrets of splits.
+
+    The next step's best split lies only near that of earlier steps, and too few judges cost more
+    than too many. So a split's regret is replaced by a weighted mean of those around it: the
+    weights are normal in the log-odds of the judge's share, with standard deviation ``caution``.
+    Other modes keep their regret.
     """
     cells = len(pool.cells)
     splits = sorted(
@@ -230,6 +269,7 @@ def _least(regrets: Mapping[Split, float], pool: Pool, caution: float) -> Split:
     known = [split.judge for split in splits]
     counts = np.arange(max(known[0], 1), min(known[-1], cells - 1) + 1)
     odds = np.log(counts / (cells - counts))
+    # near[i, j]: weight of split j in the mean for split i
     near = np.exp(-(((odds[:, None] - odds) / max(caution, 1e-6)) ** 2) / 2)
     values = (
         near

@@ -1,16 +1,22 @@
 """The compiled part: one rollout, from the first group issued to the last verdict, event by event.
 
-Every replica decodes in rounds: with b sequences running and K tokens cached a round takes A = base
-+ running b + cached K seconds and gives each sequence a token, so x rounds take A x + cached b x^2
-/ 2. Between two events nothing else changes, and the equation is solved exactly. An event is the
-end of a sequence; what ended makes a request to the judge, a group's last verdict may make new
-groups, and waiting requests go to the replica that runs the fewest.
+Every replica decodes in rounds, each of which gives every running sequence a token. With b
+sequences running and K tokens cached, a round takes A = base + running b + cached K seconds, where
+base, running and cached are a profile's coefficients. K grows by b each round, so x rounds take
+A x + cached b x^2 / 2 seconds. Between two events nothing else changes, and the equation is solved
+for x exactly; x is a real number.
 
-A replica that serves both roles gives each of them a round in turn: both read their weights.
+An event is the end of a sequence. A record that ends becomes a request to the judge, a group's last
+verdict may cause new groups to be issued, and waiting requests go to the replica that runs the
+fewest sequences.
 
-The policy's records are dealt out by shards: each to the replica that owes this shard the fewest,
-as long as that is less than the shard's room there. What a replica was dealt waits at that replica.
-Without room (0) records wait in one queue for all, as requests to the judge do.
+A replica that serves both roles gives each of them a round in turn: each round reads the weights of
+its role.
+
+The policy's records are dealt out by shards. A shard gives each record to the replica that still
+has the fewest of its records, as long as they are fewer than the shard's room there; the record
+then waits at that replica. With a room of 0 records wait in one queue for all replicas, as requests
+to the judge do.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ from numba import njit
 
 from gcore_core.controllers import keep_rate
 
-# The rule as the core has it, compiled; what it calls must be compiled too.
+# The core's own rule of oversampling, compiled. Compiled code can call only compiled functions, so
+# ``covers`` is replaced by its compiled form among the globals that the rule sees.
 _RULE = (keep_rate.groups_missing, keep_rate.covers)
 _missing = njit(
     FunctionType(
@@ -34,21 +41,32 @@ _missing = njit(
     )
 )
 
-#: see ``_play``, Returns
+#: What ``_play`` returns; see there.
 Played: TypeAlias = tuple[float, int, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 POLICY, JUDGE = 0, 1
-#: rows of ``spent``: replica-seconds
-BUSY, FILLED = 0, 2  # [+ role]: running something; share of the places that run something
-TAIL, NO_VERDICT, NO_RECORD, JUDGE_TAIL, SWAPPING = 4, 5, 6, 7, 8  # idle, see ``step.CAUSES``
+#: Rows of ``spent``, in replica-seconds. The first two have one row for each role (add the role):
+#: BUSY counts a replica that runs anything, FILLED the share of its places that are taken.
+BUSY, FILLED = 0, 2
+#: Idle replica-seconds by cause; see ``step.CAUSES``.
+TAIL, NO_VERDICT, NO_RECORD, JUDGE_TAIL, SWAPPING = 4, 5, 6, 7, 8
+#: Number of rows.
 SPENT = 9
 
-BASE, RUNNING, CACHED, PREFILL, MOST, CACHE = range(6)  # columns of ``profiles``
+#: Columns of ``profiles``. BASE, RUNNING and CACHED are seconds of a round: in all, for each
+#: sequence, for each cached token. PREFILL is seconds for each prompt token. MOST is the most
+#: sequences that run at once, CACHE the most cached tokens.
+BASE, RUNNING, CACHED, PREFILL, MOST, CACHE = range(6)
 
 
 @njit
 def _set(tree: np.ndarray, leaf: int, value: float) -> None:
-    """A tree of minima: the root, at 1, is the least leaf."""
+    """Sets a leaf of a tree of minima.
+
+    The tree is an array of twice as many entries as leaves: the root is entry 1, the children of
+    entry i are 2 i and 2 i + 1, the leaves are the second half, and each inner entry is the less of
+    its children. So the root holds the least leaf, and a change touches only one path to it.
+    """
     at = leaf + len(tree) // 2
     tree[at] = value
     at //= 2
@@ -62,8 +80,9 @@ def _set(tree: np.ndarray, leaf: int, value: float) -> None:
 
 @njit
 def _least(tree: np.ndarray) -> int:
-    """The first leaf that holds the least value."""
-    at, half = 1, len(tree) // 2
+    """Returns the number of the first leaf that holds the least value."""
+    at = 1
+    half = len(tree) // 2
     while at < half:
         at = 2 * at if tree[2 * at] == tree[at] else 2 * at + 1
     return at - half
@@ -71,17 +90,26 @@ def _least(tree: np.ndarray) -> int:
 
 @njit
 def _push(ends: np.ndarray, who: np.ndarray, size: int, end: float, request: int) -> None:
+    """Adds a request to one replica's binary heap of ``size`` requests, the earliest end first.
+
+    ends: the number of the replica's round in which each request ends.
+    who: the request; those to the judge are counted on from the number of records.
+    """
     at = size
     while at and ends[(at - 1) // 2] > end:
         ends[at], who[at] = ends[(at - 1) // 2], who[(at - 1) // 2]
         at = (at - 1) // 2
-    ends[at], who[at] = end, request
+    ends[at] = end
+    who[at] = request
 
 
 @njit
 def _pop(ends: np.ndarray, who: np.ndarray, size: int) -> None:
-    """Removes the first of ``size``; the rest is a heap again."""
-    end, request, at = ends[size - 1], who[size - 1], 0
+    """Removes the first of ``size`` requests from a heap; see ``_push``."""
+    # the last one takes the first place and sinks until no child is earlier
+    end = ends[size - 1]
+    request = who[size - 1]
+    at = 0
     while 2 * at + 1 < size - 1:
         child = 2 * at + 1
         if child + 1 < size - 1 and ends[child + 1] < ends[child]:
@@ -90,7 +118,8 @@ def _pop(ends: np.ndarray, who: np.ndarray, size: int) -> None:
             break
         ends[at], who[at] = ends[child], who[child]
         at = child
-    ends[at], who[at] = end, request
+    ends[at] = end
+    who[at] = request
 
 
 @njit
@@ -106,55 +135,89 @@ def _play(  # noqa: C901, PLR0912, PLR0915
     in_turn: bool,
     dealing: tuple[int, int],
 ) -> Played:
-    """See ``gcore_queueing.step.play``, which has the same arguments with names and checks.
+    """Plays one rollout; ``gcore_queueing.step.play`` has the arguments with names and checks.
 
-    actions, prompts: float64[2, N, G] of the policy and the judge. keep: bool[N]. serves:
-    int8[replicas], a bit for each role. profiles: float64[2, 6]. in_turn: all replicas serve one
-    role, then the other. dealing: (room, shards).
+    actions: float64[2, N, G], tokens that each record takes of the policy and of the judge.
+    prompts: float64[2, N, G], tokens that are read before those.
+    keep: bool[N], whether each group teaches.
+    serves: int8[replicas], bit 0 for the policy, bit 1 for the judge.
+    profiles: float64[2, 6], those of the policy and the judge; columns as above.
+    rule: float64[4 + quarters], the numbers of the rule of oversampling; see
+        ``keep_rate.groups_missing``.
+    needed: groups that teach, which the rollout must end with.
+    switch_s: seconds that a change of roles takes.
+    in_turn: whether all replicas serve one role, then all the other.
+    dealing: (room, shards), see the module.
 
-    Returns (seconds, issued, kept, spent[SPENT], order[N] of groups by when they finished, times[3,
-    2, N, G] of arrival, start and end, replica[2, N, G]).
+    Returns, in this order:
+
+    seconds: how long the rollout took.
+    issued: groups issued.
+    kept: of those, groups that teach.
+    spent: float64[SPENT], replica-seconds.
+    order: int64[finished], the groups in the order in which they finished.
+    times: float64[3, 2, N, G], seconds of arrival, start and end of each request.
+    replica: int64[2, N, G], the replica that served each request; -1 if none did.
     """
-    groups, samples = actions.shape[1], actions.shape[2]
-    total, replicas = groups * samples, len(serves)
-    actions, prompts = actions.reshape(2, total), prompts.reshape(2, total)
-    width = 1
+    groups = actions.shape[1]
+    samples = actions.shape[2]
+    total = groups * samples
+    replicas = len(serves)
+    actions = actions.reshape(2, total)
+    prompts = prompts.reshape(2, total)
+    width = 1  # leaves of the trees over replicas: a power of two
     while width < replicas:
         width *= 2
-    upcoming = np.full(2 * width, np.inf)
+    upcoming = np.full(2 * width, np.inf)  # tree: when the next sequence of each replica ends
+    # trees, one for each role: sequences that each replica runs; infinite where it does not serve
     loads = np.full((2, 2 * width), np.inf)
     most = int(profiles[0, MOST] + profiles[1, MOST])
-    ends, who = np.empty((replicas, most)), np.empty((replicas, most), np.int64)
-    running, offset = (
-        np.zeros((replicas, 2), np.int64),
-        np.zeros((replicas, 2)),
-    )  # cached = offset + running * rounds
-    rounds, at, debt = np.zeros(replicas), np.zeros(replicas), np.zeros(replicas)
-    waiting, head, tail = (
-        np.empty((2, total), np.int64),
-        np.zeros(2, np.int64),
-        np.zeros(2, np.int64),
-    )
-    times, replica = np.zeros((3, 2, total)), np.full((2, total), -1, np.int64)
-    active, busy, filled, width_of = (
-        np.zeros(2, np.int64),
-        np.zeros(2, np.int64),
-        np.zeros(2, np.int64),
-        np.zeros(2),
-    )
-    left, order, spent = np.full(groups, samples), np.empty(groups, np.int64), np.zeros(SPENT)
-    touched, is_touched, count = np.empty(replicas, np.int64), np.zeros(replicas, np.bool_), 0
-    # queues in the order of ``following``: what a replica was dealt, and, behind these, what a
-    # shard has still to deal
+    # the requests that each replica runs, as a heap; see ``_push``
+    ends = np.empty((replicas, most))
+    who = np.empty((replicas, most), np.int64)
+    # of each replica and role: sequences that run, and an offset such that the cached tokens are
+    # offset + running * rounds. A sequence of prompt p that started in round r has p + rounds - r
+    # tokens, so it adds p - r to the offset; nothing has to be updated each round.
+    running = np.zeros((replicas, 2), np.int64)
+    offset = np.zeros((replicas, 2))
+    # of each replica: rounds done, when it was last brought up to date, seconds of prompts to read
+    rounds = np.zeros(replicas)
+    at = np.zeros(replicas)
+    debt = np.zeros(replicas)
+    # a queue for each role: its requests, the place of its first, the place behind its last
+    waiting = np.empty((2, total), np.int64)
+    head = np.zeros(2, np.int64)
+    tail = np.zeros(2, np.int64)
+    times = np.zeros((3, 2, total))
+    replica = np.full((2, total), -1, np.int64)
+    # of each role: requests that have not ended, replicas that run any, places taken, replicas
+    active = np.zeros(2, np.int64)
+    busy = np.zeros(2, np.int64)
+    filled = np.zeros(2, np.int64)
+    width_of = np.zeros(2)
+    left = np.full(groups, samples)  # records of each group that have not ended
+    order = np.empty(groups, np.int64)
+    spent = np.zeros(SPENT)
+    # the ``count`` replicas for which something changed at this event
+    touched = np.empty(replicas, np.int64)
+    is_touched = np.zeros(replicas, np.bool_)
+    count = 0
+    # linked lists of records: what each replica was dealt, and, behind those, what each shard has
+    # still to deal; ``following`` is the next record in the same list, -1 at the end
     room, shards = dealing
-    first_of, last_of = (
-        np.full(replicas + shards, -1, np.int64),
-        np.full(replicas + shards, -1, np.int64),
-    )
-    following, shard_of = np.empty(total, np.int64), np.empty(groups, np.int64)
-    owed, rooms = np.full((shards, 2 * width), np.inf), np.zeros(shards)
-    now, phase = 0.0, POLICY
-    kept, finished, issued, in_flight = 0, 0, 0, 0
+    first_of = np.full(replicas + shards, -1, np.int64)
+    last_of = np.full(replicas + shards, -1, np.int64)
+    following = np.empty(total, np.int64)
+    shard_of = np.empty(groups, np.int64)
+    # of each shard: a tree of how many of its records each replica has, and its room at a replica
+    owed = np.full((shards, 2 * width), np.inf)
+    rooms = np.zeros(shards)
+    now = 0.0
+    phase = POLICY
+    kept = 0
+    finished = 0
+    issued = 0
+    in_flight = 0
     for i in range(replicas):
         for role in range(2):
             if serves[i] >> role & 1:
@@ -162,9 +225,9 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                 _set(loads[role], i, 0.0)
     abreast = int(width_of[POLICY])
     for shard in range(shards):
-        for i in range(
-            abreast
-        ):  # policy's replicas come first; of those that owe the same, from the shard's own on
+        # The policy's replicas have the lowest numbers. The term below 1/2 breaks ties: each shard
+        # starts at another replica.
+        for i in range(abreast):
             _set(owed[shard], i, (i - shard * abreast // shards) % abreast / (2 * abreast))
 
     issue = min(_missing(needed, 0, 0, 0, rule), groups)
@@ -195,20 +258,18 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                     count,
                 )
                 begin = end
-        issued, in_flight, active[POLICY] = (
-            issued + issue,
-            in_flight + issue,
-            active[POLICY] + issue * samples,
-        )
+        issued = issued + issue
+        in_flight = in_flight + issue
+        active[POLICY] = active[POLICY] + issue * samples
 
-        if (
-            in_turn and active[phase] == 0 and active[1 - phase] > 0
-        ):  # nothing runs: all change roles
+        # nothing is left for this role: all replicas change to the other
+        if in_turn and active[phase] == 0 and active[1 - phase] > 0:
             phase = 1 - phase
             now += switch_s
             spent[SWAPPING] += switch_s * width_of[phase]
 
-        # -- waiting requests go to the replica that runs the fewest, until that one has no room
+        # -- requests start: those dealt to a replica there, others where the fewest run, until the
+        #    first one that has no room (too many sequences, or too many tokens cached)
         if not in_turn or phase == POLICY:
             for n in range(count):
                 i = touched[n]
@@ -228,7 +289,8 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                     offset[i, POLICY] += prompts[POLICY, request] - rounds[i]
                     running[i, POLICY] += 1
                     debt[i] += prompts[POLICY, request] * profiles[POLICY, PREFILL]
-                    times[1, POLICY, request], replica[POLICY, request] = now, i
+                    times[1, POLICY, request] = now
+                    replica[POLICY, request] = i
                     filled[POLICY] += 1
                     busy[POLICY] += running[i, POLICY] == 1
                     for other in range(2):
@@ -258,7 +320,8 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                 offset[i, role] += prompts[role, request] - rounds[i]
                 running[i, role] += 1
                 debt[i] += prompts[role, request] * profiles[role, PREFILL]
-                times[1, role, request], replica[role, request] = now, i
+                times[1, role, request] = now
+                replica[role, request] = i
                 filled[role] += 1
                 busy[role] += running[i, role] == 1
                 for other in range(2):
@@ -268,6 +331,7 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                     is_touched[i] = True
                     touched[count] = i
                     count += 1
+        # -- when the next sequence of each changed replica ends
         for n in range(count):
             i = touched[n]
             is_touched[i] = False
@@ -280,10 +344,11 @@ def _play(  # noqa: C901, PLR0912, PLR0915
             _set(upcoming, i, due)
         count = 0
 
-        # -- the next end of a sequence
+        # -- the next event: the earliest end of a sequence
         if in_flight == 0 or upcoming[1] == np.inf:
             break
-        i, until = _least(upcoming), upcoming[1]
+        i = _least(upcoming)
+        until = upcoming[1]
         passed = until - now
         for role in range(2):
             spent[BUSY + role] += passed * busy[role]
@@ -299,15 +364,21 @@ def _play(  # noqa: C901, PLR0912, PLR0915
             spent[TAIL if phase == POLICY else JUDGE_TAIL] += passed * (
                 width_of[phase] - busy[phase]
             )
-        now, issue = until, 0
-        touched[count], is_touched[i], count = i, True, count + 1
+        now = until
+        issue = 0
+        touched[count] = i
+        is_touched[i] = True
+        count = count + 1
         _advance(i, now, rounds, at, debt, running, offset, profiles)
         rounds[i] = max(rounds[i], ends[i, 0])
         while running[i, 0] + running[i, 1] and ends[i, 0] <= rounds[i] + 1e-9:
-            end, request = ends[i, 0], who[i, 0]
+            end = ends[i, 0]
+            request = who[i, 0]
             _pop(ends[i], who[i], running[i, 0] + running[i, 1])
-            role, request = request // total, request % total
+            role = request // total
+            request = request % total
             running[i, role] -= 1
+            # end - actions is the round in which it started; takes back what it added there
             offset[i, role] -= prompts[role, request] - (end - actions[role, request])
             times[2, role, request] = now
             active[role] -= 1
@@ -338,12 +409,17 @@ def _play(  # noqa: C901, PLR0912, PLR0915
             left[group] -= 1
             if left[group] == 0:
                 order[finished] = group
-                finished, in_flight, kept = finished + 1, in_flight - 1, kept + keep[group]
+                finished = finished + 1
+                in_flight = in_flight - 1
+                kept = kept + keep[group]
                 if not in_turn or in_flight == 0:
                     more = _missing(needed, kept, finished, in_flight + issue, rule)
                     issue = min(issue + more, groups - issued)
         if running[i, 0] + running[i, 1] == 0:
-            offset[i, 0], offset[i, 1], debt[i] = 0.0, 0.0, 0.0
+            # exactly 0 again, without what rounding left
+            offset[i, 0] = 0.0
+            offset[i, 1] = 0.0
+            debt[i] = 0.0
         for role in range(2):
             if serves[i] >> role & 1:
                 _set(loads[role], i, float(running[i, 0] + running[i, 1]))
@@ -367,11 +443,13 @@ def _append(
     last_of: np.ndarray,
     following: np.ndarray,
 ) -> None:
+    """Adds a record at the end of a linked list."""
     if first_of[queue] < 0:
         first_of[queue] = request
     else:
         following[last_of[queue]] = request
-    following[request], last_of[queue] = -1, request
+    following[request] = -1
+    last_of[queue] = request
 
 
 @njit
@@ -387,8 +465,9 @@ def _deal(
     is_touched: np.ndarray,
     count: int,
 ) -> int:
-    """Gives replicas of what the shard has while there is room; returns how many replicas are
-    touched then.
+    """Deals a shard's records, each to the replica that has the fewest, while there is room.
+
+    Arguments are arrays of ``_play``, which it changes. Returns the new ``count`` of ``touched``.
     """
     half = owed.shape[1] // 2
     while first_of[replicas + shard] >= 0:
@@ -400,7 +479,9 @@ def _deal(
         _append(i, request, first_of, last_of, following)
         _set(owed[shard], i, owed[shard, half + i] + 1)
         if not is_touched[i]:
-            touched[count], is_touched[i], count = i, True, count + 1
+            touched[count] = i
+            is_touched[i] = True
+            count = count + 1
     return count
 
 
@@ -412,13 +493,17 @@ def _pace(
     offset: np.ndarray,
     profiles: np.ndarray,
 ) -> tuple[float, float]:
-    """(seconds of the next round, half of what a round more costs for the tokens that this one
-    adds).
+    """Returns (a, c) such that a replica's next x rounds take a x + c x^2 seconds.
+
+    a is the seconds of the next round. c is half of what each round adds to the seconds of the
+    following one, because of the tokens it caches. Both are summed over the roles that run.
     """
-    first, growth = 0.0, 0.0
+    first = 0.0
+    growth = 0.0
     for role in range(2):
         if running[i, role]:
-            here, terms = running[i, role], profiles[role]
+            here = running[i, role]
+            terms = profiles[role]
             first += (
                 terms[BASE]
                 + terms[RUNNING] * here
@@ -439,7 +524,7 @@ def _advance(
     offset: np.ndarray,
     profiles: np.ndarray,
 ) -> None:
-    """Brings a replica to ``now``: prompts first, then rounds."""
+    """Brings a replica up to ``now``: it first reads prompts, then does rounds."""
     passed = now - at[i]
     at[i] = now
     if passed <= 0 or running[i, 0] + running[i, 1] == 0:
@@ -458,9 +543,13 @@ def _advance(
 
 
 def _compiled_once(rule: int) -> Callable[..., Played]:
-    """``play``, kept on disk between processes. The compiler looks at the source of this file alone
-    when it asks whether what it kept is still right; so a rule of oversampling that has changed is
-    another constant of the closure.
+    """Returns ``play``, whose compiled code numba keeps on disk between processes.
+
+    numba compiles anew when this file has changed, but does not notice that the rule of
+    oversampling, which is in another file, has. The cache's key includes the values of a closure,
+    so a checksum of the rule is one of them.
+
+    rule: that checksum.
     """
 
     @njit(cache=True)

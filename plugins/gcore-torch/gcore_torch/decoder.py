@@ -1,10 +1,14 @@
-"""One token for every running sample: a batch of rows with cached keys and values, which samples
-join and leave.
+"""Decoders: a batch of running samples that gets one more token for each of them per call.
 
-``FusedDecoder`` is for the families of ``gcore_language.flat``, ``ImageTextDecoder`` for those of
-``gcore_language.images``, ``TransformersDecoder`` for every other causal language model. Legend of
-shapes: B running rows, D hidden size, H query heads, K key-value heads, E head size, T cached
-positions.
+A row is one running sample with its cached keys and values. Samples join and leave the batch at any
+call.
+
+    FusedDecoder         models of the families of ``gcore_language.flat``
+    ImageTextDecoder     those of ``gcore_language.images``
+    TransformersDecoder  every other causal language model
+
+Legend of shapes: B running rows, D hidden size, H query heads, K key-value heads, E head size, T
+cached positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,19 +26,21 @@ from gcore_language.image_text import show
 from gcore_language.images import Images, takes_images
 from torch import Tensor
 
-#: Most tokens, padding included, that go through the model at once when prompts are read.
+#: Most tokens, padding included, of one forward pass over prompts.
 _PREFILL_TOKENS = 16384
 
 
 class Decoder(Protocol):
-    """Rows are numbered 0 .. rows - 1; new ones come last. cache_bytes: what keys and values
-    take.
+    """A batch of running samples. Rows are numbered from 0; new ones come last.
+
+    rows: how many there are.
     """
 
     rows: int
 
     @property
-    def cache_bytes(self) -> int: ...
+    def cache_bytes(self) -> int:
+        """Bytes that cached keys and values take."""
 
     def prefill(
         self,
@@ -42,51 +48,72 @@ class Decoder(Protocol):
         repeats: Sequence[int],
         images: Sequence[Images | None] = (),
     ) -> Tensor:
-        """Adds ``repeats[i]`` rows that start with ``prompts[i]``, read once; logits [sum(repeats),
-        V] of what
-        follows. images: of each prompt, for an ``ImageTextDecoder`` alone.
+        """Adds rows and returns the logits [sum(repeats), V] of the token that follows each.
+
+        prompts: int[P] token ids, each of its own length; each is read once.
+        repeats: how many rows start with each prompt.
+        images: of each prompt; only an ``ImageTextDecoder`` reads them.
+        Raises ValueError when a decoder of limited capacity has no room for the rows.
         """
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Appends int64[B] one token to each row; logits [B, V] of what follows."""
+        """Appends one token to each row and returns the logits [B, V] of the token that follows.
+
+        tokens: int64[B].
+        """
 
     def drop(self, gone: np.ndarray) -> np.ndarray:
-        """Removes the rows where bool[B] is true; returns int64 the old numbers of those that stay,
-        in new order.
+        """Removes rows and renumbers the others.
+
+        gone: bool[B], true for rows to remove.
+        Returns int64[rows that stay]: for each row, in the new order, its old number.
         """
 
     def clear(self) -> None:
         """Removes all rows."""
 
     def release(self, *, weights: bool) -> None:
-        """Lets go of the cache, and of the weights: ``take_weights`` and ``clear`` must follow
-        before tokens do.
+        """Frees the cache, and on request this decoder's references to the weights.
+
+        ``take_weights`` and then ``clear`` must be called before the next token.
         """
 
     def take_weights(self) -> None:
-        """The model's weights lie where they are to stay."""
+        """Takes references to the model's weights again; called when they are back in memory."""
 
 
 class FusedDecoder:
     """A decoder for Llama-like models that shares their weights.
 
     Query, key and value matrices become views of one matrix, gate and up of another, so loading the
-    model's parameters in place loads this decoder's. All rows write their next key and value into
-    one column of the cache: a row that joins is laid so that its prompt ends there, and what lies
-    left of its first column is masked.
+    model's parameters in place loads this decoder's too.
+
+    All rows write their next key and value into the same column of the cache. A row that joins is
+    placed so that its prompt ends right before that column; columns left of its first one are
+    masked. An example: row 0 runs, row 1 joins with a prompt of two tokens, C is the next column.
+
+        column   0  1  2  3  C
+        row 0    p  p  a  b
+        row 1    -  -  p  p
+
+    model: of transformers; see ``gcore_language.flat.family_supported``.
+    capacity: most rows.
     """
 
     def __init__(self, model: Any, capacity: int) -> None:
         self.rows = 0
-        self._model, self._capacity = model, capacity
+        self._model = model
+        self._capacity = capacity
         config = model.config
-        self._query_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._query_heads = config.num_attention_heads
+        self._kv_heads = config.num_key_value_heads
         self._size = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self._layers = [_FusedLayer(layer) for layer in model.model.layers]
         weight = model.lm_head.weight
-        self._device, self._dtype = weight.device, weight.dtype
+        self._device = weight.device
+        self._dtype = weight.dtype
         self._norm = _norm_of(model.model.norm)
         self._cos = self._sin = torch.empty(0, self._size, device=self._device)
         self._starts = np.zeros(capacity, np.int64)  # first column of each row
@@ -95,13 +122,16 @@ class FusedDecoder:
         self._cache = self._new_cache(0)
 
     def _new_cache(self, columns: int) -> Tensor:
-        """[layers, 2, capacity, K, T, E]"""
+        """Returns a cache [layers, 2, capacity, K, columns, E]: keys, then values."""
         shape = (len(self._layers), 2, self._capacity, self._kv_heads, columns, self._size)
         # zeros, because a masked column still takes part in products, and 0 * nan is nan
         return torch.zeros(shape, device=self._device, dtype=self._dtype)
 
     def _lay(self, shift: int, columns: int) -> None:
-        """Moves what is cached by ``shift`` columns and makes room for ``columns``."""
+        """Moves the cached columns by ``shift`` and makes room for ``columns`` in all.
+
+        A negative shift drops that many columns on the left, which no row uses.
+        """
         first, last = max(0, -shift), self._column
         grows = columns > self._cache.shape[4]
         if shift or grows:
@@ -115,7 +145,7 @@ class FusedDecoder:
             ahead = torch.arange(2 * columns, device=self._device)[None]
             cos, sin = self._model.model.rotary_emb(self._cos[None], ahead)
             half = self._size // 2
-            # the sign is folded in: a turn is x * cos + swapped halves * sin
+            # sin has its sign included: rotated x = x * cos + (x with its halves swapped) * sin
             self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
 
     @torch.no_grad()
@@ -131,11 +161,14 @@ class FusedDecoder:
             )
         if not self.rows:
             self._column = 0
+        # A prompt longer than the next column pushes the other rows to the right. When more
+        # than half of the columns are left of every row's start, those are dropped.
         unused = int(self._starts[: self.rows].min(initial=self._column))
         shift = max(
             max(map(len, prompts)) - self._column, -unused if unused > self._column // 2 else 0
         )
         self._lay(shift, self._column + shift + 1)
+        # neighbouring prompts go through the model together, up to the limit on padded tokens
         logits = []
         start = 0
         while start < len(prompts):
@@ -152,6 +185,7 @@ class FusedDecoder:
         return torch.cat(logits)
 
     def _prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int], width: int) -> Tensor:
+        """Reads prompts, padded on the left to ``width``, in one forward pass; see ``prefill``."""
         lengths = np.array([len(p) for p in prompts])
         ids = np.zeros((len(prompts), width), np.int64)
         for i, prompt in enumerate(prompts):
@@ -182,22 +216,26 @@ class FusedDecoder:
         return self._logits(x.view(len(prompts), width, -1)[:, -1]).index_select(0, source)
 
     def _prefill_mask(self, width: int, lengths: np.ndarray) -> Tensor | None:
-        """bool[prompts, 1, width, width] for prompts padded on the left; None when none is
-        padded.
+        """Returns the mask bool[prompts, 1, width, width] of prompts that are padded on the left.
+
+        True where a token sees another. None when no prompt is padded: attention is then causal.
         """
         if (lengths == width).all():
             return None
         real = np.arange(width) >= width - lengths[:, None]
         seen = np.tri(width, dtype=bool) & real[:, None, :]
+        # a padded token sees itself, so that its softmax is not nan
         return torch.from_numpy((seen | np.eye(width, dtype=bool))[:, None]).to(self._device)
 
     def _angles(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        # cos and sin [n, 1, E] of n positions
         at = torch.from_numpy(positions).to(self._device)
         return self._cos.index_select(0, at)[:, None], self._sin.index_select(0, at)[:, None]
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Tensor:
-        rows, column = self.rows, self._column
+        rows = self.rows
+        column = self._column
         self._lay(0, column + 1)
         starts = self._starts[:rows]
         cos, sin = self._angles(column - starts)
@@ -209,7 +247,8 @@ class FusedDecoder:
             )
             bias = bias[:, None, None]
         x = F.embedding(tokens, self._model.model.embed_tokens.weight)
-        heads, pairs = self._query_heads, rows * self._kv_heads
+        heads = self._query_heads
+        pairs = rows * self._kv_heads  # batch of the products: each row's key-value heads
         for layer, cache in zip(self._layers, self._cache, strict=True):
             turned = self._project(layer, x, cos, sin)
             cache[:, :rows, :, column] = (
@@ -225,7 +264,7 @@ class FusedDecoder:
         return self._logits(x)
 
     def drop(self, gone: np.ndarray) -> np.ndarray:
-        # the last rows that stay move into the gaps: as few rows as go are copied
+        # the last rows that stay move into the gaps, so no more rows are copied than go
         stay = int(len(gone) - gone.sum())
         order = np.arange(stay)
         gaps = gone[:stay].nonzero()[0]
@@ -256,7 +295,7 @@ class FusedDecoder:
             self._layers = [_FusedLayer(layer) for layer in self._model.model.layers]
 
     def _project(self, layer: _FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Turned queries and keys, and values, [n, H + 2K, E] of x [n, D]."""
+        """Projects x [n, D] to rotated queries, rotated keys and values, [n, H + 2K, E]."""
         projected = F.linear(layer.norm_in(x), layer.qkv, layer.qkv_bias).view(
             len(x), -1, self._size
         )
@@ -278,23 +317,30 @@ def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 class _FusedLayer:
-    """One layer's weights; see ``FusedDecoder``."""
+    """The weights of one layer, as ``FusedDecoder`` uses them.
+
+    layer: a decoder layer of transformers, whose projections become views of the fused matrices.
+    """
 
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         self.qkv, self.qkv_bias = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up, _ = _fuse([mlp.gate_proj, mlp.up_proj])
-        self.output, self.down = attention.o_proj, mlp.down_proj
-        self.norm_in, self.norm_out = (
-            _norm_of(layer.input_layernorm),
-            _norm_of(layer.post_attention_layernorm),
-        )
+        self.output = attention.o_proj
+        self.down = mlp.down_proj
+        self.norm_in = _norm_of(layer.input_layernorm)
+        self.norm_out = _norm_of(layer.post_attention_layernorm)
         normed = hasattr(attention, "q_norm")
         self.norm_q = _norm_of(attention.q_norm) if normed else None
         self.norm_k = _norm_of(attention.k_norm) if normed else None
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Output projection, residual and feed-forward part of x [n, D]."""
+        """Does the rest of a layer after its attention; returns [n, D].
+
+        x: [n, D], the layer's input.
+        attended: [n, H E], outputs of the attention.
+        """
         x = x + self.output(attended)
         gate, up = F.linear(self.norm_out(x), self.gate_up).chunk(2, -1)
         return x + self.down(F.silu(gate).mul_(up))
@@ -302,7 +348,10 @@ class _FusedLayer:
 
 @torch.no_grad()
 def _fuse(modules: list[Any]) -> tuple[Tensor, Tensor | None]:
-    """One weight and bias under each other, of which the modules' own become views."""
+    """Stacks the weights, and the biases if there are any, of linear modules with one input.
+
+    Returns weight [sum of outputs, D] and bias or None. The modules' own become views of them.
+    """
     fused: list[Tensor | None] = []
     for name in ("weight", "bias"):
         parts = [getattr(module, name) for module in modules]
@@ -318,8 +367,12 @@ def _fuse(modules: list[Any]) -> tuple[Tensor, Tensor | None]:
 
 @dataclass
 class _Part:
-    """Rows that are of one length. shift: what an image-text model adds to the place of each row's
-    next token, to have its position; int64[rows].
+    """Rows of one length.
+
+    rows: how many.
+    cache: of transformers.
+    shift: int64[rows], only for an image-text model: the position of a row's next token less the
+        number of its cached tokens, since images take fewer positions than tokens.
     """
 
     rows: int
@@ -327,7 +380,7 @@ class _Part:
     shift: Tensor | None = None
 
     def take(self, indexes: Tensor) -> None:
-        """Becomes the rows ``indexes``, in that order."""
+        """Keeps the rows ``indexes``, int64, in that order; a row may be repeated."""
         self.rows = len(indexes)
         self.cache.reorder_cache(indexes)
         if self.shift is not None:
@@ -337,8 +390,9 @@ class _Part:
 class TransformersDecoder:
     """A decoder over the model's own forward pass and cache.
 
-    Neighbours whose prompts have one length run together, so there is no padding and no mask, and
-    any causal language model is right; prompts of many lengths make many small batches.
+    Neighbours whose prompts have the same length run together. So there is no padding and no mask,
+    and any causal language model gives right results; but prompts of many lengths make many small
+    batches.
     """
 
     def __init__(self, model: Any) -> None:
@@ -354,6 +408,7 @@ class TransformersDecoder:
         images: Sequence[Images | None] = (),
     ) -> Tensor:
         device = self._model.device
+        # the first run of prompts of one length is read here, the others by a call of its own
         same = sum(1 for _ in takewhile(lambda p: len(p) == len(prompts[0]), prompts))
         if same < len(prompts):
             first = self.prefill(prompts[:same], repeats[:same], images[:same])
@@ -369,12 +424,12 @@ class TransformersDecoder:
         return logits.index_select(0, expand)
 
     def _read(self, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, _Part]:
-        """Logits [R, V] of what follows ids int64[R, P], and these rows."""
+        """Reads prompts ids int64[R, P]; returns logits [R, V] of what follows, and the rows."""
         out = self._model(input_ids=ids, use_cache=True)
         return out.logits[:, -1], _Part(len(ids), out.past_key_values)
 
     def _feed(self, part: _Part, tokens: Tensor) -> Tensor:
-        """Logits [rows, V] of what follows int64[rows, 1]."""
+        """Appends tokens int64[rows, 1]; returns the logits [rows, V] of what follows."""
         logits: Tensor = self._model(
             input_ids=tokens, past_key_values=part.cache, use_cache=True
         ).logits
@@ -382,14 +437,16 @@ class TransformersDecoder:
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Tensor:
-        logits, start = [], 0
+        logits = []
+        start = 0
         for part in self._parts:
             logits.append(self._feed(part, tokens[start : start + part.rows, None]))
             start += part.rows
         return torch.cat(logits)
 
     def drop(self, gone: np.ndarray) -> np.ndarray:
-        parts, start = [], 0
+        parts = []
+        start = 0
         for part in self._parts:
             keep = (~gone[start : start + part.rows]).nonzero()[0]
             start += part.rows
@@ -402,7 +459,8 @@ class TransformersDecoder:
         return (~gone).nonzero()[0]
 
     def clear(self) -> None:
-        self._parts, self.rows = [], 0
+        self._parts = []
+        self.rows = 0
 
     @property
     def cache_bytes(self) -> int:
@@ -417,8 +475,9 @@ class TransformersDecoder:
 
 
 class ImageTextDecoder(TransformersDecoder):
-    """A decoder of prompts with images. Positions are counted here: the model would keep those of
-    the latest prompts alone.
+    """A decoder for prompts with images.
+
+    It counts positions itself, because the model remembers only those of the latest prompts.
     """
 
     def _read(self, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, _Part]:
@@ -442,8 +501,13 @@ class ImageTextDecoder(TransformersDecoder):
 
 @torch.no_grad()
 def make_decoder(model: Any, choice: str, capacity: int, tolerance: float) -> Decoder:
-    """The decoder ``choice`` names; "auto" tries the fused one against the model's own logits on
-    random tokens. An image-text model has one decoder.
+    """Returns the decoder of a model.
+
+    choice: "fused", "transformers" or "auto". "auto" takes the fused one if its logits agree with
+        the model's own on random tokens. For an image-text model the choice is ignored: there is
+        only one decoder.
+    capacity: most rows.
+    tolerance: largest difference of a logit that counts as agreement.
     """
     if takes_images(model.config):
         return ImageTextDecoder(model)

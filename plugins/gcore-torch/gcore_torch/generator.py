@@ -2,9 +2,11 @@
 a cached batch.
 
 Every call of ``step`` gives each running sample one more token. Samples join as rows become free
-and leave when they end. A sample's randomness depends on its seed and the position alone;
-``deterministic`` also fixes which samples run together (waiting ones are sorted, and join only when
-nothing runs), so that tokens repeat bit for bit.
+and leave when they end.
+
+A sample's random numbers depend only on its seed and the position of the token. Logits, though, are
+rounded differently in another batch. So ``deterministic`` also fixes which samples run together:
+waiting ones are sorted, and join only when nothing runs. Then tokens repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -41,14 +43,33 @@ _SCORE_TOKENS = 16384
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
+    """A requested sample with its encoded prompt.
+
+    request: as it was submitted.
+    prompt: int32[P].
+    limit: most actions.
+    images: those of the prompt; samples of one prompt share them.
+    """
+
     request: SampleRequest
-    prompt: np.ndarray  # int32[P]
-    limit: int  # most actions
+    prompt: np.ndarray
+    limit: int
     images: Images | None = None
 
 
 class _Rows:
-    """What is known of the running samples, row by row as the decoder has them."""
+    """The running samples, in the decoder's order of rows.
+
+    count: how many there are; further rows of the arrays are unused.
+    waiting: what each was submitted as.
+    tokens: int32[capacity, actions], the actions so far.
+    logp: float32[capacity, actions], their log-probs.
+    length: int64[capacity], number of actions so far.
+    limit: int64[capacity], most actions.
+    seed: uint64[capacity].
+    greedy: bool[capacity].
+    version: int64[capacity], of the weights that sampled the first action.
+    """
 
     def __init__(self, capacity: int, actions: int) -> None:
         self.count = 0
@@ -59,9 +80,10 @@ class _Rows:
         self.limit = np.zeros(capacity, np.int64)
         self.seed = np.zeros(capacity, np.uint64)
         self.greedy = np.zeros(capacity, np.bool_)
-        self.version = np.zeros(capacity, np.int64)  # that sampled the first action
+        self.version = np.zeros(capacity, np.int64)
 
     def add(self, rows: Sequence[_Waiting], version: int) -> None:
+        """Adds samples without actions behind the others."""
         fresh = slice(self.count, self.count + len(rows))
         self.length[fresh] = 0
         self.limit[fresh] = [row.limit for row in rows]
@@ -72,13 +94,17 @@ class _Rows:
         self.count += len(rows)
 
     def append(self, tokens: np.ndarray, logp: np.ndarray) -> None:
-        row, at = np.arange(self.count), self.length[: self.count]
+        """Adds one action to each row: tokens int[count], logp float[count]."""
+        row = np.arange(self.count)
+        at = self.length[: self.count]
         self.tokens[row, at] = tokens
         self.logp[row, at] = logp
         self.length[: self.count] += 1
 
     def reorder(self, order: np.ndarray) -> None:
-        """Keeps the rows ``order`` names, in that order."""
+        """Keeps the rows with the numbers ``order``, int64, in that order."""
+        # only rows that change their place are copied; ``column[source]`` is a copy, so that rows
+        # may trade places
         to = (order != np.arange(len(order))).nonzero()[0]
         source = order[to]
         for column in (
@@ -96,22 +122,25 @@ class _Rows:
 
 
 class TorchGenerator:
-    """See ``gcore_core.contract.generator``: Generator, ReceivesWeights, Fingerprints, Sleeps and
-    ScoresLogprobs.
+    """A generator over a Hugging Face model in this process.
+
+    It implements Generator, ReceivesWeights, Fingerprints, Sleeps and ScoresLogprobs of
+    ``gcore_core.contract.generator``. Raises ConfigError when the configuration asks for an engine
+    or a decoder that the model cannot have.
     """
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
-        self._config, self._context = config, context
+        self._config = config
+        self._context = context
         refuse_engine(context)
-        path, trust = str(open_model_files(context).directory), config.trust_remote_code
+        path = str(open_model_files(context).directory)
+        trust = config.trust_remote_code
         self._device = choose_device(config.device, context, config.threads)
         self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True).to(
             self._device
         )
-        text_config, embedded = (
-            self._model.config.get_text_config(),
-            self._model.get_input_embeddings().weight.shape[0],
-        )
+        text_config = self._model.config.get_text_config()
+        embedded = self._model.get_input_embeddings().weight.shape[0]
         self._tokenizer = load_tokenizer(
             path, embedded, threads=config.threads, trust_remote_code=trust
         )
@@ -123,6 +152,7 @@ class TorchGenerator:
                     "fused is not for models that take images.", where=where, todo="Use auto."
                 )
             self._reader = ImageReader(path, self._model.config, trust_remote_code=trust)
+        # whether a token ends a sample, for each token of the vocabulary
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
         told = (self._model.generation_config, text_config, self._tokenizer)
         self._ends[end_tokens(getattr(source, "eos_token_id", None) for source in told)] = True
@@ -134,7 +164,7 @@ class TorchGenerator:
         self._rows = _Rows(config.max_batch, config.max_new_tokens)
         self._queue: list[_Waiting] = []
         self._failed: list[Finished] = []
-        self._stale = False  # running rows were read under older weights
+        self._stale = False  # the cache of running rows is of older weights, or was dropped
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         self._inbox = WeightInbox(context.role, shapes)
         self._weights = SleepingWeights(
@@ -144,13 +174,16 @@ class TorchGenerator:
 
     @property
     def version(self) -> int:
+        """The version of the weights that sample now."""
         return self._inbox.version
 
     # -- sampling ----------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded
-        once.
+        """Queues samples; see ``Generator.submit``.
+
+        Requests of one ordinal have the same prompt, which is encoded once. One that does not fit
+        the context comes back from the next ``step`` as failed.
         """
         reader = self._reader
         images = {} if reader is None else reader.read(requests)
@@ -171,12 +204,14 @@ class TorchGenerator:
         ]
 
     def step(self) -> list[Finished]:
-        """See ``Generator.step``: one token for each running sample, after waiting ones have
-        joined.
+        """Gives each running sample one more token, and those that join their first.
+
+        Returns the samples that ended with it; see ``Generator.step``.
         """
         self._inbox.check_idle()
         self._weights.check_awake()
-        finished, self._failed = self._failed, []
+        finished = self._failed
+        self._failed = []
         logits = []
         self._stale = self._stale and self._rows.count > 0
         if self._rows.count:
@@ -189,8 +224,10 @@ class TorchGenerator:
         return finished
 
     def _take(self) -> list[_Waiting]:
-        """Waiting samples that join now: as many as there are free rows, prompts of one length
-        together.
+        """Takes the samples that join now off the queue: as many as there are free rows.
+
+        They are sorted by the length of their prompts, since decoders read prompts of one length
+        together. In deterministic runs none join while any runs.
         """
         free = self._config.max_batch - self._rows.count
         if not self._queue or free <= 0 or (self._context.deterministic and self._rows.count):
@@ -201,6 +238,10 @@ class TorchGenerator:
         return sorted(taken, key=lambda w: len(w.prompt))
 
     def _join(self, joining: list[_Waiting]) -> torch.Tensor:
+        """Adds samples, each prompt read once; returns the logits [joining, V] of first tokens.
+
+        The rows are in the order of prompts, not in that of ``joining``.
+        """
         by_prompt: dict[tuple[bytes, int], list[_Waiting]] = {}
         for waiting in joining:
             by_prompt.setdefault((waiting.prompt.tobytes(), id(waiting.images)), []).append(waiting)
@@ -213,11 +254,12 @@ class TorchGenerator:
         )
 
     def _advance(self) -> torch.Tensor:
+        """Feeds each running sample's last token; returns the logits [B, V] of the next one."""
         rows = self._rows
         if not self._stale:
             last = rows.tokens[np.arange(rows.count), rows.length[: rows.count] - 1]
             return self._decoder.advance(torch.from_numpy(last.astype(np.int64)).to(self._device))
-        # the weights are new: what running samples have so far is read again
+        # the weights are new or the cache was dropped: prompts and actions so far are read again
         self._stale = False
         self._decoder.clear()
         so_far = [
@@ -229,7 +271,9 @@ class TorchGenerator:
         )
 
     def _sample(self, logits: torch.Tensor) -> None:
-        rows, config = self._rows, self._config
+        """Draws the next action of every row from logits [B, V] and appends it."""
+        rows = self._rows
+        config = self._config
         uniform = uniforms(rows.seed[: rows.count], rows.length[: rows.count])
         greedy = rows.greedy[: rows.count]
         tokens, logp = choose(
@@ -243,7 +287,10 @@ class TorchGenerator:
         rows.append(tokens.cpu().numpy(), logp.cpu().numpy())
 
     def _collect(self) -> list[Finished]:
-        """Takes out the rows that ended with this token."""
+        """Removes and returns the samples that ended with the latest token.
+
+        They ended by an end token, by a stop string, or at their limit, which makes them TRUNCATED.
+        """
         rows = self._rows
         length = rows.length[: rows.count]
         last = rows.tokens[np.arange(rows.count), length - 1]
@@ -268,7 +315,7 @@ class TorchGenerator:
         return finished
 
     def _stopped(self, candidates: np.ndarray) -> np.ndarray:
-        """Rows whose text contains a stop string."""
+        """Returns bool[B]: which of the candidates, bool[B], have text with a stop string."""
         indexes = candidates.nonzero()[0]
         found = np.zeros_like(candidates)
         for i, text in zip(indexes.tolist(), self._decode(indexes), strict=True):
@@ -276,6 +323,7 @@ class TorchGenerator:
         return found
 
     def _finish(self, row: int, status: str, reason: str, columns: Columns) -> Finished:
+        """Makes the result of one row; its versions are those of its first and last action."""
         versions = (int(self._rows.version[row]), self.version)
         waiting = self._rows.waiting[row]
         return Finished(
@@ -288,13 +336,17 @@ class TorchGenerator:
         )
 
     def _columns(self, indexes: np.ndarray) -> list[Columns]:
+        """Returns the columns of the rows ``indexes``, int64, in that order.
+
+        The temperature is the one under which ``logp`` is computed: 1 for greedy samples.
+        """
         rows = self._rows
-        tokens, logp = (
-            rows.tokens[indexes],
-            rows.logp[indexes],
-        )  # copies, which the views below keep
+        # copies, of which the columns below are views: the rows themselves will be reused
+        tokens = rows.tokens[indexes]
+        logp = rows.logp[indexes]
         mask = np.ones(tokens.shape[1], np.uint8)
-        cold, warm = np.ones((), np.float32), np.array(self._config.temperature or 1.0, np.float32)
+        cold = np.ones((), np.float32)
+        warm = np.array(self._config.temperature or 1.0, np.float32)
         found: list[Columns] = []
         for place, (i, text) in enumerate(
             zip(indexes.tolist(), self._decode(indexes), strict=True)
@@ -314,14 +366,17 @@ class TorchGenerator:
         return found
 
     def _decode(self, indexes: np.ndarray) -> list[str]:
+        """Returns the text of the actions so far, without the prompt, of the rows ``indexes``."""
         rows = self._rows
         return decode(
             self._tokenizer, [rows.tokens[i, : rows.length[i]].tolist() for i in indexes.tolist()]
         )
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key
-        is ignored.
+        """Ends samples at once; see ``Generator.abort``.
+
+        keys: (ordinal, sample) of each. Unknown keys are ignored.
+        Returns what they have so far; a sample that has not begun has no actions.
         """
         wanted = set(keys)
         finished = []
@@ -355,22 +410,31 @@ class TorchGenerator:
         return finished
 
     def close(self) -> None:
+        """Forgets running and waiting samples."""
         self._decoder.clear()
         self._queue.clear()
 
     # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.begin_weights``; dtypes may differ, they are converted."""
+        """Begins a push; see ``ReceivesWeights.begin_weights``.
+
+        Tensors of another dtype are converted. Raises ContractError while it is asleep.
+        """
         if self._weights.asleep:
             self._weights.check_awake()
         self._inbox.begin(plan)
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        """Copies tensors into the model; see ``ReceivesWeights.load_weights``."""
         for spec, array in self._inbox.take(tensors):
             copy_bytes(self._tensors[spec.name], spec, array)
 
     def commit_weights(self, plan: WeightPlan) -> None:
+        """Ends a push; see ``ReceivesWeights.commit_weights``.
+
+        Running samples go on under the new weights; the next step reads them again.
+        """
         self._inbox.complete()
         self._weights.pushed(plan.version)
         self._stale = self._rows.count > 0
@@ -385,13 +449,14 @@ class TorchGenerator:
         return DeviceReader(self, transport, receiver, self._device, self._tensors)
 
     def fingerprint(self) -> dict[str, int]:
-        """See ``Fingerprints.fingerprint``; in the dtype this generator holds."""
+        """Returns digests of its weights, in its own dtype; see ``Fingerprints.fingerprint``."""
         self._weights.check_awake()
         return self._weights.fingerprint()
 
     def sleep(self) -> None:
-        """See ``Sleeps.sleep``: drops the cache, and moves or drops the weights as ``config.sleep``
-        says.
+        """Frees memory of the device; see ``Sleeps.sleep``.
+
+        It drops the cache, and moves or drops the weights as ``config.sleep`` says.
         """
         self._inbox.check_idle()
         self._decoder.release(weights=self._weights.leaves)
@@ -399,25 +464,27 @@ class TorchGenerator:
         self._weights.sleep(self.version)
 
     def wake(self) -> None:
-        """See ``Sleeps.wake``; discarded weights are those of ``version`` again when a push has
-        brought them.
+        """Takes its memory again; see ``Sleeps.wake``.
+
+        Weights that were discarded are valid again only after a push has brought them.
         """
         self._weights.wake()
         self._decoder.take_weights()
 
     @property
     def memory_bytes(self) -> int:
-        """What weights and cache take on the device."""
+        """Bytes that weights and cache take on the device."""
         return int(self._weights.nbytes) + int(self._decoder.cache_bytes)
 
     def weight_specs(self) -> list[TensorSpec]:
-        """Every tensor of a push, as this generator holds it."""
+        """Returns name, shape and dtype of every tensor of a push, as this generator holds it."""
         return [spec_of(name, tensor) for name, tensor in self._tensors.items()]
 
     @torch.no_grad()
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
-        """See ``ScoresLogprobs.logprobs``. Raises ContractError for records with images, which are
-        no columns.
+        """Returns float32[A] of each record's actions; see ``ScoresLogprobs.logprobs``.
+
+        Raises ContractError for records with images: columns do not hold the images.
         """
         self._weights.check_awake()
         if any(GRID in record for record in records):
@@ -444,7 +511,7 @@ class TorchGenerator:
 
 
 def _empty(waiting: _Waiting) -> Columns:
-    """Columns of a sample that has no actions."""
+    """Returns the columns of a sample that has no actions."""
     return {
         "prompt_ids": waiting.prompt,
         "action_ids": np.zeros(0, np.int32),
@@ -456,9 +523,10 @@ def _empty(waiting: _Waiting) -> Columns:
 
 
 def _grid(waiting: _Waiting) -> dict[str, np.ndarray]:
+    # the column that records with images have besides the others
     return {} if waiting.images is None else {GRID: waiting.images.grid}
 
 
 def _media(waiting: _Waiting) -> dict[str, np.ndarray]:
-    """The same array for all samples of a prompt."""
+    """Returns a sample's pixels; all samples of a prompt share one array."""
     return {} if waiting.images is None else {PIXELS: waiting.images.pixels}
