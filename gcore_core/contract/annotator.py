@@ -12,7 +12,11 @@ from gcore_core.contract.trainer import TrainRecord
 
 @runtime_checkable
 class Annotates(Protocol):
-    """Gives per-action columns. Capability "annotate" of a trainer, such as a critic."""
+    """Gives per-action columns.
+
+    Also capability "annotate" of a trainer, such as a critic. Provisional there: nothing in the
+    core calls it on a trainer yet.
+    """
 
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
         """For each record, in order, the columns named by ``WorkerContext.columns`` and no others.

@@ -207,6 +207,7 @@ class FakeTrainer:
     def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
         self.version = 0
         self._config = config
+        self._columns = context.columns
         self._logits = initial_logits(0)
         self._records: list[TrainRecord] = []
         self._begun: tuple[Path, np.ndarray, int] | None = None
@@ -293,6 +294,12 @@ class FakeTrainer:
         apart = logp[letters] - record.columns[self._config.toward][trained].astype(np.float64)
         weights = np.bincount(letters, weights=apart, minlength=len(VOCABULARY))
         return float(apart @ apart) / 2, apart.sum() * np.exp(logp) - weights
+
+    def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
+        """The log-probs of the actions, in every column of the role."""
+        table = log_softmax(self._logits)
+        given = [table[record.columns["action_ids"]] for record in records]
+        return [dict.fromkeys(self._columns, logp) for logp in given]
 
     def weight_specs(self) -> list[TensorSpec]:
         return weight_specs()
@@ -453,7 +460,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         summary="REINFORCE on a table of logits",
         factory="gcore_core.testing.fake:FakeTrainer",
         config=FakeTrainerConfig,
-        capabilities=frozenset({"save.background"}),
+        capabilities=frozenset({"annotate", "save.background"}),
     )
 
 

@@ -325,11 +325,12 @@ async def simulate(
     for name, birth in births.items():
         await network.view(name).serve(name, birth(Life(name, 0)))
     contexts = [_context(network, job, shard) for shard in range(job.shards)]
+    lead_stops = contexts[0].stopping
     controllers = [program(_config(job), context) for context in contexts]
     for controller in controllers:
         if isinstance(controller, SynchronousController):
             _witness(controller, outcome)
-    await _run_all(controllers, contexts[0].stopping, stopping)
+    await _run_all(controllers, lead_stops, stopping)
     outcome.logits = [float(value) for rank in ranks for value in rank._logits]
     outcome.virtual_s = asyncio.get_running_loop().time()
     return outcome

@@ -72,7 +72,7 @@ class TrainerContract(Contract):
 
     @pytest.fixture
     def trainer_context(self, context: WorkerContext, objective: Any) -> WorkerContext:
-        return replace(context, role="policy", parts={"objective": objective})
+        return replace(context, role="policy", parts={"objective": objective}, columns=("values",))
 
     @pytest.fixture
     def trainer(self, trainer_context: WorkerContext) -> Iterator[Any]:
@@ -220,6 +220,23 @@ class TrainerContract(Contract):
         self, trainer: Any, records: list[TrainRecord]
     ) -> None:
         assert [dict(row) for row in trainer.prepare(records, frozenset())] == [{}] * len(records)
+
+    @claims("annotate")
+    def test_annotating_gives_finite_columns_and_changes_nothing(
+        self, trainer: Any, records: list[TrainRecord]
+    ) -> None:
+        """A value for each action, which follows from the record alone."""
+        before = digests(exported(trainer))
+        given = trainer.annotate(records)
+        for record, columns in zip(records, given, strict=True):
+            assert set(columns) == {"values"}
+            shape = record.columns["action_ids"].shape
+            assert (columns["values"].dtype, columns["values"].shape) == (np.float32, shape)
+            assert np.isfinite(columns["values"]).all()
+            (alone,) = trainer.annotate([record])
+            apart = np.abs(alone["values"] - columns["values"]).max()
+            assert apart <= self.tolerance
+        assert digests(exported(trainer)) == before
 
     @claims("sharding")
     def test_two_ranks_train_as_one(self, model: Mapping[str, Any], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.trainer import TrainRecord
 from gcore_core.contract.weight_transfer import Offers
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
@@ -24,8 +25,8 @@ class Clean(TrainerContract):
     Backend: ClassVar[type[FakeTrainer]] = FakeTrainer
 
     @pytest.fixture
-    def trainer(self, context: WorkerContext) -> FakeTrainer:
-        return self.Backend(FakeTrainerConfig(), context)
+    def trainer(self, trainer_context: WorkerContext) -> FakeTrainer:
+        return self.Backend(FakeTrainerConfig(), trainer_context)
 
     @pytest.fixture
     def split_trainer(self, context: WorkerContext) -> FakeTrainer:
@@ -54,6 +55,16 @@ class LearnsTheOpposite(Clean):
         def _loss(self, advantages: np.ndarray, minibatch: int) -> tuple[float, np.ndarray]:
             loss, gradient = super()._loss(advantages, minibatch)
             return loss, -gradient
+
+
+class LearnsWhileItAnnotates(Clean):
+    caught_by = ("test_annotating_gives_finite_columns_and_changes_nothing",)
+
+    class Backend(FakeTrainer):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            given = super().annotate(records)
+            self._logits = self._logits * np.float32(0.999)
+            return given
 
 
 class MeanOfMeans(Clean):
