@@ -31,12 +31,15 @@ from gcore_core.runtime.rpc.service import Call, RemoteFailure, encode, from_wir
 
 class Weather(Protocol):
     async def travel(self, source: str, target: str, method: str) -> int:
-        """Takes the time of the way; how often the message arrives, 0 when it is lost. Only
-        requests come twice.
+        """Waits as long as the message travels; returns how often it arrives, 0 when it is lost.
+
+        Only a request can arrive twice.
         """
 
 
 class Calm:
+    """Every message arrives once, at once."""
+
     async def travel(self, source: str, target: str, method: str) -> int:
         return 1
 
@@ -55,8 +58,12 @@ class InlineNetwork:
 
 
 class InlineView:
+    """The network as the process ``name`` sees it."""
+
     def __init__(self, network: InlineNetwork, name: str) -> None:
-        self._network, self._name, self.traffic = network, name, Traffic()
+        self._network = network
+        self._name = name
+        self.traffic = Traffic()
 
     @property
     def deadlines(self) -> Deadlines:
@@ -78,9 +85,13 @@ class InlineView:
 
 
 class InlinePeer:
+    """The process ``name``, as the process ``source`` calls it."""
+
     def __init__(self, network: InlineNetwork, source: str, name: str, traffic: Traffic) -> None:
-        self.name, self._traffic = name, traffic
-        self._network, self._source = network, source
+        self.name = name
+        self._traffic = traffic
+        self._network = network
+        self._source = source
 
     async def call(
         self,
@@ -180,7 +191,6 @@ class InlinePeer:
             pass
 
         await self._network.weather.travel(self._source, self.name, method)
-        with contextlib.suppress(
-            Exception
-        ):  # isolation point: the caller has the answer to the first
+        # isolation point: the caller has the answer to the first
+        with contextlib.suppress(Exception):
             await service.handle(method, body, Call(lambda: None), emit)

@@ -1,5 +1,5 @@
-"""What a process offers and how it is asked, whatever carries the bytes: handlers, calls, peers,
-errors on the wire.
+"""What a process serves, whatever carries the bytes: its handlers, their calls, errors on the
+wire.
 """
 
 from __future__ import annotations
@@ -31,26 +31,25 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], body: Body, what: str, where: s
     """Raises ContractError, with the path, for bytes that are not what the decoder reads."""
     try:
         return decoder.decode(body)
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: text that is no UTF-8
+    # ValueError: text that is no UTF-8
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ContractError(f"malformed {what}: {error}", where=where) from None
 
 
 class Call:
-    """A running request, as its handler sees it. ``progress`` extends the deadline; any thread may
-    call it.
+    """A running request, as its handler sees it.
+
+    report: sends a sign of progress to the caller.
     """
 
     def __init__(self, report: Callable[[], None]) -> None:
-        self._report, self._loop = report, asyncio.get_running_loop()
-        self._last_s = (
-            self._loop.time()
-        )  # that it began is known: what takes less than a second sends no sign
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        # The caller knows that it began now: a request of less than a second sends no sign.
+        self._last_s = self._loop.time()
 
     def progress(self) -> None:
+        """Extends the caller's deadline. Any thread may call it, as often as it likes."""
         now_s = self._loop.time()
         if now_s - self._last_s >= PROGRESS_S:
             self._last_s = now_s
@@ -75,7 +74,8 @@ class Service:
             str, tuple[msgspec.msgpack.Decoder[Any], Callable[[Any, Call], Any]]
         ] = {}
         self._running: set[Call] = set()
-        self._clock, self._walked_s = time.monotonic, float("-inf")
+        self._clock = time.monotonic  # the event loop's own from the first request on
+        self._walked_s = float("-inf")  # when all running requests last showed progress
 
     @overload
     def add(self, endpoint: Endpoint[Request, Reply], handler: Handler[Request, Reply]) -> None: ...
@@ -90,12 +90,13 @@ class Service:
         endpoint: Endpoint[Any, Any] | StreamEndpoint[Any, Any],
         handler: Callable[[Any, Call], Any],
     ) -> None:
-        """What was added before under the same name is replaced."""
+        """Serves an endpoint. A handler that was added before under the same name is replaced."""
         self._handlers[endpoint.name] = endpoint.request_decoder, handler
 
     def progress(self) -> None:
-        """Extends the deadline of every running request; any thread may call it, as often as it
-        likes.
+        """Extends the deadline of every running request.
+
+        Any thread may call it, as often as it likes.
         """
         now_s = self._clock()
         if now_s - self._walked_s >= PROGRESS_S / 2:
@@ -106,8 +107,9 @@ class Service:
     async def handle(
         self, method: str, body: Body, call: Call, emit: Callable[[bytes], Awaitable[None]]
     ) -> bytes:
-        """Runs one request. Items go to ``emit`` encoded; the encoded reply is returned (an empty
-        one for a stream).
+        """Runs one request and returns its encoded reply, nil for a stream.
+
+        emit: called with each item of a stream, encoded.
         """
         if method == ALIVE.name:
             return encode(None)
@@ -142,8 +144,10 @@ class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):
 
 
 def to_wire(error: BaseException, process: str) -> RemoteFailure:
-    """It can always be encoded, whatever text or facts the error has; what is too long is cut or
-    left out.
+    """The error as it is sent.
+
+    It can always be encoded, whatever text or facts the error has: text that is too long is cut,
+    facts that cannot be sent are left out.
     """
     trace = _text("".join(traceback.format_exception(error))[-_TEXT_LIMIT:])
     if isinstance(error, GcoreError):
@@ -161,6 +165,7 @@ def to_wire(error: BaseException, process: str) -> RemoteFailure:
 
 
 def from_wire(failure: RemoteFailure) -> GcoreError:
+    """The error that was sent; a WorkerError where this process does not know its type."""
     kind = error_types().get(failure.kind, WorkerError)
     error = kind(failure.what, where=failure.where, why=failure.why, todo=failure.todo)
     error.facts = failure.facts

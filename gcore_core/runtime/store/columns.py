@@ -1,10 +1,12 @@
 """A chunk: the columns of some records as bytes, column by column.
 
-    uint32 length of the table | table (msgpack: name -> [dtype, offset, shape per record]) |
-    arrays, 8-aligned
+    length    uint32, of the table
+    table     msgpack: name -> [dtype, offset, shape per record]
+    padding   up to a multiple of 8 bytes
+    columns   each: the arrays of all records, one behind the other; padded to a multiple of 8
 
-A record that lacks a column has null for its shape. Arrays are numbers or bools; nothing is
-pickled.
+An offset counts from the first column. A record that lacks a column has null for its shape. Arrays
+are numbers or bools; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from gcore_core.contract.errors import ContractError, DataError
 Columns = Mapping[str, np.ndarray]
 NUMBERS = re.compile(r"[<>|][biufc][0-9]{1,2}")  # numbers and bools, as numpy writes them
 MOST_AXES = 64  # numpy's; the product of more sizes would take long
-_JOIN_BYTES = 1 << 20  # below this, one copy more is cheaper than a part for each record
+_JOIN_BYTES = 1 << 20  # a smaller column is joined: one more copy is cheaper than many parts
 
 
 class _Column(msgspec.Struct, array_like=True, frozen=True):
@@ -41,8 +43,8 @@ def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = []
     offset = 0
     for name in dict.fromkeys(name for record in records for name in record):
-        held = [np.asarray(record[name]) if name in record else None for record in records]
-        arrays = [array for array in held if array is not None]
+        by_record = [np.asarray(record[name]) if name in record else None for record in records]
+        arrays = [array for array in by_record if array is not None]
         dtypes = {array.dtype.str for array in arrays}
         if len(dtypes) > 1 or not NUMBERS.fullmatch(min(dtypes)):
             raise ContractError(
@@ -51,14 +53,14 @@ def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
         flat = [np.ascontiguousarray(array.reshape(-1)) for array in arrays]
         nbytes = sum(array.nbytes for array in flat)
         if len(flat) > 1 and nbytes < _JOIN_BYTES:
-            flat = [
-                np.concatenate(flat, dtype=flat[0].dtype)
-            ]  # else it would turn bytes into the machine's order
-        parts += [*(array.view(np.uint8).data for array in flat), bytes(-nbytes % 8)]
-        table[name] = _Column(
-            min(dtypes), offset, [None if array is None else array.shape for array in held]
-        )
-        offset += nbytes + -nbytes % 8
+            # With its dtype, or numpy would turn the bytes into the machine's order.
+            flat = [np.concatenate(flat, dtype=flat[0].dtype)]
+        padding_bytes = -nbytes % 8
+        parts += [array.view(np.uint8).data for array in flat]
+        parts.append(bytes(padding_bytes))
+        shapes = [None if array is None else array.shape for array in by_record]
+        table[name] = _Column(min(dtypes), offset, shapes)
+        offset += nbytes + padding_bytes
     head = _encode_table(table)
     return [len(head).to_bytes(4, "little"), head, bytes(-(len(head) + 4) % 8), *parts]
 
@@ -73,14 +75,12 @@ class Chunk:
         length = int.from_bytes(memory[:4], "little")
         try:
             self._table = _decode_table(memory[4 : 4 + length])
-        except (
-            msgspec.MsgspecError,
-            ValueError,
-            RecursionError,
-        ) as error:  # ValueError: text that is no UTF-8
+        # ValueError: text that is no UTF-8
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise DataError(f"a chunk of columns is malformed: {error}", where="store") from None
         self._body = memory[4 + length + -(length + 4) % 8 :].toreadonly()
         self._size = max((len(column.shapes) for column in self._table.values()), default=0)
+        # name of an opened column -> (all its arrays, flat; where each record's begins and ends)
         self._flat: dict[str, tuple[np.ndarray, list[int]]] = {}
 
     def __len__(self) -> int:
@@ -92,6 +92,7 @@ class Chunk:
         return RecordColumns(self, slot)
 
     def names(self, slot: int) -> list[str]:
+        """The columns that a record has."""
         return [
             name for name, column in self._table.items() if self._shape(column, slot) is not None
         ]
@@ -101,7 +102,7 @@ class Chunk:
         return column.shapes[slot] if slot < len(column.shapes) else None
 
     def array(self, name: str, slot: int) -> np.ndarray:
-        """KeyError when the record lacks the column."""
+        """One record's array of a column. Raises KeyError when the record lacks the column."""
         shape = self._shape(self._table[name], slot)
         if shape is None:
             raise KeyError(name)
@@ -131,7 +132,8 @@ class RecordColumns(Mapping[str, np.ndarray]):
     """The columns of one record in a chunk."""
 
     def __init__(self, chunk: Chunk, slot: int) -> None:
-        self._chunk, self._slot = chunk, slot
+        self._chunk = chunk
+        self._slot = slot
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._chunk.array(name, self._slot)
