@@ -128,7 +128,7 @@ def test_an_engine_that_hangs_in_a_push_is_noticed_although_its_process_answers(
         noticed_s = time.time() - (run.directory / "hung").stat().st_mtime
         assert run.wait() == 0, run.output
     found = re.match(
-        r".*controller\.0 waits for (rollout\.\d): no sign of progress for 3 s in pull", told
+        r".*controller\.0 waits for (rollout\.\d): no sign of progress for 3 s in push\.pull", told
     )
     assert found is not None, told
     log = (run.path / "logs" / f"{found[1]}.log").read_text()
