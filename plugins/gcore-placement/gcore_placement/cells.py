@@ -20,8 +20,10 @@ from gcore_core.contract.placement import (
 
 @dataclass(frozen=True)
 class Split:
-    """A candidate: ``judge`` of the pool's cells judge, the others sample; in the other modes all
-    do both.
+    """A candidate for how the pool's cells are used.
+
+    mode: in "split" each cell serves either the policy or a judge; in other modes all serve both.
+    judge: cells that judge, in a split.
     """
 
     mode: Mode
@@ -39,44 +41,53 @@ class Split:
 
 @dataclass(frozen=True)
 class Pool:
-    """Cells between which devices move. A cell holds whole replicas of either role: ``per_cell`` of
-    them, by role.
+    """The cells that the policy and the judges share. A cell holds whole replicas of any role.
 
-    The policy has engines on the first ``most_policy`` cells, the judges on the last
-    ``most_judge``: so that a new split moves only the cells between the old border and the new one.
+    The policy has engines on the first cells and the judges on the last ones. So a new split moves
+    only the cells between the old border and the new one.
+
+    policy: the role that is trained.
+    judges: the other generators' roles.
+    cells: all of the pool's, in order.
+    per_cell: for each role, its replicas in one cell.
+    least: for each role, the fewest cells that it must keep.
+    most_policy: the policy has engines on this many cells.
+    most_judge: the judges have engines on this many cells.
     """
 
     policy: str
     judges: tuple[str, ...]
     cells: tuple[Cell, ...]
     per_cell: Mapping[str, int]
-    least: Mapping[str, int]  # cells
+    least: Mapping[str, int]
     most_policy: int
     most_judge: int
 
     @property
     def fewest(self) -> int:
-        """Cells that judges must have in a split."""
+        """The fewest cells that judges can have in a split."""
         return max(
             sum(self.least[judge] for judge in self.judges), len(self.cells) - self.most_policy
         )
 
     @property
     def most(self) -> int:
-        """Cells that judges may have in a split."""
+        """The most cells that judges can have in a split."""
         return min(self.most_judge, len(self.cells) - self.least[self.policy])
 
     def limited(self, judge: float) -> Split:
-        """The split nearest to that many cells."""
+        """Returns the possible split whose number of judging cells is nearest to ``judge``."""
         return Split("split", min(max(round(judge), self.fewest), self.most))
 
     def shared(self) -> bool:
-        """Every cell has engines of both: other modes than a split are possible."""
+        """Returns whether every cell has engines of both, so that modes besides a split work."""
         return self.most_policy == self.most_judge == len(self.cells)
 
     def awake(self, split: Split, weights: Mapping[str, float]) -> dict[str, tuple[Cell, ...]]:
-        """Role -> cells. Several judges share theirs by ``weights``, each with at least what it
-        must keep.
+        """Returns the cells at which each role is awake under a split.
+
+        weights: with several judges, the proportions in which they share the judges' cells; each
+            gets at least what it must keep.
         """
         if split.mode != "split":
             return dict.fromkeys((self.policy, *self.judges), self.cells)
@@ -88,15 +99,15 @@ class Pool:
         return found
 
     def engines(self) -> dict[str, tuple[Cell, ...]]:
-        """Role -> every cell at which it may be awake."""
+        """Returns, for each role, all cells at which it has engines and so can be awake."""
         judged = self.cells[len(self.cells) - self.most_judge :]
         return {self.policy: self.cells[: self.most_policy], **dict.fromkeys(self.judges, judged)}
 
 
 def find_pool(window: Window) -> Pool | None:
-    """The pool of a window; None where there are no two generators to share it.
+    """Returns the pool of a window; None unless one policy and at least one judge can share it.
 
-    Raises PlacementError naming the role that does not fit.
+    Raises PlacementError, which names the role that does not fit.
     """
     generators = {role: need for role, need in window.needs.items() if need.kind == "generator"}
     policies = [role for role, need in generators.items() if need.follows]

@@ -1,6 +1,4 @@
-"""One rollout with named arguments: what is to be sampled, on which replicas, and what came of
-it.
-"""
+"""One simulated rollout, with named arguments: what is sampled, on which replicas, the result."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from gcore_queueing import events
 
 Mode = Literal["split", "colocated", "coresident"]
 
-#: records that all shards together have at a replica at a time; more when that is less than half of
-#: its even share
+#: Records that all shards together have at a replica at a time; half of the replica's even share,
+#: if that is more.
 ROOM = 256
 
-#: why a replica ran nothing -> row of ``events.play``'s ``spent``
+#: For each reason why a replica ran nothing, its row in the ``spent`` of ``events.play``.
 CAUSES = {
     "policy: others still answer": events.TAIL,
     "policy: waits for verdicts": events.NO_VERDICT,
@@ -32,12 +30,13 @@ CAUSES = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Groups:
-    """What may be sampled, N groups of G in the order in which they are issued.
+    """What may be sampled: N groups of G records, in the order in which they are issued.
 
-    policy, judge: float64[N, G], actions of each record and of its verdict; 0 for a record that is
-        not judged.
-    policy_prompt, judge_prompt: float64[N, G], tokens that are read first. kept: bool[N], whether
-        the group teaches.
+    policy: float64[N, G], tokens of each record's answer.
+    judge: float64[N, G], tokens of its verdict; 0 for a record that is not judged.
+    policy_prompt: float64[N, G], tokens that the policy reads before it answers.
+    judge_prompt: float64[N, G], tokens that the judge reads before it answers.
+    kept: bool[N], whether the group teaches.
     """
 
     policy: np.ndarray
@@ -50,6 +49,7 @@ class Groups:
         return len(self.kept)
 
     def take(self, which: np.ndarray) -> Groups:
+        """Returns the groups that an index array or a mask names."""
         return Groups(
             policy=self.policy[which],
             judge=self.judge[which],
@@ -61,8 +61,12 @@ class Groups:
 
 @dataclass(frozen=True)
 class Engines:
-    """Who serves what. split: ``policy`` and ``judge`` replicas; colocated: first all of the one,
-    then all of the other; coresident: each of the ``policy`` replicas holds both models.
+    """Which replicas serve which role.
+
+    mode: "split": each replica serves one role. "colocated": all serve the policy first, then all
+        serve the judge. "coresident": each of the ``policy`` replicas holds both models.
+    policy: replicas of the policy.
+    judge: replicas of the judge.
     """
 
     mode: Mode
@@ -71,6 +75,7 @@ class Engines:
 
     @property
     def serves(self) -> np.ndarray:
+        """int8[replicas], bit 0 for the policy, bit 1 for the judge."""
         if self.mode == "coresident":
             return np.full(self.policy, 3, np.int8)
         return np.repeat(np.array([1, 2], np.int8), [self.policy, self.judge])
@@ -78,8 +83,18 @@ class Engines:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Played:
-    """One rollout. issued, kept: groups. order: issued groups by when they finished. requests: by
-    role.
+    """The result of one rollout.
+
+    seconds: how long it took.
+    issued: groups issued.
+    kept: of those, groups that teach.
+    engines: replicas that can run at once.
+    spent: float64[rows of ``events``], replica-seconds.
+    order: int64[finished], issued groups in the order in which they finished.
+    times: float64[3, 2, N, G], seconds of arrival, start and end of each role's requests.
+    replica: int64[2, N, G], the replica of each request; -1 if none served it.
+    groups: what could be sampled.
+    capacity: replica-seconds of the policy and of the judge.
     """
 
     seconds: float
@@ -91,27 +106,28 @@ class Played:
     times: np.ndarray
     replica: np.ndarray
     groups: Groups
-    capacity: tuple[float, float]  # replica-seconds of each role
+    capacity: tuple[float, float]
 
     def busy(self, role: int) -> float:
         """Share of a role's replica-seconds in which a replica ran anything."""
         return float(self.spent[events.BUSY + role] / max(self.capacity[role], 1e-12))
 
     def filled(self, role: int) -> float:
-        """Share of a role's places that were taken."""
+        """Share of a role's places (sequences that can run at once) that were taken."""
         return float(self.spent[events.FILLED + role] / max(self.capacity[role], 1e-12))
 
     @property
     def idle(self) -> dict[str, float]:
-        """Cause -> share of all replica-seconds."""
+        """For each cause, the share of all replica-seconds in which a replica ran nothing."""
         return {
             name: float(self.spent[row] / max(self.engines * self.seconds, 1e-12))
             for name, row in CAUSES.items()
         }
 
     def requests(self, role: int, step: int) -> Requests:
-        """The columns of a role, as a run would have measured them."""
-        groups, samples = self.issued, self.groups.policy.shape[1]
+        """Returns the requests of a role (0 policy, 1 judge) as a run would have measured them."""
+        groups = self.issued
+        samples = self.groups.policy.shape[1]
         flat = {
             "arrival_s": self.times[0, role],
             "start_s": self.times[1, role],
@@ -140,13 +156,19 @@ def play(
     switch_s: float = 0,
     dealing: tuple[int, int] = (ROOM, 1),
 ) -> Played:
-    """Samples until ``needed`` groups are kept and every issued one has its verdict, or there are
-    no more groups.
+    """Simulates sampling until ``needed`` groups are kept and all issued ones have their verdicts.
 
-    profiles: of the policy's and the judge's replicas. switch_s: what it takes all replicas to
-        change roles. dealing:
-    records that a shard has at a replica at a time, 0: no such limit, and what waits waits in one
-    queue for all; and shards, each dealing its own groups to the replicas that owe it the fewest.
+    It ends earlier if there are no more groups.
+
+    groups: what may be sampled.
+    engines: which replicas serve which role.
+    profiles: of the policy's and the judge's replicas.
+    needed: groups that must be kept.
+    rate: the rule that says how many groups to issue.
+    switch_s: seconds that it takes all replicas to change roles.
+    dealing: (room, shards). room: records that a shard has at a replica at a time; with 0 there is
+        no limit, and records wait in one queue for all replicas. shards: each deals its own groups
+        to the replicas that have the fewest of its records.
     """
     table = np.array(
         [
@@ -156,7 +178,8 @@ def play(
     )
     actions = np.stack([groups.policy, groups.judge]).astype(float)
     prompts = np.stack([groups.policy_prompt, groups.judge_prompt]).astype(float)
-    in_turn, serves = engines.mode == "colocated", engines.serves
+    in_turn = engines.mode == "colocated"
+    serves = engines.serves
     seconds, issued, kept, spent, order, times, replica = events.play(
         actions,
         prompts,
@@ -185,15 +208,17 @@ def play(
 
 
 def room_of(shards: int) -> int:
-    """Of one shard, at a replica."""
+    """Returns how many records one of ``shards`` shards may have at a replica at a time."""
     return max(1, ROOM // shards)
 
 
 def coresident(
     profiles: tuple[Profile, Profile], per_cell: Sequence[int] = (1, 1)
 ) -> tuple[Profile, Profile]:
-    """Profiles of engines that hold both models: ``per_cell`` replicas of a role as one, with half
-    of the cache.
+    """Returns the profiles of both roles for engines that hold both models.
+
+    per_cell: replicas of each role on the devices of one such engine. They are merged into one that
+    is as fast as all of them and has half of their cache.
     """
     found = [
         replace(
@@ -210,10 +235,13 @@ def coresident(
 
 
 def lower_bound(groups: Groups, engines: int, profiles: tuple[Profile, Profile]) -> float:
-    """Seconds below which no placement comes: all work at full batches, or the longest answer and
-    its verdict alone.
+    """Returns seconds below which no placement can come.
+
+    It is the greater of two times: all work at full batches, spread over all engines; and the
+    slowest single record, its answer and its verdict one after the other, each running alone.
     """
-    work, chain = np.zeros(groups.policy.shape), np.zeros(groups.policy.shape)
+    work = np.zeros(groups.policy.shape)
+    chain = np.zeros(groups.policy.shape)
     for profile, prompt, actions in (
         (profiles[0], groups.policy_prompt, groups.policy),
         (profiles[1], groups.judge_prompt, groups.judge),
