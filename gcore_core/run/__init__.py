@@ -1,3 +1,4 @@
-"""What a run leaves behind and shows: its directory, its metrics, the terminal, the summary, the
-export.
+"""One run from start to end: preparing it, placing and supervising its workers, and what it leaves.
+
+It leaves a directory with metrics, samples, checkpoints, a summary and weights.
 """

@@ -1,53 +1,55 @@
-"""Records that a step kept for the next one, in a checkpoint: their headers, their columns as a
-chunk, their media.
+"""Saves and restores the records that a step kept for the next one, as a part of a checkpoint.
+
+A directory holds three files: the headers, the columns as one chunk, and the media (images and the
+like) as another chunk. A header's references are replaced by positions in these files.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from gcore_core.contract.records import Header, Ref
 from gcore_core.runtime.rpc.service import decoded, encode
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.columns import Chunk, pack
 
-HEADERS, COLUMNS, MEDIA = "headers.msgpack", "columns", "media"
+HEADERS = "headers.msgpack"
+COLUMNS = "columns"
+MEDIA = "media"
 
 
 async def save(headers: Sequence[Header], store: StoreReader, directory: Path) -> None:
-    """Writes the records into a new directory. Raises OSError when it cannot, DataError for what
-    the store lacks.
+    """Writes the records into a new directory.
+
+    Raises OSError when it cannot, DataError for what the store lacks.
     """
     records = await store.records(headers)
-    media = {
-        ref: held[name]
-        for h, (_, held) in zip(headers, records, strict=True)
-        for name, ref in h.media.items()
-    }
-    place = {ref: i for i, ref in enumerate(media)}
-    bare = [
+    columns = [own_columns for own_columns, _ in records]
+    media = {}  # each array once, also where several records refer to it
+    for header, (_, own_media) in zip(headers, records, strict=True):
+        for name, ref in header.media.items():
+            media[ref] = own_media[name]
+    position_of = {ref: position for position, ref in enumerate(media)}
+    saved_headers = [
         msgspec.structs.replace(
-            h,
+            header,
             columns=None,
-            slot=i,
-            media={name: Ref("", "", place[ref], 0, 0, b"") for name, ref in h.media.items()},
+            slot=slot,
+            media={name: _position(position_of[ref]) for name, ref in header.media.items()},
         )
-        for i, h in enumerate(headers)
+        for slot, header in enumerate(headers)
     ]
 
     def write() -> None:
         directory.mkdir()
-        (directory / HEADERS).write_bytes(encode(bare))
-        for name, rows in (
-            (COLUMNS, [columns for columns, _ in records]),
-            (MEDIA, [{array.dtype.str: array} for array in media.values()]),
-        ):
-            with (directory / name).open("wb") as file:
-                file.writelines(pack(rows))
+        (directory / HEADERS).write_bytes(encode(saved_headers))
+        _write_chunk(directory / COLUMNS, columns)
+        _write_chunk(directory / MEDIA, [{array.dtype.str: array} for array in media.values()])
 
     await asyncio.to_thread(write)
 
@@ -55,21 +57,29 @@ async def save(headers: Sequence[Header], store: StoreReader, directory: Path) -
 async def restore(
     directory: Path, store: StoreWriter, step: int, shards: frozenset[int]
 ) -> list[Header]:
-    """The saved records, in this store, for ``step`` of these shards. Raises ContractError or
-    DataError for a file that cannot be read.
+    """Puts the saved records into this store, for ``step`` of these shards; returns their headers.
+
+    Raises ContractError or DataError for a file that cannot be read.
     """
     raw = (directory / HEADERS).read_bytes()
     headers = decoded(msgspec.msgpack.Decoder(list[Header]), raw, "headers", str(directory))
-    columns, media = (
-        Chunk(memoryview((directory / name).read_bytes())) for name in (COLUMNS, MEDIA)
-    )
-    chunk = await store.put(step, shards, [columns[h.slot] for h in headers])
-    blobs = [array for slot in range(len(media)) for array in media[slot].values()]
+    columns = Chunk(memoryview((directory / COLUMNS).read_bytes()))
+    media = Chunk(memoryview((directory / MEDIA).read_bytes()))
+    chunk = await store.put(step, shards, [columns[header.slot] for header in headers])
+    blobs = [array for position in range(len(media)) for array in media[position].values()]
     refs = await store.put_blobs(step, shards, blobs)
-    for slot, h in enumerate(headers):
-        h.columns, h.slot, h.media = (
-            chunk,
-            slot,
-            {name: refs[ref.offset] for name, ref in h.media.items()},
-        )
+    for slot, header in enumerate(headers):
+        header.columns = chunk
+        header.slot = slot
+        header.media = {name: refs[ref.offset] for name, ref in header.media.items()}
     return headers
+
+
+def _position(position: int) -> Ref:
+    """A reference into the file of media: only its offset counts, and that is a position."""
+    return Ref("", "", position, 0, 0, b"")
+
+
+def _write_chunk(path: Path, rows: Sequence[Mapping[str, np.ndarray]]) -> None:
+    with path.open("wb") as file:
+        file.writelines(pack(rows))

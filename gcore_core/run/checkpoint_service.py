@@ -1,4 +1,9 @@
-"""The supervisor's part of checkpoints: where one is written, when it counts, which stay."""
+"""The supervisor's part of checkpoints: where one is written, when it counts, and which stay.
+
+The lead of the controllers asks for a directory (``open``), has the trainer save into it, and then
+commits it. Each shard sends the records that its step carries over (``carried``); they are saved
+when the lead opens the checkpoint of that step.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +37,26 @@ from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 
-STATE, CONFIG, TRAINER, SURPLUS = "state.json", "config.json", POLICY, "surplus"
+#: Names of the parts in a checkpoint's directory.
+STATE = "state.json"
+CONFIG = "config.json"
+TRAINER = POLICY
+SURPLUS = "surplus"
 
 
 class Keeper:
-    """``told`` gets a line for a person: a save that failed ends no run."""
+    """Serves the calls of controllers about checkpoints.
 
-    def __init__(self, plan: Plan, directory: Path, told: Callable[[str], None]) -> None:
-        self._plan, self._told = plan, told
+    note: called with a line for a person when a save failed, which ends no run.
+    """
+
+    def __init__(self, plan: Plan, directory: Path, note: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._note = note
         self._checkpoints = Checkpoints(directory)
-        self._once = Gathering(1)  # the lead asks again when an answer was lost
-        self._carried: dict[
-            tuple[int, int], list[Header]
-        ] = {}  # by step and shard; of the latest step
+        self._once = Gathering(1)  # a repeated request gets the first one's answer
+        #: (step, shard) -> its carried records; steps before the latest are dropped.
+        self._carried: dict[tuple[int, int], list[Header]] = {}
         self._store: StoreReader | None = None
 
     def register(self, service: Service) -> None:
@@ -53,21 +65,26 @@ class Keeper:
         service.add(COMMIT_CHECKPOINT, self.commit)
 
     async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
-        """The run's store is there: puts the records into it that were kept for the step after the
-        checkpoint.
+        """Called when the run's store exists: puts the checkpoint's carried records into it.
+
+        Returns what is resumed, with the headers of these records.
         """
         self._store = StoreReader(site.store, AGENT, site.secret, site.agent)
         if resumed is None or not (Path(resumed.path) / SURPLUS).is_dir():
             return resumed
         writer = StoreWriter(site.store, AGENT, site.secret, site.agent, "supervisor")
-        found = await carried_records.restore(
+        headers = await carried_records.restore(
             Path(resumed.path) / SURPLUS, writer, resumed.step, frozenset(range(shards))
         )
         await writer.close()
-        return msgspec.structs.replace(resumed, carried=found)
+        return msgspec.structs.replace(resumed, carried=headers)
 
     async def carried(self, request: Carried, call: Call) -> Nothing:
-        self._carried = {key: told for key, told in self._carried.items() if key[0] >= request.step}
+        self._carried = {
+            (step, shard): headers
+            for (step, shard), headers in self._carried.items()
+            if step >= request.step
+        }
         self._carried[request.step, request.shard] = request.headers
         return Nothing()
 
@@ -75,26 +92,28 @@ class Keeper:
         async def act(_: list[None]) -> CheckpointPlace:
             try:
                 path = await asyncio.to_thread(self._checkpoints.begin, request.step)
-                headers = [
-                    h
-                    for (step, _), part in sorted(self._carried.items())
-                    for h in part
-                    if step == request.step
-                ]
-                if (
-                    headers and self._store is not None
-                ):  # now: after the next step the store may have them no more
+                headers = self._carried_at(request.step)
+                if headers and self._store is not None:
+                    # At once: after the next step the store may no longer have them.
                     await carried_records.save(headers, self._store, path / SURPLUS)
                 trainer = path / TRAINER
                 trainer.mkdir()
             except (CheckpointError, OSError) as error:
                 self._checkpoints.abandon(request.step)
-                self._told(str(error))
+                self._note(str(error))
                 return CheckpointPlace("")
             return CheckpointPlace(str(trainer))
 
         place: CheckpointPlace = await self._once.join(("open", request.step), 0, None, act)
         return place
+
+    def _carried_at(self, step: int) -> list[Header]:
+        """The records that a step carries over, those of shard 0 first."""
+        headers: list[Header] = []
+        for (carried_step, _), part in sorted(self._carried.items(), key=lambda item: item[0]):
+            if carried_step == step:
+                headers += part
+        return headers
 
     async def commit(self, request: CommitCheckpoint, call: Call) -> Nothing:
         async def act(_: list[None]) -> None:
@@ -104,39 +123,45 @@ class Keeper:
         return Nothing()
 
     def _commit(self, request: CommitCheckpoint) -> None:
-        kept = self._plan.settings.checkpoint
+        settings = self._plan.settings.checkpoint
         try:
             if request.failed:
                 self._checkpoints.abandon(request.step)
-                self._told(request.failed)
+                self._note(request.failed)
                 return
             partial = Path(self._checkpoints.directory / f"step-{request.step:06d}.partial")
             (partial / STATE).write_bytes(msgspec.json.encode(request.state))
             (partial / CONFIG).write_bytes(msgspec.json.encode(self._plan.config))
+            sorted_config = msgspec.json.encode(self._plan.config, order="sorted")
             facts = CheckpointFacts(
                 run=self._plan.name,
                 lock={item["distribution"]: item["version"] for item in self._plan.lock},
-                config_hash=hashlib.sha256(
-                    msgspec.json.encode(self._plan.config, order="sorted")
-                ).hexdigest(),
+                config_hash=hashlib.sha256(sorted_config).hexdigest(),
                 metrics=request.metrics,
             )
             self._checkpoints.commit(request.step, facts)
             self._checkpoints.keep(
                 Retention(
-                    last=kept.last,
-                    every=kept.keep_every,
-                    best=kept.best or "",
-                    best_is=kept.best_is,
+                    last=settings.last,
+                    every=settings.keep_every,
+                    best=settings.best or "",
+                    best_is=settings.best_is,
                 )
             )
         except (CheckpointError, OSError) as error:
             self._checkpoints.abandon(request.step)
-            self._told(str(error))
+            self._note(str(error))
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run goes on from."""
+    """What a run goes on from.
+
+    step: the step after which the checkpoint was saved.
+    path: the checkpoint's directory.
+    state: what the controllers saved.
+    notes: one line for each newer checkpoint that was refused.
+    carried: headers of the records that the step carried over, in the store of this run.
+    """
 
     step: int
     path: str
@@ -146,8 +171,9 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest(directory: Path, step: int | None = None) -> Resumed:
-    """The state in the newest whole checkpoint of a run, or in that of a step. Raises
-    CheckpointError without one.
+    """The state in the newest whole checkpoint of a run, or in that of ``step``.
+
+    Raises CheckpointError when there is none.
     """
     opened: Opened = Checkpoints(directory).open(step)
     state = msgspec.json.decode((opened.path / STATE).read_bytes(), type=dict[str, Any])

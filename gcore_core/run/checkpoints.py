@@ -1,4 +1,4 @@
-"""The checkpoints of a run: begun, committed all or not at all, found again, thrown away in time.
+"""Begins, commits, finds and removes the checkpoints of a run; one is committed whole or not at all.
 
     checkpoints = Checkpoints(run_dir)
     directory = checkpoints.begin(120)          # step-000120.partial; whoever has a part writes it there
@@ -6,7 +6,7 @@
     opened = checkpoints.open()                 # the newest that is whole
 
 A crash at any moment leaves the checkpoints before as they were. What a checkpoint holds:
-``checkpoints_manifest``.
+``gcore_core.run.manifest``.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,8 +45,11 @@ _THREADS = 4  # one waits for the disk while others hash
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What a manifest tells besides step and parts. lock: distribution -> version; metrics: of the
-    step, by which ``Retention`` finds the best; those that are not finite are left out.
+    """What a manifest holds besides the step and the parts.
+
+    lock: distribution -> version.
+    config_hash: of the resolved configuration.
+    metrics: those of the step, by which ``Retention`` finds the best; only finite ones are saved.
     """
 
     run: str
@@ -57,8 +60,9 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A checkpoint that verified. notes: one line for each newer one that did not, with a file and
-    the reason.
+    """A checkpoint that was verified.
+
+    notes: one line for each newer one that failed, with a file and the reason.
     """
 
     path: Path
@@ -68,44 +72,48 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints stay: the ``last`` newest, every ``every``-th step (0: none), the best by a
-    metric ("": none); of equally good ones the newest.
+    """Which checkpoints stay.
+
+    last: how many of the newest.
+    every: each whose step is a multiple of this; 0: none.
+    best: the one with the best value of this metric, the newest of equals; "": none.
+    best_is: "higher" or "lower".
     """
 
     last: int = 3
     every: int = 0
     best: str = ""
-    best_is: str = "higher"  # or "lower"
+    best_is: str = "higher"
 
     def kept(self, metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
-        """The steps that stay, of those that have ``metrics``; never empty unless there are
-        none.
-        """
+        """The steps that stay; ``metrics`` has every step there is. At least the newest stays."""
         steps = sorted(metrics)
-        found = set(steps[-max(1, self.last) :])
+        kept = set(steps[-max(1, self.last) :])
         if self.every > 0:
-            found |= {step for step in steps if step % self.every == 0}
+            kept |= {step for step in steps if step % self.every == 0}
         sign = 1 if self.best_is == "higher" else -1
         measured = [
             (sign * metrics[step][self.best], step) for step in steps if self.best in metrics[step]
         ]
         if measured:
-            found.add(max(measured)[1])
-        return found
+            _, best_step = max(measured)
+            kept.add(best_step)
+        return kept
 
 
 class Checkpoints:
-    """Those in ``run_dir/checkpoints``. One process writes there."""
+    """The checkpoints in ``run_dir/checkpoints``. Only one process may write there."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir, self.directory = run_dir, run_dir / CHECKPOINTS
-        self._begun: set[int] = set()
-        self._whole: set[int] = set()  # hashed by this object, when they were committed or opened
+        self._run_dir = run_dir
+        self.directory = run_dir / CHECKPOINTS
+        self._begun: set[int] = set()  # steps whose checkpoint is being written
+        self._whole: set[int] = set()  # steps whose checkpoint this object has hashed
 
     # -- writing -----------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Path:
-        """A new empty directory for the parts of a step; removes those of saves that never ended.
+        """Makes an empty directory for a step's parts; removes those of saves that never ended.
 
         Raises CheckpointError when it cannot be made, or when the disk has less room than the
         newest checkpoint takes.
@@ -125,13 +133,13 @@ class Checkpoints:
         return path
 
     def commit(self, step: int, facts: CheckpointFacts) -> Path:
-        """Makes the parts of ``begin`` a checkpoint: when this returns it is on the disk. Hashes
-        every part.
+        """Hashes every part and makes them a checkpoint, which is on the disk when this returns.
 
-        Raises CheckpointError when it cannot, as on a full disk; then the parts are gone and
+        Raises CheckpointError when it cannot, as on a full disk; then the parts are removed and
         nothing else is.
         """
-        partial, target = self._partial(step), self.directory / name_of(step)
+        partial = self._partial(step)
+        target = self.directory / name_of(step)
         try:
             parts = _settle(partial)
             manifest = Manifest(
@@ -149,9 +157,9 @@ class Checkpoints:
             )
             write_durably(partial / MANIFEST, seal(manifest, self._key()))
             sync(partial)
-            before = (
-                self._set_aside(step) if target.exists() else None
-            )  # the run went back behind it
+            replaced = None
+            if target.exists():  # the run was resumed from an earlier step and came here again
+                replaced = self._set_aside(step)
             partial.rename(target)
             sync(self.directory)
         except OSError as error:
@@ -159,41 +167,45 @@ class Checkpoints:
             raise self._refusal(error, target) from error
         self._begun.discard(step)
         self._whole.add(step)
-        if before is not None:
-            shutil.rmtree(before, ignore_errors=True)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
         return target
 
     def abandon(self, step: int) -> None:
-        """Removes what ``begin`` of that step began."""
+        """Removes the directory that ``begin`` made for that step."""
         shutil.rmtree(self._partial(step), ignore_errors=True)
         self._begun.discard(step)
 
     def keep(self, rule: Retention) -> list[int]:
-        """Removes the checkpoints that the rule does not keep and returns their steps; damaged ones
-        are left alone.
+        """Removes the checkpoints that the rule does not keep and returns their steps.
 
-        Of those that stay one has been hashed by this process. If none has been, the newest that
-        proves to be whole stays too, and without one nothing is removed.
+        Damaged ones are left alone. At least one of those that stay has been hashed by this
+        process. If none has been, the newest that proves to be whole stays too; if no checkpoint is
+        whole, nothing is removed.
         """
-        found = {
-            step: inspect(self.directory / name_of(step), hashes=False) for step in self.steps()
-        }
-        metrics = {
-            step: told.metrics for step, (told, problems) in found.items() if told and not problems
-        }
+        metrics = {}
+        for step in self.steps():
+            manifest, problems = inspect(self.directory / name_of(step), hashes=False)
+            if manifest is not None and not problems:
+                metrics[step] = manifest.metrics
         kept = rule.kept(metrics)
         doomed = sorted(metrics.keys() - kept)
         if doomed and not kept & self._whole:
-            whole = next(
-                (step for step in sorted(metrics, reverse=True) if not self.verify(step)), None
-            )
-            doomed = [step for step in doomed if whole not in (step, None)]
+            whole = self._newest_whole(sorted(metrics))
+            doomed = [step for step in doomed if step != whole] if whole is not None else []
         for step in doomed:
             shutil.rmtree(self._set_aside(step), ignore_errors=True)
         return doomed
 
+    def _newest_whole(self, steps: Sequence[int]) -> int | None:
+        """The last of these steps whose checkpoint is whole; reads all of each that it tries."""
+        for step in reversed(steps):
+            if not self.verify(step):
+                return step
+        return None
+
     def _set_aside(self, step: int) -> Path:
-        """What is half removed must not look like a checkpoint."""
+        """Renames a checkpoint before its removal: half removed, it must not look like one."""
         aside = self.directory / f"{name_of(step)}.removed{_PARTIAL}"
         shutil.rmtree(aside, ignore_errors=True)
         (self.directory / name_of(step)).rename(aside)
@@ -203,22 +215,27 @@ class Checkpoints:
     # -- reading -----------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Steps that have a committed checkpoint, whole or not, in order."""
+        """The steps that have a committed checkpoint, whole or not, in order."""
         names = os.listdir(self.directory) if self.directory.is_dir() else []
         return sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
 
     def verify(self, step: int) -> list[str]:
         """Every problem of a checkpoint; none when it is whole. Reads all of it."""
-        problems = inspect(self.directory / name_of(step))[1]
-        (self._whole.discard if problems else self._whole.add)(step)
+        _, problems = inspect(self.directory / name_of(step))
+        if problems:
+            self._whole.discard(step)
+        else:
+            self._whole.add(step)
         return problems
 
     def open(self, step: int | None = None) -> Opened:
-        """The checkpoint of ``step``, or the newest one that is whole. Raises CheckpointError when
-        there is none.
+        """The checkpoint of ``step``, or the newest one that is whole.
+
+        Raises CheckpointError when there is none.
         """
         notes: list[str] = []
-        for candidate in reversed(self.steps()) if step is None else [step]:
+        candidates = [step] if step is not None else list(reversed(self.steps()))
+        for candidate in candidates:
             path = self.directory / name_of(candidate)
             manifest, problems = inspect(path)
             if manifest is not None and not problems:
@@ -226,10 +243,12 @@ class Checkpoints:
                 return Opened(path=path, manifest=manifest, notes=tuple(notes))
             more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
             notes.append(f"{path.name} is refused: {problems[0]}{more}")
+        if step is None:
+            problem = "there is no checkpoint that is whole."
+        else:
+            problem = f"the checkpoint of step {step} is not whole."
         raise CheckpointError(
-            "there is no checkpoint that is whole."
-            if step is None
-            else f"the checkpoint of step {step} is not whole.",
+            problem,
             where=str(self.directory),
             why="\n".join(notes[:3]),
             todo=f"every problem: g-core checkpoint verify {self._run_dir}",
@@ -251,36 +270,42 @@ class Checkpoints:
             raise OSError(errno.EINVAL, str(error)) from error
 
     def _check_room(self) -> None:
-        for step in self.steps()[-1:]:
-            newest, _ = inspect(self.directory / name_of(step), hashes=False)
-            if newest is not None and newest.nbytes > shutil.disk_usage(self.directory).free:
-                raise OSError(
-                    errno.ENOSPC, f"the one before has {newest.nbytes} bytes, and fewer are free"
-                )
+        """Raises OSError when the disk has less room than the newest checkpoint takes."""
+        steps = self.steps()
+        if not steps:
+            return
+        newest, _ = inspect(self.directory / name_of(steps[-1]), hashes=False)
+        if newest is not None and newest.nbytes > shutil.disk_usage(self.directory).free:
+            raise OSError(
+                errno.ENOSPC, f"the one before has {newest.nbytes} bytes, and fewer are free"
+            )
 
     def _refusal(self, error: OSError, path: Path) -> CheckpointError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         steps = self.steps()
-        before = (
-            f"the newest one that is there: {name_of(steps[-1])}"
-            if steps
-            else "there is none before it"
-        )
+        if steps:
+            newest = f"the newest one that is there: {name_of(steps[-1])}"
+        else:
+            newest = "there is none before it"
         name = path.name.removesuffix(_PARTIAL)
+        if full:
+            problem = f"no space is left for {name}."
+            todo = f"free some space, or keep fewer checkpoints; {newest}"
+        else:
+            problem = f"{name} could not be written."
+            todo = f"see to that directory; {newest}"
+        file = f" ({error.filename})" if error.filename else ""
         return CheckpointError(
-            f"no space is left for {name}." if full else f"{name} could not be written.",
+            problem,
             where=str(self.directory),
-            why=(
-                "the system says: "
-                f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
-            ),
-            todo=f"{'free some space, or keep fewer checkpoints' if full else 'see to that directory'}; {before}",  # noqa: E501
+            why=f"the system says: {error.strerror}{file}",
+            todo=todo,
             full_disk=full,
         )
 
 
 def _settle(partial: Path) -> dict[str, Part]:
-    """Until every part and every directory is on the disk; sizes and hashes by name."""
+    """Returns each part's size and hash by name, once all parts and folders are on the disk."""
     files = {name: Path(entry.path) for name, entry in files_below(partial)}
     if not files or any(file.is_symlink() or not file.is_file() for file in files.values()):
         raise OSError(
@@ -295,6 +320,6 @@ def _settle(partial: Path) -> dict[str, Part]:
     with ThreadPoolExecutor(_THREADS) as threads:
         synced = [threads.submit(sync, path) for path in [*files.values(), *folders]]
         parts = dict(zip(files, threads.map(part_of, files.values()), strict=True))
-        for done in synced:
-            done.result()
+        for future in synced:
+            future.result()  # raises when it failed
     return parts

@@ -1,5 +1,6 @@
-"""What a checkpoint is: part files, and a manifest that names each with its size and hash, under a
-MAC.
+"""Says what a checkpoint is: part files, and a manifest that names each with its size and hash.
+
+The manifest carries a message authentication code (MAC), keyed by a key of the run.
 
     RUN/checkpoint.key             32 random bytes that only the owner may read; they go where the run goes
     RUN/checkpoints/step-000123/
@@ -7,8 +8,8 @@ MAC.
         <role>/...                 what a trainer saved; other parts beside it
 
 Parts of a library may hold pickles (DCP's .metadata, Megatron-Core's common.pt), so they are opened
-only after ``inspect`` has found no problem. Hence SHA-256: a MAC over hashes that can be forged
-would prove nothing.
+only after ``inspect`` has reported no problem. That is why the hash is SHA-256: a MAC over hashes
+that can be forged would prove nothing.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -34,16 +35,20 @@ _MOST_BYTES = 1 << 26  # of a manifest: some 400,000 parts
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A file; ``sha256`` in hexadecimal."""
+    """One file of a checkpoint; ``sha256`` is in hexadecimal."""
 
     nbytes: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """lock: distribution -> version. config_hash: of the resolved configuration. metrics: of that
-    step; finite ones.
-    parts: path relative to the checkpoint, with "/" -> file. mac: keyed BLAKE2b of all the rest.
+    """The content of ``manifest.json``.
+
+    lock: distribution -> version.
+    config_hash: of the resolved configuration.
+    metrics: those of the step that are finite.
+    parts: path relative to the checkpoint, with "/" -> file.
+    mac: keyed BLAKE2b of all the other fields.
     """
 
     format: int = FORMAT
@@ -70,15 +75,16 @@ def name_of(step: int) -> str:
 
 
 def seal(manifest: Manifest, key: bytes) -> bytes:
-    """The content of ``manifest.json``."""
+    """The bytes of ``manifest.json``, with the MAC that this key gives."""
     plain = msgspec.structs.replace(manifest, mac="")
-    mac = hashlib.blake2b(_words(plain), key=key, digest_size=_KEY_BYTES).hexdigest()
-    return _words(msgspec.structs.replace(manifest, mac=mac))
+    mac = hashlib.blake2b(_encode(plain), key=key, digest_size=_KEY_BYTES).hexdigest()
+    return _encode(msgspec.structs.replace(manifest, mac=mac))
 
 
 def unseal(raw: bytes, key: bytes) -> Manifest:
-    """Raises ValueError, which says why, unless these are the bytes that ``seal`` gave with this
-    key.
+    """The manifest in these bytes.
+
+    Raises ValueError, which says why, unless ``seal`` gave exactly these bytes with this key.
     """
     manifest = msgspec.json.decode(raw, type=Manifest)
     if manifest.format != FORMAT:
@@ -92,12 +98,13 @@ def unseal(raw: bytes, key: bytes) -> Manifest:
     return manifest
 
 
-def _words(manifest: Manifest) -> bytes:
+def _encode(manifest: Manifest) -> bytes:
+    """Always the same bytes for the same content: keys are sorted."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
 
 
 def read_key(run_dir: Path) -> bytes:
-    """Raises ValueError when the key is not there or not whole."""
+    """The run's key. Raises ValueError when it is not there or not whole."""
     try:
         key = (run_dir / KEY).read_bytes()
     except OSError as error:
@@ -108,14 +115,15 @@ def read_key(run_dir: Path) -> bytes:
 
 
 def ensure_key(run_dir: Path) -> bytes:
-    """The run's key, made now if there is none; of processes that make it at once the first one
-    wins.
+    """The run's key, made now if there is none.
+
+    Where several processes make it at the same time, the first one's key counts.
     """
     if not (run_dir / KEY).exists():
         fresh = run_dir / f".{KEY}.{secrets.token_hex(4)}"
         try:
             write_durably(fresh, secrets.token_bytes(_KEY_BYTES), mode=0o600)
-            os.link(fresh, run_dir / KEY)
+            os.link(fresh, run_dir / KEY)  # fails where another process was first
         except FileExistsError:
             pass
         finally:
@@ -128,6 +136,7 @@ def ensure_key(run_dir: Path) -> bytes:
 
 
 def write_durably(file: Path, content: bytes, mode: int = 0o644) -> None:
+    """Writes a new file, which is on the disk when this returns."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
@@ -136,7 +145,7 @@ def write_durably(file: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def sync(path: Path) -> None:
-    """Until a file's content, or a directory's list of names, is on the disk."""
+    """Waits until a file's content, or a directory's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,7 +160,7 @@ def part_of(file: Path) -> Part:
 
 
 def files_below(directory: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """(path relative to the directory, entry) of all that is no directory; follows no link."""
+    """(path relative to the directory, entry) of everything but directories; follows no link."""
     queue = [(directory, "")]
     while queue:
         folder, prefix = queue.pop()
@@ -167,8 +176,10 @@ def files_below(directory: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, list[str]]:
-    """The manifest, if it can be trusted, and every problem; each names a file and says why. Opens
-    no part to read it but to hash it. Without ``hashes`` looks at names and sizes only.
+    """The manifest, if it can be trusted, and every problem of the checkpoint.
+
+    A problem names a file and says why. A part is opened only to hash it.
+    hashes: False to look at names and sizes only.
     """
     checkpoint = checkpoint.resolve()
     try:
@@ -184,19 +195,20 @@ def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, 
 
 
 def _limited(file: Path) -> bytes:
+    """The bytes of a file that is no link. Raises ValueError for one larger than a manifest is."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
         size = os.fstat(descriptor).st_size
         if size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-        return stream.read(size)  # memory for as many is taken beforehand
+        return stream.read(size)  # allocates that many bytes first, hence the limit
 
 
 def _problems(checkpoint: Path, manifest: Manifest, hashes: bool) -> Iterator[str]:
-    found = dict(files_below(checkpoint))
-    found.pop(MANIFEST, None)
+    entries = dict(files_below(checkpoint))
+    entries.pop(MANIFEST, None)
     for name, part in manifest.parts.items():
-        entry = found.pop(name, None)
+        entry = entries.pop(name, None)
         if not _is_inside(name):
             yield f"{name!r}: a part must lie in the checkpoint"
         elif entry is None:
@@ -207,7 +219,8 @@ def _problems(checkpoint: Path, manifest: Manifest, hashes: bool) -> Iterator[st
             yield f"{name}: it has {entry.stat().st_size} bytes, {part.nbytes} were saved"
         elif hashes and part_of(Path(entry.path)) != part:
             yield f"{name}: its bytes are not those that were saved"
-    yield from (f"{name!r}: it is not part of this checkpoint" for name in sorted(found))
+    for name in sorted(entries):
+        yield f"{name!r}: it is not part of this checkpoint"
 
 
 def _is_inside(name: str) -> bool:
