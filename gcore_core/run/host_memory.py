@@ -1,6 +1,7 @@
-"""Whether the weights of generators that take turns on their devices fit the memory of the host,
-where those that sleep
-keep them: so that a change of roles costs a copy.
+"""Checks that the memory of the host holds the weights that sleeping generators keep there.
+
+Generators that take turns on their devices keep their weights in the host's memory while they
+sleep, so that waking one costs a copy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import keeps_weights
 from gcore_core.contract.errors import PlacementError
-from gcore_core.run.placed import Placed
+from gcore_core.run.initial_placement import Placed
 
 GIB = 2**30
 
@@ -24,36 +25,48 @@ def host_memory(
 ) -> str:
     """One sentence on what stays in host memory; empty where nobody sleeps or nothing is kept.
 
-    host_bytes: of a node; 0: what this machine has. A model's bytes are those of its files in
-    safetensors. Raises PlacementError when a node would have to keep more than it has.
+    models: role -> its ``model:`` mapping; a model's bytes are those of its safetensors files.
+    host_bytes: the memory of a node; 0: as much as this machine has.
+    Raises PlacementError when a node would have to keep more than it has.
     """
     host_bytes = host_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    node_of = {device.index: device.node for device in placed.window.devices}
-    kept: dict[str, Counter[str]] = {}
-    for role, workers in placed.workers.items():
-        sleeps = role in (placed.sleeps if placed.moves else placed.resting)
-        if sleeps and keeps_weights(plan.objects[f"roles.{role}"]):
-            path = models[role].get("path")
-            nbytes = (
-                sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) if path else 0
-            )
-            for devices in workers:
-                kept.setdefault(node_of[devices[0]], Counter())[role] += nbytes
+    kept = _kept_bytes(plan, placed, models)
     if not any(by_role.total() for by_role in kept.values()):
         return ""
-    node, by_role = max(kept.items(), key=lambda item: item[1].total())
-    told = f"{by_role.total() / GIB:.2f} of {host_bytes / GIB:.2f} GiB of the memory of {node}"
+    node, by_role = max(kept.items(), key=lambda item: item[1].total())  # the fullest node
+    amount = f"{by_role.total() / GIB:.2f} of {host_bytes / GIB:.2f} GiB of the memory of {node}"
     if by_role.total() > host_bytes:
+        shares = [f"{role}: {nbytes / GIB:.2f} GiB" for role, nbytes in by_role.most_common()]
         raise PlacementError(
-            f"generators that sleep would keep {told}",
+            f"generators that sleep would keep {amount}",
             where="roles",
-            why=", ".join(
-                f"{role}: {nbytes / GIB:.2f} GiB" for role, nbytes in by_role.most_common()
-            ),
+            why=", ".join(shares),
             todo=(
                 "take fewer slots or smaller models, or config.sleep: discard where a backend "
                 "has it"
             ),
             role=by_role.most_common(1)[0][0],
         )
-    return f"generators that sleep keep {told}"
+    return f"generators that sleep keep {amount}"
+
+
+def _kept_bytes(
+    plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Counter[str]]:
+    """Node -> the bytes that sleeping generators keep in its memory, by role."""
+    node_of = {device.index: device.node for device in placed.window.devices}
+    sleepers = placed.sleeps if placed.moves else placed.resting
+    kept: dict[str, Counter[str]] = {}
+    for role, workers in placed.workers.items():
+        if role not in sleepers or not keeps_weights(plan.objects[f"roles.{role}"]):
+            continue
+        nbytes = _weights_bytes(models[role].get("path"))
+        for devices in workers:
+            kept.setdefault(node_of[devices[0]], Counter())[role] += nbytes
+    return kept
+
+
+def _weights_bytes(path: str | None) -> int:
+    if not path:
+        return 0
+    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))

@@ -1,21 +1,63 @@
-"""Which workers a configuration makes on which devices, as its placement policy says."""
+"""Places a run's workers on this machine's devices, as the placement policy of the job says.
+
+The policy is asked here for the first time, before any process starts. Where devices may move
+between generators, the lead asks it again before each step (``gcore_core.controllers.placement``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.factories import build
-from gcore_core.contract.placement import Need, Partition, PlacementPolicy, Window
-from gcore_core.run.devices import find_devices
-from gcore_core.run.placed import Placed
+from gcore_core.contract.placement import Device, Need, Partition, PlacementPolicy, Window
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
+from gcore_core.runtime.worker_settings import PlacementFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Which workers of a role have which devices, and what the lead needs to ask the policy again.
+
+    workers: role -> device indexes of each of its workers.
+    window: what the policy was shown.
+    moves: devices may change between generators, so the policy is asked before every step.
+    sleeps: roles whose backend can sleep.
+    resting: of ``sleeps``, the generators that sleep while the trainer works.
+    provider: the policy's provider, as in ``placement.use``.
+    """
+
+    workers: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    window: Window = field(default_factory=lambda: Window(devices=(), slots={}))
+    moves: bool = False
+    sleeps: Sequence[str] = ()
+    resting: Sequence[str] = ()
+    provider: str = ""
+
+    def facts(self, needed: int, directory: str) -> PlacementFacts | None:
+        """What the controllers need to ask the policy again; None where nothing moves."""
+        if not self.moves:
+            return None
+        generators = [role for role, need in self.window.needs.items() if need.kind == "generator"]
+        return PlacementFacts(
+            devices=list(self.window.devices),
+            slots=dict(self.window.slots),
+            needs=dict(self.window.needs),
+            engines={role: self.workers[role] for role in generators},
+            sleeps=list(self.sleeps),
+            needed=needed,
+            directory=directory,
+            provider=self.provider,
+        )
 
 
 def place(plan: Plan) -> Placed:
-    """Asks the policy. Raises PlacementError naming the role that does not fit."""
+    """Asks the policy where workers go. Raises PlacementError naming the role that does not fit."""
     roles = plan.settings.roles
     needs = {
         role: Need(
@@ -33,7 +75,8 @@ def place(plan: Plan) -> Placed:
     decision = ask_policy(policy, provider, None, window)
     workers = _workers(decision.engines or decision.partition, needs)
     sleeps = [role for role in roles if "sleep" in plan.provided[f"roles.{role}"].spec.capabilities]
-    if unable := unable_to_sleep(decision, window, sleeps):
+    unable = unable_to_sleep(decision, window, sleeps)
+    if unable:
         raise PlacementError(
             "its backend cannot sleep.",
             where=f"roles.{unable}.use",
@@ -58,11 +101,15 @@ def place(plan: Plan) -> Placed:
 def _resting(
     wanted: str, workers: Mapping[str, list[list[int]]], window: Window, sleeps: list[str]
 ) -> list[str]:
-    """Generators that sleep while the trainer works. By themselves those that share an accelerator
-    with it, whose memory is scarce. Raises PlacementError for one that is to and cannot.
+    """The generators that sleep while the trainer works.
+
+    wanted: "never"; "always": all of them; else those that share an accelerator with the trainer,
+        since its memory is scarce.
+    Raises PlacementError when one has to sleep and its backend cannot.
     """
     generators = [role for role, need in window.needs.items() if need.kind == "generator"]
-    if wanted == "always" and (unable := [role for role in generators if role not in sleeps]):
+    unable = [role for role in generators if role not in sleeps]
+    if wanted == "always" and unable:
         raise PlacementError(
             "its backend cannot sleep.",
             where=f"roles.{unable[0]}.use",
@@ -72,22 +119,55 @@ def _resting(
             ),
             role=unable[0],
         )
-    on = {role: {index for own in workers.get(role, ()) for index in own} for role in window.needs}
-    trained = set().union(
-        *(on[role] for role, need in window.needs.items() if need.kind == "trainer")
-    )
-    scarce = {device.index for device in window.devices if device.kind != "cpu"} & trained
-    able = [role for role in generators if role in sleeps and wanted != "never"]
-    return [role for role in able if wanted == "always" or on[role] & scarce]
+    if wanted == "never":
+        return []
+    able = [role for role in generators if role in sleeps]
+    if wanted == "always":
+        return able
+    accelerators = {device.index for device in window.devices if device.kind != "cpu"}
+    of_trainers: set[int] = set()
+    for role, need in window.needs.items():
+        if need.kind == "trainer":
+            of_trainers |= _devices_of(role, workers)
+    scarce = accelerators & of_trainers
+    return [role for role in able if _devices_of(role, workers) & scarce]
+
+
+def _devices_of(role: str, workers: Mapping[str, list[list[int]]]) -> set[int]:
+    return {index for devices in workers.get(role, ()) for index in devices}
 
 
 def _workers(partition: Partition, needs: Mapping[str, Need]) -> dict[str, list[list[int]]]:
-    """One process for each replica of a generator, whose engine spreads over its devices; else one
-    for each device.
+    """Role -> the device indexes of each of its processes.
+
+    A generator has one process for each replica, whose engine spreads over its devices. Any other
+    role has one process for each device.
     """
-    found = {}
+    workers: dict[str, list[list[int]]] = {}
     for role, cells in partition.cells.items():
         size = needs[role].size if needs[role].kind == "generator" else 1
-        own = [[device.index for device in cell.devices] for cell in cells]
-        found[role] = [cell[i : i + size] for cell in own for i in range(0, len(cell), size)]
-    return found
+        workers[role] = []
+        for cell in cells:
+            indexes = [device.index for device in cell.devices]
+            workers[role] += [indexes[i : i + size] for i in range(0, len(indexes), size)]
+    return workers
+
+
+def find_devices(wanted: str | int) -> tuple[Device, ...]:
+    """The devices of this machine: its GPUs where the driver shows some, else its cores.
+
+    wanted: how many there are to be; "auto": as many as are found.
+    """
+    gpus = _gpu_count()
+    kind = "cuda" if gpus else "cpu"
+    present = gpus or len(os.sched_getaffinity(0))
+    count = present if str(wanted) == "auto" else int(wanted)
+    return tuple(Device(index=index, kind=kind) for index in range(count))
+
+
+def _gpu_count() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([word for word in visible.split(",") if word.strip() not in ("", "-1")])
+    driver = Path("/proc/driver/nvidia/gpus")
+    return len(list(driver.iterdir())) if driver.is_dir() else 0

@@ -25,7 +25,7 @@ from gcore_core.contract.launching import Site
 from gcore_core.contract.providers import RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.run.checkpoint_service import TRAINER, Resumed
-from gcore_core.run.placed import Placed
+from gcore_core.run.initial_placement import Placed
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.launchers import AGENT

@@ -1,7 +1,8 @@
-"""What can be known of a job's parts before a process starts, beyond its values.
+"""Checks a job before its processes start, beyond the values of its configuration.
 
-``g-core check`` and ``g-core run`` both call ``check_parts``, so that the first knows what the
-second would refuse.
+check_parts: whether its parts can be made. ``g-core check`` and ``g-core run`` both call it, so
+    that the first knows what the second would refuse.
+check_same: whether a resumed run is still the same run.
 """
 
 from __future__ import annotations
@@ -12,17 +13,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gcore_core.config.plan import Plan
+from gcore_core.config.yaml_source import flat
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
 from gcore_core.contract.factories import build
+from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.make_model import check_make
 
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
 LIGHT_PARTS = ("advantage", "filter", "balance")
+#: What a resumed run must not change: it would be another run.
+_FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
 
 
 def check_parts(plan: Plan) -> None:
-    """Raises what starting the job would raise.
+    """Makes the light parts and looks for the others; raises what starting the job would raise.
 
     ConfigError: an advantage of groups without records, a ``model.make`` that is not there.
     ContractError: a factory that fails or does not take its config, with its file and line.
@@ -38,6 +45,7 @@ def check_parts(plan: Plan) -> None:
 
 
 def _check_light(plan: Plan, path: str) -> None:
+    """Makes one of the light parts, as a controller will."""
     item = plan.provided[path]
     try:
         part = build(plan.factory(path))
@@ -62,17 +70,17 @@ def _check_light(plan: Plan, path: str) -> None:
 
 
 def _check_module(plan: Plan, path: str) -> None:
-    """Looks for the module of a backend's factory, which only a worker imports."""
+    """Looks for the module of a backend's factory without importing it: only a worker does."""
     item = plan.provided[path]
     module = item.spec.factory.rpartition(":")[0]
     try:
-        found = Path(module).is_file() if module.endswith(".py") else _is_there(module)
+        is_there = Path(module).is_file() if module.endswith(".py") else _is_there(module)
     except ImportError as error:
         raise PluginBroken(
             f"{item.reference} ({item.owner}): {module} does not import: {error}",
             where=f"{path}.use",
         ) from error
-    if not found:
+    if not is_there:
         raise PluginBroken(
             f"{item.reference} ({item.owner}): its factory is {item.spec.factory!r}, and there is "
             f"no module {module}.",
@@ -98,3 +106,34 @@ def _check_model(role: str, model: Mapping[str, Any]) -> None:
     except ConfigError as error:
         error.where = f"roles.{role}.{error.where}"
         raise
+
+
+def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
+    """Raises ConfigError, saying what differs, where the run would go on as another one.
+
+    rows: how many the dataset of the job has now.
+    """
+    saved = msgspec.json.decode((Path(resumed.path) / CONFIG).read_bytes(), type=dict[str, Any])
+    saved_values = _fixed(saved)
+    values = _fixed(plan.config)
+    differences = [
+        f"{key}: {saved_values.get(key)!r} was saved, {values.get(key)!r} is asked for"
+        for key in sorted({*saved_values, *values})
+        if saved_values.get(key) != values.get(key)
+    ]
+    saved_rows = resumed.state.get("ledger", {}).get("rows", rows)
+    if saved_rows != rows:
+        differences.append(f"data: it had {saved_rows} rows, it has {rows}")
+    if differences:
+        raise ConfigError(
+            "the run cannot go on with another configuration.",
+            where=resumed.path,
+            why="\n".join(differences[:3]),
+            todo="leave these as they were, or begin a new run from the exported weights",
+            differences=differences,
+        )
+
+
+def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key -> value of the settings that must not change."""
+    return {key: value for key, value in flat(config).items() if key.startswith(_FIXED)}

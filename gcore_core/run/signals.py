@@ -1,6 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks the run to save its state and end, the second ends it at
-once.
-"""
+"""Handles SIGTERM and Ctrl-C: the first has a run save its state and end, a second ends it."""
 
 from __future__ import annotations
 
@@ -15,45 +13,53 @@ from typing import Any
 #: Seconds in which a state may be saved. SIGTERM mostly comes from a scheduler, which often kills
 #: after thirty.
 SAVE_WITHIN_S = {signal.SIGTERM: 20.0, signal.SIGINT: 6.0}
-END_WITHIN_S = (
-    4.0  # after these: a thread that hangs then, as one that waits for a disk, is left where it is
-)
+#: Seconds after these until the process exits, even if a thread of it hangs, as one may that waits
+#: for a disk.
+END_WITHIN_S = 4.0
+#: From this signal on, nothing is asked any more: the process gets a KeyboardInterrupt.
+_AT_ONCE = 3
 
 
 class Signals:
-    """code: the exit code of who was told to end, 143 or 130; 0 of who was not."""
+    """Receives the signals of one process.
+
+    code: the exit code after a signal: 143 for SIGTERM, 130 for Ctrl-C; 0 while there was none.
+    """
 
     def __init__(self) -> None:
         self.code = 0
-        self._told = 0
+        self._received = 0
         self._asks: Callable[[signal.Signals], object] | None = None
         self._end: threading.Timer | None = None
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Signals are handled here, but for those that are ignored, as in the background of a
-        script. One that comes while nothing is asked by them raises KeyboardInterrupt.
+        """Within, signals come here. Outside of ``ask``, each raises KeyboardInterrupt.
+
+        A signal that the process ignores stays ignored, as Ctrl-C is in the background of a script.
         """
-        heard = [number for number in SAVE_WITHIN_S if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, self._tell) for number in heard}
+        numbers = [number for number in SAVE_WITHIN_S if signal.getsignal(number) != signal.SIG_IGN]
+        handlers_before = {number: signal.signal(number, self._receive) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers_before.items():
                 signal.signal(number, handler)
             if self._end is not None:
                 self._end.cancel()
 
     @contextlib.contextmanager
     def ask(self, stop: Callable[[float], bool]) -> Iterator[None]:
-        """Within, the first signal calls ``stop`` with the seconds that are left to save. The next
-        one, or the first when that gives False, cancels the task that is running now. The process
-        ends in time, whatever hangs.
-        """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        """Within, the first signal calls ``stop`` with the seconds that are left to save.
 
-        def asked(number: signal.Signals) -> None:
-            if self._end is None:
+        The second one cancels the task that entered here, and so does the first one when ``stop``
+        returns False. The process exits in time even if something hangs.
+        """
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+
+        def act(number: signal.Signals) -> None:
+            if self._end is None:  # the first signal
                 self._end = threading.Timer(
                     SAVE_WITHIN_S[number] + END_WITHIN_S, os._exit, [self.code]
                 )
@@ -64,14 +70,16 @@ class Signals:
             if task is not None:
                 task.cancel()
 
-        self._asks = lambda number: loop.call_soon_threadsafe(asked, number)
+        self._asks = lambda number: loop.call_soon_threadsafe(act, number)
         try:
             yield
         finally:
             self._asks = None
 
-    def _tell(self, number: int, frame: Any) -> None:
-        self._told, self.code = self._told + 1, 128 + number
-        if self._asks is None or self._told > 2:
+    def _receive(self, number: int, frame: Any) -> None:
+        """The handler of the signals; ``ask`` decides on the event loop what to do."""
+        self._received += 1
+        self.code = 128 + number
+        if self._asks is None or self._received >= _AT_ONCE:
             raise KeyboardInterrupt
         self._asks(signal.Signals(number))

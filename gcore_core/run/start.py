@@ -1,5 +1,6 @@
-"""What ``g-core run`` and ``g-core resume`` do: prepare a job, supervise it, begin again when a
-process was lost.
+"""Prepares a job, supervises it, and begins again from a checkpoint when a process was lost.
+
+This is what ``g-core run`` and ``g-core resume`` do.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import place
 from gcore_core.run.jobs import Job
 from gcore_core.run.make_model import make_model
-from gcore_core.run.preflight import check_parts
-from gcore_core.run.resume_checks import check_same
+from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor
 
@@ -41,8 +41,12 @@ log = logging.getLogger(__name__)
 def prepare(
     file: Path, overrides: Sequence[str], display_of: Any, resume: Path | None = None
 ) -> tuple[Job, Display]:
-    """Everything before the first process: configuration, run directory, data, models, placement.
-    ``resume``: the directory of the run that goes on.
+    """Does everything that comes before the first process.
+
+    It resolves the configuration, counts the data, places the workers, makes the run's directory
+    and the models, in an order in which what is quick to refuse is refused first.
+    display_of: makes the display, given the number of steps.
+    resume: the directory of the run that goes on.
     """
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
@@ -65,14 +69,17 @@ def prepare(
     for role, node in plan.settings.roles.items():
         if node.follows and not models[role]:
             models[role] = models[node.follows]
-    if kept := host_memory(plan, placed, models):
-        display.note(kept)
-    return Job(
+    kept_weights = host_memory(plan, placed, models)
+    if kept_weights:
+        display.note(kept_weights)
+    job = Job(
         plan=plan, directory=directory, models=models, rows=rows, placed=placed, resumed=resumed
-    ), display
+    )
+    return job, display
 
 
 def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:
+    """The model's settings; one that the job makes (``model.make``) is made and gets a ``path``."""
     if "make" not in model:
         return model
     cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
@@ -83,23 +90,26 @@ def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]
 
 
 def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
-    """``g-core run`` and ``resume``: 0 when the run ended well. Errors are raised; Ctrl-C gives
-    130, SIGTERM 143.
+    """Runs a job to its end and returns the exit code.
+
+    0 when the run ended well, 130 after Ctrl-C, 143 after SIGTERM; errors are raised.
     """
-    job, display, signals = None, None, Signals()
+    job = None
+    display = None
+    signals = Signals()
     with signals.handled():
         try:
             job, display = prepare(file, overrides, _display_of, resume)
             _supervise(job, display, signals)
         except KeyboardInterrupt:
             if display is not None and job is not None:
-                saved = Checkpoints(job.directory).steps()[-1:]
-                go_on = [
-                    f"go on from step {step} with: g-core resume {job.directory}" for step in saved
-                ]
-                display.finish(
-                    ["stopped; every process has ended", f"the run is in {job.directory}", *go_on]
-                )
+                lines = ["stopped; every process has ended", f"the run is in {job.directory}"]
+                saved_steps = Checkpoints(job.directory).steps()
+                if saved_steps:
+                    lines.append(
+                        f"go on from step {saved_steps[-1]} with: g-core resume {job.directory}"
+                    )
+                display.finish(lines)
             return signals.code
         except BaseException:
             if display is not None and job is not None:
@@ -115,10 +125,10 @@ def _display_of(steps: int, repeats: bool) -> Display:
 
 
 def _supervise(job: Job, display: Display, signals: Signals) -> None:
-    """Runs the job; when a process is lost that nobody replaces, once more from the newest
-    checkpoint.
+    """Runs the job, and again from its newest checkpoint when a process is lost for good.
 
-    Raises KeyboardInterrupt when a signal has ended it.
+    That happens at most ``checkpoint.restarts`` times, and only when there is a checkpoint. Raises
+    KeyboardInterrupt when a signal has ended the run.
     """
 
     async def run(job: Job) -> None:
@@ -127,7 +137,7 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
             await supervisor.run()
 
     with _logged(run_files.log_path(job.directory, "supervisor")):
-        for left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
+        for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
             try:
                 asyncio.run(run(job))
                 if signals.code:
@@ -139,37 +149,37 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
                 if signals.code:
                     display.note(str(error))
                     raise KeyboardInterrupt from error
-                if not left or not Checkpoints(job.directory).steps():
+                if not restarts_left or not Checkpoints(job.directory).steps():
                     raise
                 log.exception("the run goes on from its newest checkpoint")
                 job = replace(job, resumed=newest(job.directory))
                 assert job.resumed is not None
-                for note in (
-                    str(error),
-                    *job.resumed.notes,
-                    f"the run goes on from step {job.resumed.step}",
-                ):
+                display.note(str(error))
+                for note in job.resumed.notes:
                     display.note(note)
+                display.note(f"the run goes on from step {job.resumed.step}")
 
 
 @contextlib.contextmanager
 def _logged(file: Path) -> Iterator[None]:
-    """What this process logs, and inline what its workers log, goes to a file like theirs."""
+    """Writes what this process logs to a file, as workers do; inline, their logs are here too."""
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s supervisor %(levelname)s %(message)s"))
-    root, own = logging.getLogger(), logging.getLogger("gcore_core")
-    before = own.level
-    root.addHandler(handler)
-    own.setLevel(logging.INFO)
+    root_logger = logging.getLogger()
+    core_logger = logging.getLogger("gcore_core")
+    level_before = core_logger.level
+    root_logger.addHandler(handler)
+    core_logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        own.setLevel(before)
-        root.removeHandler(handler)
+        core_logger.setLevel(level_before)
+        root_logger.removeHandler(handler)
         handler.close()
 
 
 def where_things_are(directory: Path) -> list[str]:
+    """A line for each file of the run that a person may want to open."""
     named = {
         "summary": "summary.md",
         "curves": "curves.png",
