@@ -364,19 +364,32 @@ async def pull_weights(
     progress()
     held = await compute(reader.held)
     if held is not None:
-        _check_held(held, digests, version)
+        _check_held(held, digests, plan)
     return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), held is not None)
 
 
-def _check_held(held: Mapping[str, int], digests: Mapping[str, int], version: int) -> None:
+def _check_held(held: Mapping[str, int], digests: Mapping[str, int], plan: WeightPlan) -> None:
     """Compares what the generator holds now with what was sent."""
     wrong = [name for name, digest in digests.items() if held.get(name) != digest]
-    if wrong:
-        raise WeightMismatch(
-            f"after the push the generator holds other bytes in {wrong[0]!r}",
-            where=f"version {version}",
-            why=f"{len(wrong)} of {len(digests)} tensors differ",
+    if not wrong:
+        return
+    todo = ""
+    dtypes = {spec.dtype for spec in plan.tensors if spec.name in wrong}
+    right = set(digests).difference(wrong)
+    if not any(
+        spec.name in right and spec.nbytes and spec.dtype in dtypes for spec in plan.tensors
+    ):
+        pushed = ", ".join(sorted(dtypes))
+        todo = (
+            f"the trainer pushed {pushed}: a generator that holds another dtype has converted "
+            "every tensor\nset the dtype of both to one, such as roles.rollout.config.dtype"
         )
+    raise WeightMismatch(
+        f"after the push the generator holds other bytes in {wrong[0]!r}",
+        where=f"version {plan.version}",
+        why=f"{len(wrong)} of {len(digests)} tensors differ",
+        todo=todo,
+    )
 
 
 def _check_planned(bucket: Bucket, plan: WeightPlan, digests: dict[str, int]) -> None:

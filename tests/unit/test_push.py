@@ -473,6 +473,24 @@ async def test_weights_that_changed_on_loading_are_found_by_the_fingerprint(site
     await refused(site, Forgetful(), r"holds other bytes in 'layer\.1'\n  1 of 5 tensors differ")
 
 
+class Converts(Forgetful):
+    """Holds all tensors in another dtype than they were sent in; one has no bytes to differ."""
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        Receiver.commit_weights(self, plan)
+        self.held = {name: digest ^ 1 for name, digest in self.held.items()}
+
+
+async def test_when_every_tensor_differs_the_pushed_dtype_and_the_setting_are_told(
+    site: Site,
+) -> None:
+    await refused(
+        site,
+        Converts(),
+        r"4 of 5 tensors differ\n  the trainer pushed U8: .*\n.* roles\.rollout\.config\.dtype",
+    )
+
+
 async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) -> None:
     await site.begin(3, receivers=1)
     with pytest.raises(ContractError, match="asked to push version 4, the trainer holds 3"):

@@ -4,7 +4,8 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
@@ -39,6 +40,26 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         ),
         needs=_NEEDS,
     )
+
+
+@hookimpl
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """A generator here converts what is pushed to its own dtype, and the bytes that it then holds
+    are not those that were sent.
+    """
+    roles = plan["roles"]
+    pushed = roles.get("policy", {}).get("config", {}).get("dtype")
+    for name, role in roles.items():
+        follows = name == "rollout" or role.get("follows") == "policy"
+        plugin, _, provider = role["use"].partition("/")
+        if not follows or plugin != "torch" or provider not in ("", "default"):
+            continue
+        held = role["config"].get("dtype")
+        if pushed is not None and held is not None and pushed != held:
+            yield (
+                f"roles.{name}.config.dtype: the policy pushes {pushed} weights, and this "
+                f"generator would hold {held}; set it to {pushed}."
+            )
 
 
 @hookimpl
