@@ -1,4 +1,8 @@
-"""What there is to place on, and where roles are."""
+"""What there is to place on, where roles are, and the policy that decides.
+
+What a policy sees of past steps, ``Requests``, ``Profile`` and ``Outcome``, stands in
+``gcore_core.contract.measurements``.
+"""
 
 from __future__ import annotations
 

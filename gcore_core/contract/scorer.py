@@ -19,7 +19,7 @@ class ScoredRecord:
 
     ordinal, sample: name it; records of one ordinal have one prompt.
     prompt: the row of the dataset.
-    text: the completion; "" where actions are no tokens.
+    text: the completion, without special tokens; "" where actions are no tokens.
     status: how it ended, as in its header.
     columns: as listed in ``gcore_core.contract.records``.
     media: ``Finished.media`` of its generator.

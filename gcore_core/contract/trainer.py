@@ -74,7 +74,7 @@ class Trainer(Protocol):
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         """Full tensors in Hugging Face layout, one at a time, flat uint8; empty arrays on ranks
-        other than 0.
+        other than 0. Of tied weights only one is given, under the name that a checkpoint has.
         """
 
     def save(self, directory: Path) -> None:

@@ -24,8 +24,8 @@ from gcore_core.testing.contracts.weights import digests, exported, push
 class TrainerWithGeneratorContract(Contract):
     """Override ``provider``, a plugin that has both, or both fixtures.
 
-    ``config`` is the trainer's, ``generator_config`` the generator's; ``generator_provider`` where
-    it is another's.
+    ``config`` is the trainer's, ``generator_config`` the generator's.
+    ``generator_provider``: as in ``use``, where the generator is another plugin's, such as "torch".
     ``tolerance``: of log-probs, in nats: the largest difference over all actions.
     """
 

@@ -46,8 +46,8 @@ class ObjectiveContract(Contract):
 
     @pytest.fixture
     def reference(self) -> Reference | None:
-        """Value and weight sum of a whole batch by plain loops; None when there is none to compare
-        with.
+        """A function (columns, current) -> (loss_sum / weight_sum, weight_sum) of a whole batch, by
+        plain loops; the gradient of the first is compared too. None when there is none.
         """
         return None
 
