@@ -8,12 +8,12 @@ of the rate as a whole makes a Beta posterior.
 
 Enough are issued that the groups still missing come with a margin of standard deviations:
 ``margin`` of the chance that each group has, ``doubt`` of the rate itself, which early groups will
-tell in time. A refill costs the less the
-earlier it is: at first one is made as soon as ``eager`` standard deviations of chance are not
-covered, later only when the step is more and more likely to fall short, since it would wait for
-whole new answers either way. The doubt of the
-rate speaks against a refill, then for a large one: what the first few groups say is soon known
-    better.
+tell in time.
+
+A refill costs the less the earlier it is. At first one is made as soon as ``eager`` standard
+deviations of chance are not covered. Later it is made only when the step is more and more likely to
+fall short, since it would wait for whole new answers either way. The doubt of the rate speaks
+against a refill, then for a large one: what the first few groups say is soon known better.
 """
 
 from __future__ import annotations

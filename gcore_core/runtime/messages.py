@@ -226,6 +226,12 @@ class RelayedEndpoint(Generic[Part, Answer]):
     def of_rank(self) -> Endpoint[list[Part], list[Answer]]:
         return Endpoint(self.name, self.parts, self.answers, Wait.SHARDS)
 
+    @cached_property
+    def of_rank_encoded(self) -> Endpoint[list[msgspec.Raw], list[msgspec.Raw]]:
+        """``of_rank`` as a relay calls it: the same bytes, which it does not decode."""
+        raw = list[msgspec.Raw]
+        return Endpoint(self.of_rank.name, raw, raw, self.of_rank.wait)
+
 
 class PrepareRequest(Message):
     """One shard's part for one rank, like the next; a rank gets a list with those of all shards."""

@@ -58,12 +58,11 @@ class Relay:
         list of their parts in shard order. It answers with a list as long. All workers of a rank
         are asked the same and answer the same.
         """
-        encoded = Endpoint(endpoint.of_rank.name, list[Raw], list[Raw])
 
         async def ask_worker(name: str, parts: list[Raw]) -> list[Raw]:
             if name == self._service.name:
                 return await _call_here(endpoint, handler, parts, call, name)
-            return await insist(self._network.peer(name), encoded, parts)
+            return await insist(self._network.peer(name), endpoint.of_rank_encoded, parts)
 
         async def ask_rank(workers: list[str], parts: list[Raw]) -> list[Raw]:
             answers = await asyncio.gather(*(ask_worker(name, parts) for name in workers))

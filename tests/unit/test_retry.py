@@ -94,3 +94,10 @@ def test_every_endpoint_says_what_its_caller_waits_for() -> None:
     ]
     assert len(endpoints) > 30
     assert all(isinstance(endpoint.wait, Wait) for endpoint in endpoints)
+
+
+def test_a_relay_waits_for_a_rank_as_long_as_any_caller_of_it() -> None:
+    for endpoint in (messages.PREPARE_RANKS, messages.TRAIN_RANKS):
+        assert endpoint.of_rank_encoded.name == endpoint.of_rank.name
+        assert endpoint.of_rank_encoded.wait is endpoint.of_rank.wait is Wait.SHARDS
+        assert endpoint.of_relay.wait is Wait.WORK

@@ -81,7 +81,7 @@ class Mover:
         self._devices = {device.index: device for device in self._facts.devices}
         self._decision: Decision | None = None
         saved = context.facts.state.get("placement", {})
-        self._before: Mapping[str, Any] = saved.get("policy", {})
+        self._saved_state: Mapping[str, Any] = saved.get("policy", {})
         self._outcomes = msgspec.convert(saved.get("outcomes", []), list[Outcome])
         self._step = 0
         self._switch_s: float | None = None
@@ -99,19 +99,27 @@ class Mover:
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
         """Tells the policy what the last step was; has awake in the next one whom it names."""
         began_s = time.perf_counter()
-        before = self._decision
-        if before is not None and last.measured:
-            self._remember(before, last)
-        partition = None if before is None else before.partition
+        latest = self._decision
+        was_measured = latest is not None and bool(last.measured)
+        # What the latest decision came to is part of what the policy sees.
+        if latest is not None and was_measured:
+            self._remember(latest, last)
+        self._learn(last)
+        partition = None if latest is None else latest.partition
         window = self._window(step, last)
         decision = ask_policy(self._policy, self._facts.provider, partition, window, self._engines)
         decided_s = time.perf_counter() - began_s
-        if before is not None and last.measured:
+        # Before anything that it reads is set for the new step: who served, moves, seconds.
+        if was_measured:
             self._look_back(last, last.monitoring_s + decided_s)
         self._write(journal.decided(step, decision, decided_s))
         self._sleepers.lost = await self._sleepers.gone(self._sleepers.lost)
-        self._step, self._decision = step, self._rescued(step, decision)
-        self._sleepers.moved, self._looks, self._turns_s, self._served = 0, 0, 0.0, {}
+        self._step = step
+        self._decision = self._rescued(step, decision)
+        self._sleepers.moved = 0
+        self._looks = 0
+        self._turns_s = 0.0
+        self._served = {}
         self._boundary_s = (
             await self._carry_out(self._decision, False, release_before) + self._sleepers.rest_s
         )
@@ -198,14 +206,20 @@ class Mover:
         taken = {device.index for cell in cells for device in cell.devices}
         return [i for i, own in enumerate(self._facts.engines[role]) if taken.issuperset(own)]
 
+    def _learn(self, last: Last) -> None:
+        """Fits the engines' profiles to the latest rollout, and how much a replica ran at once."""
+        for role, requests in last.measured.items():
+            self._profiles[role] = Profile.fit(requests, self._profiles.get(role, Profile()))
+            most = most_at_once(requests, self._wanted[role])
+            self._most_at_once[role] = max(most, self._most_at_once.get(role, 1))
+
     def _window(self, step: int, last: Last) -> Window:
+        """What the policy sees, of what was learned so far."""
         facts, measured = self._facts, last.measured
         idle = {
-            role: idle_share(found, self._wanted[role], last.rollout_s)
-            for role, found in measured.items()
+            role: idle_share(requests, self._wanted[role], last.rollout_s)
+            for role, requests in measured.items()
         }
-        for role, found in measured.items():
-            self._profiles[role] = Profile.fit(found, self._profiles.get(role, Profile()))
         return Window(
             devices=tuple(self._devices.values()),
             slots=facts.slots,
@@ -225,15 +239,12 @@ class Mover:
         """Role -> share of its places that were taken in the rollout; see ``Window.filled``."""
         shares = {}
         for role, requests in last.measured.items():
-            awake = self._wanted[role]
-            seen = most_at_once(requests, awake)
-            self._most_at_once[role] = max(seen, self._most_at_once.get(role, 1))
             places = min(self._most_at_once[role], self._profiles[role].max_running)
-            shares[role] = filled_share(requests, awake, last.rollout_s, places)
+            shares[role] = filled_share(requests, self._wanted[role], last.rollout_s, places)
         return shares
 
     def state(self) -> dict[str, Any]:
-        return dict(self._before if self._decision is None else self._decision.state)
+        return dict(self._saved_state if self._decision is None else self._decision.state)
 
     def learned(self) -> dict[str, Any]:
         """What a resumed run goes on with: the policy's own, and what it was told of steps; plain

@@ -83,6 +83,7 @@ class PlacementShard:
         judges = [role for role in self._peers if role != ROLLOUT]
         clock = asyncio.get_running_loop().time
         trained_s = clock()
+        # The work of telling and hearing is timed by another clock: virtual time does not see it.
         telling_began_s = time.perf_counter()
         mine = msgspec.msgpack.encode(tell(self._records, judges, self._began_s))
         telling_s = time.perf_counter() - telling_began_s
@@ -99,6 +100,7 @@ class PlacementShard:
                 measured=measured,
                 rollout_s=self._ended_s - self._began_s,
                 training_s=trained_s - self._ended_s - self._sleepers.rest_s,
+                # From the latest decision to the rollout: the push, a checkpoint, an evaluation.
                 pushing_s=self._began_s - self._arranged_s,
                 monitoring_s=telling_s + time.perf_counter() - hearing_began_s,
             )
