@@ -1,7 +1,7 @@
-"""Says which plugins are installed, from metadata alone: no plugin is imported, and neither pluggy
-nor omegaconf.
+"""Lists the plugins that are installed, from their metadata alone.
 
-A plugin is a distribution with an entry point in the group ``gcore``. Its state is one of
+It imports no plugin, and neither pluggy nor omegaconf. A plugin is an entry point of a distribution
+in the group ``gcore``. Its state is one of
 
     ok            may be used
     undeclared    may be used, but its metadata has no requirement on gcore-core, so nobody promised that it fits
@@ -37,8 +37,16 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """One plugin as its distribution describes it. ``module`` is importable, or the path of a
-    project's own file.
+    """An installed plugin, as its distribution describes it.
+
+    name: the name that a configuration uses.
+    distribution: the distribution that it belongs to.
+    version: version of the distribution.
+    module: an importable name, or the path of a project's own file.
+    state: one of the states in the docstring of this module.
+    reason: why the state is not "ok"; empty when it is.
+    requires: its requirement on gcore-core; empty when it states none.
+    notes: remarks for the reader, such as a second copy that is ignored.
     """
 
     name: str
@@ -47,21 +55,22 @@ class Installed:
     module: str
     state: str = "ok"
     reason: str = ""
-    requires: str = ""  # its requirement on gcore-core, if it states one
+    requires: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def owner(self) -> str:
-        """What an error calls it: ``gcore-vllm 1.3.0``."""
+        """Returns the distribution and version as errors show them: ``gcore-vllm 1.3.0``."""
         return f"{self.distribution} {self.version}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """A plugin whose state is not known yet, with what its state follows from.
+    """A plugin whose state is not known yet, with the facts that its state follows from.
 
-    requires: its distribution's requirements that are on gcore-core; None for the core itself.
-    clashes: other owners of its name.
+    plugin: the plugin, whose fields of state are still empty.
+    requires: the distribution's requirements on gcore-core; None for the core itself.
+    clashes: other distributions that provide a plugin of this name.
     """
 
     plugin: Installed
@@ -70,10 +79,10 @@ class _Found:
 
 
 class Catalog:
-    """Every plugin found.
+    """The catalog holds every plugin that a scan has seen.
 
-    Names are there at once. A state is found out when somebody asks for it, since versions are
-    compared by `packaging`, which takes as long to import as a whole scan.
+    Names are known at once. A state is computed only when somebody asks for it, because versions
+    are compared by `packaging`, which takes as long to import as a whole scan.
     """
 
     def __init__(self, found: Sequence[_Found], core_version: str, *, disabled: bool) -> None:
@@ -83,15 +92,17 @@ class Catalog:
 
     @cached_property
     def plugins(self) -> tuple[Installed, ...]:
-        """Sorted by name; a clash has one row for each distribution."""
+        """Returns all plugins, sorted by name. A clash has one row for each distribution."""
         return tuple(self._with_state(row) for row in self._found)
 
     def names(self) -> list[str]:
         return sorted({row.plugin.name for row in self._found})
 
     def get(self, name: str, *, where: str, pin: str = "") -> Installed:
-        """The plugin, if it may be used; ``where`` is the config key that names it, ``pin`` a
-        version specifier.
+        """Returns the plugin, or raises when it may not be used.
+
+        where: the config key that names the plugin.
+        pin: a version specifier; empty for any version.
         """
         rows = [self._with_state(row) for row in self._found if row.plugin.name == name]
         if not rows:
@@ -142,7 +153,10 @@ class Catalog:
 
 
 def scan(path: Sequence[str] | None = None) -> Catalog:
-    """One pass over the metadata on ``sys.path``, or on ``path``: that of another interpreter."""
+    """Reads the metadata of all distributions in one pass.
+
+    path: where to look, such as another interpreter's ``sys.path``; None for that of this one.
+    """
     declared = _declared(path)
     core_version = __version__
     if path is None:
@@ -175,13 +189,16 @@ def scan(path: Sequence[str] | None = None) -> Catalog:
 
 
 def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution | None]]:
-    """Plugins in the order of the path; a distribution found twice counts once, with a note on the
-    copy.
+    """Returns the declared plugins with their distributions, in the order of the path.
+
+    A distribution that occurs twice counts once. Its plugins get a note on a second copy that lies
+    in another place or has another version.
     """
     found: dict[str, tuple[list[Installed], Distribution]] = {}
     for distribution in _with_group(path):
         name = _normal(distribution.metadata["Name"] or "(nameless)")
-        version, place = distribution.version or "", str(distribution.locate_file(""))
+        version = distribution.version or ""
+        place = str(distribution.locate_file(""))
         if name in found:
             rows, first = found[name]
             if (version, place) != (first.version, str(first.locate_file(""))):
@@ -200,8 +217,9 @@ def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution 
 
 
 def _with_group(path: Sequence[str] | None) -> Iterator[Distribution]:
-    """Distributions that have the group; METADATA of the others, which is slow to parse, is never
-    read.
+    """Yields the distributions that have an entry point in the group ``gcore``.
+
+    The METADATA of all others, which is slow to parse, is never read.
     """
     all_of_them = distributions() if path is None else distributions(path=list(path))
     for distribution in all_of_them:
@@ -210,7 +228,7 @@ def _with_group(path: Sequence[str] | None) -> Iterator[Distribution]:
 
 
 def _requirements_on_the_core(distribution: Distribution) -> tuple[str, ...]:
-    """A distribution's lines that begin with gcore-core's name, however that is written."""
+    """Returns the requirements that begin with gcore-core's name, in any spelling of it."""
     return tuple(
         line
         for line in distribution.requires or ()
@@ -219,7 +237,7 @@ def _requirements_on_the_core(distribution: Distribution) -> tuple[str, ...]:
 
 
 def _compatibility(requirements: Sequence[str], core_version: str) -> tuple[str, str, str]:
-    """(state, reason, requirement) by a distribution's own requirements on gcore-core."""
+    """Returns (state, reason, requirement) from a distribution's requirements on gcore-core."""
     if requirements and requirements[0] in _known_to_admit(core_version):
         return "ok", "", requirements[0]
     from packaging.requirements import InvalidRequirement, Requirement
@@ -239,17 +257,20 @@ def _compatibility(requirements: Sequence[str], core_version: str) -> tuple[str,
 
 
 def usual_requirement(core_version: str) -> str:
-    """What `g-core plugins new` writes: this minor version of the core, and no later one."""
+    """Returns the requirement that `g-core plugins new` writes.
+
+    It admits this minor version of the core, and no later one.
+    """
     major, minor = core_version.split(".")[:2]
     return f"{_CORE_DISTRIBUTION}>={major}.{minor},<{major}.{int(minor) + 1}"
 
 
 def _known_to_admit(core_version: str) -> tuple[str, ...]:
-    """`usual_requirement` in both orders of its bounds; nothing for a pre-release, which comes
-    before the release that is the least.
+    """Returns requirements that are known to admit this core without a look into `packaging`.
 
-    It admits the version that it is made of. Nearly every plugin has it, so that `packaging`, which
-    takes 20 ms to import, is left to the others.
+    They are `usual_requirement` with its bounds in either order, since it admits the version that
+    it is made of. Nearly every plugin has it, so that `packaging`, which takes 20 ms to import, is
+    needed for the others only. A pre-release has none, since it comes before the lower bound.
     """
     if not re.fullmatch(r"\d+\.\d+\.\d+", core_version):
         return ()
@@ -259,6 +280,7 @@ def _known_to_admit(core_version: str) -> tuple[str, ...]:
 
 
 def _check_pin(plugin: Installed, where: str, pin: str) -> None:
+    """Raises when the plugin's version does not meet the pin; an empty pin or "*" always holds."""
     if not pin.strip() or pin.strip() == "*":
         return
     from packaging.specifiers import InvalidSpecifier, SpecifierSet

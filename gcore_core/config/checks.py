@@ -1,5 +1,7 @@
-"""What must hold between the values of a resolved configuration; all problems are printed
-together.
+"""Checks what must hold between the values of a resolved configuration.
+
+All problems are reported in one error. A function that returns ``Iterator[str]`` yields one
+problem at a time, each beginning with its config path.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
 from gcore_core.contract.providers import ControllerProvider, RoleProvider
 
-#: What any trainer can supply to an objective or advantage that requires it.
+#: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
     {"old_logp", "ref_logp", "entropy", "rollout_logp", "kl_k1", "kl_k2", "kl_k3"}
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-#: What workers of a role build beside their backend, by the role's kind.
+#: Kind of a role -> the config paths whose objects its workers build beside their backend.
 _BUILT_BESIDE = {
     "trainer": ("objective",),
     "generator": ("data", "evaluation.data"),
@@ -35,7 +37,7 @@ _BUILT_BESIDE = {
 
 
 def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> None:
-    """Raises where a plugin's mandatory setting was not given."""
+    """Raises ConfigError when a mandatory setting of a plugin was not given."""
     missing = sorted(key for key, value in yaml_source.flat(config).items() if value == MISSING)
     if not missing:
         return
@@ -60,10 +62,11 @@ def run(
     plugins: Plugins,
     file: Path,
 ) -> None:
-    """Raises one ConfigError with every problem.
+    """Raises one ConfigError that lists every problem.
 
-    config: the settings as plain values, which plugins see.
-    objects: the providers' config objects by path.
+    config: the settings as plain values, which are passed to the plugins' own checks.
+    provided: config path -> chosen provider.
+    objects: config path -> the provider's config object.
     """
     problems = [
         *_limits(settings),
@@ -90,8 +93,9 @@ def run(
 
 
 def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: Path) -> None:
-    """Raises when workers could not start: an interpreter, a plugin or an engine is missing, or is
-    another version.
+    """Raises when workers could not start.
+
+    They cannot where an interpreter, a plugin or an engine is missing or has another version.
     """
     found: dict[str, GcoreError] = {}
     built_in_a_role: set[str] = set()
@@ -112,6 +116,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
             interpreter, chosen
         )
         found |= {str(error): error for error in wrong}
+    # Whatever no role builds runs in this interpreter.
     rest = {path: item for path, item in provided.items() if path not in built_in_a_role}
     found |= {str(error): error for error in _unmet(open_interpreter(None, where=""), rest)}
     if len(found) == 1:
@@ -120,7 +125,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
 
 
 def _unmet(interpreter: Interpreter, chosen: Mapping[str, Provided]) -> list[GcoreError]:
-    """What the chosen providers need there, in vain."""
+    """Returns an error for each requirement of a chosen provider that the interpreter fails."""
     return [
         error
         for path, item in chosen.items()
@@ -129,7 +134,7 @@ def _unmet(interpreter: Interpreter, chosen: Mapping[str, Provided]) -> list[Gco
 
 
 def _raise(problems: list[str], file: Path) -> None:
-    """One ConfigError for all of them, if there are any."""
+    """Raises one ConfigError for all problems, if there are any."""
     if len(problems) == 1:
         raise ConfigError(problems[0], problems=problems)
     if problems:
@@ -144,6 +149,7 @@ def _raise(problems: list[str], file: Path) -> None:
 
 
 def _limits(settings: JobSettings) -> Iterator[str]:
+    """Each value is within its declared limit, and every number of the core is finite."""
     for path, value, limit in schema.limits(settings):
         if problem := limit.problem(value):
             yield f"{path}: {problem}"
@@ -153,12 +159,14 @@ def _limits(settings: JobSettings) -> Iterator[str]:
 
 
 def _cluster(settings: JobSettings) -> Iterator[str]:
+    """The devices are "auto" or a count of at least one."""
     devices = settings.cluster.devices
     if devices != "auto" and not (isinstance(devices, int) and devices >= 1):
         yield f"cluster.devices: must be 'auto' or a number of devices, not {devices!r}."
 
 
 def _follows(settings: JobSettings) -> Iterator[str]:
+    """A role follows another role of this run, or none."""
     for name, role in settings.roles.items():
         followed = role.follows
         if followed is not None and (followed not in settings.roles or followed == name):
@@ -167,6 +175,7 @@ def _follows(settings: JobSettings) -> Iterator[str]:
 
 
 def _replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
+    """The slots of a role hold a whole number of replicas."""
     for name, role in settings.roles.items():
         size = replica_slots(objects.get(f"roles.{name}"))
         if role.slots % size:
@@ -177,8 +186,9 @@ def _replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str
 
 
 def _workers(settings: JobSettings) -> Iterator[str]:
-    """Processes are named by role or scorer worker, so these must differ; rewards of one worker are
-    as many.
+    """Roles and scorer workers have different names, because their processes are named by them.
+
+    Rewards that share a worker also agree on its number of processes (``workers``).
     """
     taken = {*settings.roles, "controller", "supervisor"}
     counts: dict[str, int] = {}
@@ -197,13 +207,16 @@ def _workers(settings: JobSettings) -> Iterator[str]:
 
 
 def _judges(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
-    """A reward that asks names a role that answers, and no other reward does; a role that answers
-    is asked.
+    """Rewards that ask a model and the generators that answer them fit together.
+
+    A reward that asks a model names a generator, and no other reward names a role. Every generator
+    but the rollout is named by a reward.
     """
     answer = {name for name in settings.roles if provided[f"roles.{name}"].kind == "generator"}
     asked = set()
     for name, reward in settings.rewards.items():
-        spec, role = provided[f"rewards.{name}"].spec, reward.role
+        spec = provided[f"rewards.{name}"].spec
+        role = reward.role
         asked.add(role)
         if role is None and getattr(spec, "asks", False):
             yield (
@@ -226,8 +239,9 @@ def _judges(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator
 
 
 def _remote_code(settings: JobSettings) -> Iterator[str]:
-    """A setting ``trust_remote_code`` needs code that stays as it was read: a directory, or a
-    commit of the hub.
+    """With ``trust_remote_code``, the code cannot change after the user has read it.
+
+    So the model is a local directory, is made here, or is pinned to a commit of the hub.
     """
     roles = settings.roles
     for section, nodes in (("roles", roles), ("rewards", settings.rewards)):
@@ -250,7 +264,7 @@ def _remote_code(settings: JobSettings) -> Iterator[str]:
 
 
 def _model_of(node: Role | Reward, roles: Mapping[str, Role]) -> Mapping[str, Any]:
-    """The ``model:`` of a role, or of the role that it follows; a reward has none."""
+    """Returns the ``model:`` of a role, or of the role that it follows; a reward has none."""
     if not isinstance(node, Role):
         return {}
     followed = roles.get(node.follows) if node.follows else None
@@ -262,8 +276,12 @@ def _model_of(node: Role | Reward, roles: Mapping[str, Role]) -> Mapping[str, An
 def _images(
     path: str, settings: Any, provided: Mapping[str, Provided], roles: Sequence[str]
 ) -> Iterator[str]:
-    """A dataset whose settings say by ``shows_images()`` that prompts have images needs a policy
-    that takes them, and a reward that shows images a role that does.
+    """Roles that are shown images can take them.
+
+    The settings of a dataset or reward say by ``shows_images()`` that there are images.
+
+    path: where the dataset or reward is chosen.
+    roles: names of the roles that its images are shown to.
     """
     if not shows_images(settings):
         return
@@ -277,7 +295,7 @@ def _images(
 
 
 def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
-    """Every role, and every reward, has something that the step program calls on it."""
+    """The step program calls something on every role and on every reward."""
     controller = provided["controller"]
     calls = controller.spec.calls if isinstance(controller.spec, ControllerProvider) else {}
     nothing = f"controller {controller.reference} calls nothing on it; leave it out."
@@ -290,9 +308,7 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
 
 
 def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
-    """A program that trains on records of older weights needs an objective that is right for
-    them.
-    """
+    """A step program that trains on records of older weights has an objective that corrects it."""
     controller = provided["controller"]
     wanted = isinstance(controller.spec, ControllerProvider) and controller.spec.trains_on_stale
     if wanted and "objective" in provided and not takes_stale(objects.get("objective")):
@@ -304,13 +320,13 @@ def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iter
 
 
 def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:
-    """Every role of a loaded plugin, by its name."""
+    """Returns name -> provider of every role that a loaded plugin offers."""
     specs = (item.spec for item in plugins.providers("role"))
     return {spec.name: spec for spec in specs if isinstance(spec, RoleProvider)}
 
 
 def _columns(settings: JobSettings, roles: Mapping[str, RoleProvider]) -> Iterator[str]:
-    """A column comes from one role; an annotator follows nobody."""
+    """A column comes from one role only, and an annotator follows no role."""
     giver: dict[str, str] = {}
     for name, node in settings.roles.items():
         role = roles.get(name)
@@ -333,9 +349,14 @@ def _columns(settings: JobSettings, roles: Mapping[str, RoleProvider]) -> Iterat
 def _requirements(
     path: str, chosen: Any, settings: JobSettings, roles: Mapping[str, RoleProvider]
 ) -> Iterator[str]:
-    """The columns and scalars that the settings' ``requires()`` names must come from somewhere."""
+    """The columns and scalars that ``requires()`` of the settings names come from somewhere.
+
+    path: "advantage" or "objective".
+    chosen: the settings of what is chosen there.
+    """
     annotators = [role for role in roles.values() if role.kind == "annotator"]
-    if path == "advantage":  # it gets numbers of whole records, and roles give columns
+    # Roles give per-action columns, and an advantage gets only numbers of whole records.
+    if path == "advantage":
         annotators = []
     # Where several roles give one name, those of this run come last and stay.
     annotators.sort(key=lambda role: role.name in settings.roles)

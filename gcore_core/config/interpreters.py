@@ -1,7 +1,7 @@
-"""What another interpreter has installed.
+"""Checks what another interpreter has installed.
 
-A role may name its own ``python:``. Whether its workers can start there is said before anything
-starts: the interpreter is asked where it looks for modules, and the metadata there is read.
+A role may name its own ``python:``. Whether its workers can start there is checked before anything
+starts: the interpreter prints where it looks for modules, and the metadata there is read.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, GcoreError, PluginIncompatible
 
 _CORE_DISTRIBUTION = "gcore-core"
-#: Run by the other interpreter. The first entry of its path is the directory that it is started in,
-#: which has nothing to do with what it has installed, and must not give it a json module.
+#: The program that the other interpreter runs to print its search path. With -c, the first entry is
+#: empty and stands for the current directory. It has nothing to do with what is installed, and a
+#: json.py in it must not be imported, so it is removed before json is.
 _QUESTION = """
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]
 import json
 print(json.dumps(sys.path))
 """
-_ANSWER_WITHIN_S = (
-    60.0  # a start takes some 20 ms, but the first one from a network's disk far more
-)
+#: A start takes some 20 ms, but the first one from a network's disk takes far longer.
+_ANSWER_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """One interpreter, and where it looks for modules.
+    """A Python interpreter, and where it looks for modules.
 
-    python: its program.
-    path: its ``sys.path``; None for the running one.
+    python: path of its program.
+    path: its ``sys.path``; None for the running interpreter.
     """
 
     python: str
     path: tuple[str, ...] | None = None
 
     def version(self, distribution: str) -> str | None:
-        """The version it has of a distribution, or None."""
+        """Returns the version that it has of a distribution, or None."""
         found = (
             distributions(name=distribution)
             if self.path is None
@@ -55,8 +55,10 @@ class Interpreter:
         return next((item.version for item in found), None)
 
     def unmet(self, needs: Sequence[str]) -> list[tuple[str, str | None]]:
-        """(requirement, version found or None) of every requirement (PEP 508) that does not hold
-        there.
+        """Returns the requirements (PEP 508) that this interpreter does not meet.
+
+        Each comes with the version that is installed, or None. Markers are evaluated for the
+        running interpreter, not for this one.
         """
         from packaging.requirements import Requirement
 
@@ -72,10 +74,10 @@ class Interpreter:
 
 
 def open_interpreter(python: str | None, *, where: str) -> Interpreter:
-    """The interpreter given by its path or as ``venv:NAME``, or the running one.
+    """Returns the interpreter at a path or of ``venv:NAME``; the running one when none is given.
 
-    Starts it for a moment. Raises ConfigError, with the config key ``where``, when there is no such
-    interpreter, or none that can be started.
+    Another interpreter is started for a moment. Raises ConfigError, with the config key ``where``,
+    when it does not exist or cannot be started.
     """
     if not python:
         return Interpreter(python=sys.executable)
@@ -101,14 +103,15 @@ def open_interpreter(python: str | None, *, where: str) -> Interpreter:
 
 
 def without_paths_of_this(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables for another interpreter: it must not be given this one's
-    modules.
+    """Returns the environment variables for another interpreter.
+
+    It must not find this interpreter's modules, so those variables that lead to them are left out.
     """
     return {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
 
 
 def _search_path(python: str, *, where: str) -> tuple[str, ...]:
-    """``sys.path`` of another interpreter as a worker there would find it."""
+    """Returns ``sys.path`` of another interpreter, as a worker there would see it."""
     try:
         done = subprocess.run(
             [python, "-c", _QUESTION],
@@ -145,10 +148,12 @@ def _cannot_start(python: str, reason: str, where: str) -> ConfigError:
 def differences(
     interpreter: Interpreter, plugins: Mapping[str, str], *, where: str
 ) -> Iterator[GcoreError]:
-    """What another interpreter has in another version than this one, or not at all: gcore-core,
-    then the plugins.
+    """Yields an error for each distribution that another interpreter lacks or has otherwise.
 
-    plugins: distribution -> version here.
+    gcore-core comes first, then the plugins. When gcore-core is missing there, that is the only
+    error. The running interpreter never differs from itself.
+
+    plugins: distribution -> version in the running interpreter.
     """
     if interpreter.path is None:
         return
@@ -184,8 +189,9 @@ def differences(
 def unmet_needs(
     interpreter: Interpreter, owner: str, needs: Sequence[str], *, where: str
 ) -> Iterator[GcoreError]:
-    """What a provider's engine requires and the interpreter does not have; ``owner`` is "gcore-vllm
-    1.3.0".
+    """Yields an error for each requirement of a provider that the interpreter does not meet.
+
+    owner: distribution and version, such as "gcore-vllm 1.3.0".
     """
     for need, have in interpreter.unmet(needs):
         yield PluginIncompatible(
@@ -201,6 +207,7 @@ def unmet_needs(
 
 
 def _remedy(interpreter: Interpreter, requirements: list[str]) -> str:
+    """Returns the command that installs the requirements, or makes a recorded venv anew."""
     if venvs.record(own := Path(interpreter.python).parent.parent):
         return f"make it anew: {venvs.command(own)}"
     return shlex.join([interpreter.python, "-m", "pip", "install", *requirements])

@@ -1,8 +1,8 @@
-"""From a YAML file to a resolved plan.
+"""Resolves a YAML file and its overrides into a plan.
 
-Two phases: the strict core schema first, its ``config`` nodes open; then each chosen provider's own
-dataclass takes the place of its node and the whole tree is merged again. So every error carries the
-full path.
+There are two phases. The first merges the file into the strict schema of the core, in which the
+``config`` nodes are open. The second puts each chosen provider's own dataclass in the place of its
+``config`` node and merges the whole tree again. That is why every error can name the full path.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvide
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A resolved configuration.
+    """A plan is a configuration that is resolved and checked.
 
-    settings: the core's own, all defaults filled in.
-    config: the same as plain values, to be printed, saved and shown to plugins.
-    provided: config path ("roles.policy", "rewards.exact", "advantage", ...) -> provider.
+    settings: the settings of the core, with all defaults filled in.
+    config: the same settings as plain values, which are printed, saved and passed to plugins.
+    provided: config path ("roles.policy", "rewards.exact", "advantage", ...) -> chosen provider.
     objects: the same paths -> the provider's own config object; None where it has no settings.
+    source: the YAML file.
     columns: role of this run -> the per-action columns that it gives.
-    lock: plugin, distribution and version of everything loaded.
-    origins: dotted key -> where set.
+    lock: one entry for each loaded plugin, with its name, distribution and version.
+    origins: dotted key -> where it was set; a key with a fixed default is absent.
+    plugins: the loaded plugins.
     """
 
     settings: JobSettings
@@ -65,11 +67,11 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The run's: ``run.name``, which is the stem of the file where none is given."""
+        """Returns the name of the run: ``run.name``, or the stem of the file when it is not set."""
         return self.settings.run.name or self.source.stem
 
     def at(self, path: str) -> Any:
-        """The value at a dotted path; ConfigError when there is none."""
+        """Returns the value at a dotted path. Raises ConfigError when there is none."""
         value: Any = self.config
         for key in path.split("."):
             if not isinstance(value, Mapping) or key not in value:
@@ -81,7 +83,7 @@ class Plan:
         return value
 
     def factory(self, path: str) -> FactorySpec:
-        """How a worker makes what was chosen at ``path``."""
+        """Returns what a worker needs to make the object that was chosen at ``path``."""
         if path not in self.provided:
             raise ConfigError(
                 f"nothing is chosen there{did_you_mean(path, list(self.provided))}.",
@@ -95,7 +97,7 @@ class Plan:
         )
 
     def why(self, key: str) -> str:
-        """``key = value  # where it came from``; a line for each value below a mapping."""
+        """Returns ``key = value  # where it came from``, one line for each value below ``key``."""
         values = yaml_source.flat(self.at(key), key)
         return "\n".join(
             f"{leaf} = {msgspec.json.encode(value).decode()}  # {self._origin(leaf)}"
@@ -114,10 +116,12 @@ class Plan:
 def load_plan(
     file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None
 ) -> Plan:
-    """Reads, resolves and checks a configuration; starts nothing. Raises ConfigError or
-    PluginError.
+    """Reads, resolves and checks a configuration. It starts no process.
+
+    Raises ConfigError or PluginError.
     """
     source = yaml_source.read(Path(file), overrides)
+    # First phase: the core's own values say which plugins to load and what is chosen where.
     user = _normalised(source.tree)
     schema.check_containers(JobSettings, user, "")
     tree = _schema_tree(user)
@@ -127,6 +131,7 @@ def load_plan(
     _require(core, user, parts, source.file)
     for path in _left_out(core, parts):
         OmegaConf.update(tree, f"{path}.use", "")
+    # Second phase: each provider's dataclass replaces its open ``config`` node.
     provided = dict(_resolve(core, plugins))
     for path, item in provided.items():
         if source.origins.get(f"{path}.use", "").startswith(yaml_source.OVERRIDE):
@@ -165,7 +170,7 @@ def load_plan(
 
 
 def _normalised(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Accepts the short forms: ``plugins`` as a list of names, ``config:`` left empty."""
+    """Expands the short forms: ``plugins`` as a list of names, and an empty ``config:``."""
     user = copy.deepcopy(dict(tree))
     if isinstance(user.get("plugins"), list):
         user["plugins"] = {str(name): None for name in user["plugins"]}
@@ -176,6 +181,7 @@ def _normalised(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choices(user: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields every node of the user's tree in which a provider is chosen."""
     nodes = [_get(user, path) for path in schema.KIND_AT]
     for section in ("roles", "rewards"):
         named = user.get(section)
@@ -184,15 +190,16 @@ def _choices(user: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _get(tree: Any, path: str) -> Any:
-    """The value at a dotted path of a plain tree, or None."""
+    """Returns the value at a dotted path of a plain tree, or None."""
     for key in path.split("."):
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
 def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
-    """The core schema with a node for every role and reward that the user names, so that configs
-    can be grafted.
+    """Returns the core schema with a node for every role and reward that the user names.
+
+    Providers' config classes are grafted onto these nodes later.
     """
     tree: DictConfig = OmegaConf.structured(JobSettings)
     for section, cls in (("roles", Role), ("rewards", Reward)):
@@ -213,6 +220,7 @@ def _merged(
     source: yaml_source.Source,
     provided: Mapping[str, Provided],
 ) -> DictConfig:
+    """Merges the user's tree into the schema. Raises ConfigError for what does not fit."""
     try:
         merged = OmegaConf.merge(tree, OmegaConf.create(dict(user)))
     except OmegaConfBaseException as error:
@@ -225,7 +233,7 @@ def _merged(
 def _explained(
     error: Any, source: yaml_source.Source, provided: Mapping[str, Provided]
 ) -> ConfigError:
-    """OmegaConf's error in our words: what is wrong, whose field it is, where it was written."""
+    """Turns OmegaConf's error into ours: what is wrong, whose field it is, where it was written."""
     where = str(error.full_key or source.file)
     first = f"{str(error).splitlines()[0].rstrip('.')}."
     why = [source.origins[where]] if where in source.origins else []
@@ -247,8 +255,10 @@ def _explained(
 
 
 def _core_values(tree: DictConfig) -> dict[str, Any]:
-    """The first phase, plain. Interpolations stay, since plugins' defaults are not there yet,
-    except in ``use``.
+    """Returns the result of the first phase as plain values.
+
+    Interpolations stay as they are, because the plugins' defaults are not there yet. Only those in
+    ``use`` are resolved, because they say which plugins to load.
     """
     core = _plain_tree(tree, resolve=False)
     for path, use in _uses(core):
@@ -260,6 +270,7 @@ def _core_values(tree: DictConfig) -> dict[str, Any]:
 
 
 def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
+    """Converts a tree to dicts and lists. resolve: whether interpolations are replaced."""
     try:
         plain = OmegaConf.to_container(tree, resolve=resolve)
     except OmegaConfBaseException as error:
@@ -270,20 +281,23 @@ def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
 
 
 def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
-    """The parts of a job that the chosen step program needs."""
+    """Returns the parts of a job that the chosen step program needs."""
     spec = plugins.resolve("controller", core["controller"]["use"], where="controller.use").spec
     return spec.parts if isinstance(spec, ControllerProvider) else PARTS
 
 
 def _left_out(core: Mapping[str, Any], parts: frozenset[str]) -> list[str]:
-    """Sections that the step program does not need and in which nothing is chosen."""
+    """Returns the sections that the step program does not need and in which nothing is chosen."""
     return [path for path in sorted(PARTS - parts) if (core.get(path) or {}).get("use") == MISSING]
 
 
 def _require(
     core: Mapping[str, Any], user: Mapping[str, Any], parts: frozenset[str], file: Path
 ) -> None:
-    """Names every mandatory value that is not there. parts: those that the step program needs."""
+    """Raises one ConfigError that names every mandatory value that is missing.
+
+    parts: the parts of a job that the step program needs.
+    """
     left_out = _left_out(core, parts)
     absent = [] if user.get("data") else ["data"]
     absent += [
@@ -314,7 +328,7 @@ def _require(
 
 
 def _uses(core: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(config path, value of ``use``) where something is chosen, in the order of the schema."""
+    """Yields (config path, value of ``use``) where something is chosen, in the schema's order."""
     nodes = [(path, _get(core, path)) for path in schema.KIND_AT]
     for section in ("roles", "rewards"):
         nodes += [(f"{section}.{name}", node) for name, node in core[section].items()]
@@ -324,7 +338,10 @@ def _uses(core: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Path) -> Plugins:
-    """Looks every named plugin up before importing the first one."""
+    """Loads every plugin that is named; each one is looked up before the first is imported.
+
+    base: the directory that paths of local files are relative to.
+    """
     locals_ = [
         local_plugin(yaml_source.anchored(name, base), f"local[{i}]")
         for i, name in enumerate(core["local"])
@@ -352,7 +369,13 @@ def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Pat
 
 
 def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, Provided]]:
-    roles, judges = _roles(plugins), {reward["role"] for reward in core["rewards"].values()}
+    """Yields (config path, provider) for everything that is chosen.
+
+    The role's provider says which kind its backend has. A role that no provider knows is a
+    generator when a reward names it.
+    """
+    roles = _roles(plugins)
+    judges = {reward["role"] for reward in core["rewards"].values()}
     for path, use in _uses(core):
         section, _, name = path.partition(".")
         if section == "roles" and name in judges and name not in roles:
@@ -372,6 +395,7 @@ def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, P
 
 
 def _roles(plugins: Plugins) -> dict[str, Provided]:
+    """Returns name -> provider of every known role; raises PluginClash for one with two owners."""
     roles: dict[str, Provided] = {}
     for item in plugins.providers("role"):
         if item.spec.name in roles:
@@ -384,8 +408,10 @@ def _roles(plugins: Plugins) -> dict[str, Provided]:
 
 
 def _drop_of_others(item: Provided, given: Any, path: str, origins: Mapping[str, str]) -> None:
-    """Of settings in the file, which were meant for the provider that an override has replaced,
-    those that the new one does not have.
+    """Deletes settings from ``given`` that were meant for a provider that an override replaced.
+
+    A key goes when the new provider has no such field. A key that is itself set by an override
+    stays, so that the user hears of the error in it.
     """
     own = {one.name for one in fields(item.spec.config)} if item.spec.config is not None else set()
     asked = {key for key, where in origins.items() if where.startswith(yaml_source.OVERRIDE)}
@@ -395,7 +421,7 @@ def _drop_of_others(item: Provided, given: Any, path: str, origins: Mapping[str,
 
 
 def _graft(tree: DictConfig, path: str, item: Provided, given: Any) -> None:
-    """Puts the provider's dataclass where its ``config`` node is."""
+    """Puts the provider's config dataclass in the place of its open ``config`` node."""
     if item.spec.config is None:
         if given:
             raise ConfigError(
@@ -419,7 +445,7 @@ def _graft(tree: DictConfig, path: str, item: Provided, given: Any) -> None:
 
 
 def _fill_defaults(settings: JobSettings, plugins: Plugins, file: Path) -> dict[str, str]:
-    """Defaults that depend on other things; returns where they came from."""
+    """Fills in the defaults that depend on other values; returns dotted key -> its origin."""
     origins = {}
     if settings.run.name is None:
         settings.run.name = file.stem
@@ -433,8 +459,9 @@ def _fill_defaults(settings: JobSettings, plugins: Plugins, file: Path) -> dict[
 
 
 def _config_object(item: Provided, path: str, config: Any) -> Any:
-    """The provider's own config object, so that its ``__post_init__`` speaks before anything
-    starts.
+    """Makes the provider's own config object, so that its ``__post_init__`` checks run early.
+
+    The object is None where the provider has no settings.
     """
     cls = item.spec.config
     if cls is None:
@@ -442,7 +469,7 @@ def _config_object(item: Provided, path: str, config: Any) -> Any:
     try:
         return msgspec.convert(config, cls)
     except msgspec.ValidationError as error:
-        own_words = error.__cause__  # the plugin's, which msgspec has wrapped
+        own_words = error.__cause__  # the error that the plugin raised, which msgspec has wrapped
         if isinstance(own_words, GcoreError):
             if own_words.where in {field.name for field in fields(cls)}:
                 own_words.where = f"{path}.config.{own_words.where}"

@@ -1,8 +1,8 @@
 """Loads exactly the plugins a configuration names, validates what they offer and calls their hooks.
 
-The only user of pluggy. Stock pluggy drops the second distribution of one name in silence, aborts
-at the first failing import, accepts a misspelt hook and stops at the first observer that raises;
-the catalog answers the first, this module the others.
+No other module uses pluggy. Stock pluggy drops the second distribution of one name in silence,
+aborts at the first failing import, accepts a misspelt hook and stops at the first observer that
+raises. The catalog handles the first of these, and this module handles the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ ReportFailure = Callable[[str, str, Exception], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Provided:
-    """A description with its owner: distribution and version."""
+    """A provider's description together with the plugin that offers it.
+
+    plugin: name of the plugin.
+    distribution: distribution that the plugin belongs to; the path of a project's own file.
+    version: version of the distribution, or a hash of the file's content.
+    kind: what is provided, such as "reward" or "advantage".
+    spec: the description itself.
+    """
 
     plugin: str
     distribution: str
@@ -42,7 +49,7 @@ class Provided:
 
     @property
     def reference(self) -> str:
-        """What ``use:`` would say: ``vllm`` or ``vllm/async``."""
+        """Returns what ``use:`` would say: ``vllm`` or ``vllm/async``."""
         return self.plugin if self.spec.name == "default" else f"{self.plugin}/{self.spec.name}"
 
     @property
@@ -51,14 +58,18 @@ class Provided:
 
     @property
     def installed(self) -> bool:
-        """Whether it comes from a distribution other than the core: not from a project's own
-        file.
+        """Says whether it comes from a distribution other than the core.
+
+        A project's own file is no distribution.
         """
         return self.plugin != CORE and not self.distribution.endswith(".py")
 
 
 def local_plugin(file: Path, where: str = "local") -> Installed:
-    """A project's own file as a plugin: its name is the stem, its version a hash of its content."""
+    """Describes a project's own file as a plugin.
+
+    The plugin's name is the stem of the file, and its version is a hash of the content.
+    """
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -83,8 +94,9 @@ class Plugins:
         return list(self._loaded.values())
 
     def load(self, plugin: Installed, *, where: str = "") -> None:
-        """Imports and validates one plugin; ``where`` is the config key that names it. Twice is
-        once.
+        """Imports and validates one plugin. A second call for the same name does nothing.
+
+        where: the config key that names the plugin.
         """
         if plugin.name in self._loaded:
             return
@@ -113,7 +125,7 @@ class Plugins:
         self._loaded[plugin.name] = plugin
 
     def providers(self, kind: str, plugin: str = "") -> list[Provided]:
-        """What is offered of one kind, by all plugins or by one."""
+        """Returns the providers of one kind that all loaded plugins offer, or one of them."""
         return [
             item for item in self._provided if item.kind == kind and plugin in ("", item.plugin)
         ]
@@ -122,8 +134,10 @@ class Plugins:
         return [item for item in self._provided if item.plugin == plugin]
 
     def resolve(self, kind: str, use: str, *, where: str) -> Provided:
-        """The provider that ``use: plugin[/provider]`` names for a kind; the plugin must be
-        loaded.
+        """Returns the provider that ``use: plugin[/provider]`` names for a kind.
+
+        The plugin must be loaded. Raises ConfigError, with the config key ``where``, when it does
+        not offer that provider.
         """
         plugin, _, name = use.partition("/")
         offered = self.providers(kind, plugin)
@@ -150,7 +164,7 @@ class Plugins:
         )
 
     def check(self, config: Mapping[str, Any]) -> list[str]:
-        """Problems that the plugins' ``gcore_check`` hooks find, each with its plugin's name."""
+        """Returns the problems that ``gcore_check`` hooks report, each with its plugin's name."""
         problems = []
         for impl in self._manager.hook.gcore_check.get_hookimpls():
             try:
@@ -192,8 +206,10 @@ class Plugins:
 
 
 class Observers:
-    """The observer hooks, typed. One that raises is reported once and not called again; the others
-    go on.
+    """Calls the observer hooks, with one typed method for each hook.
+
+    When a hook of a plugin raises, this is reported once and none of the plugin's observer hooks is
+    called again. The other plugins' hooks go on.
     """
 
     def __init__(self, hooks: pluggy.HookRelay, report: ReportFailure) -> None:
@@ -227,7 +243,7 @@ class Observers:
 
 
 def observer_failure(plugin: str, hook: str, error: BaseException, todo: str) -> PluginBroken:
-    """What the user is told of an observer that raised; the run goes on without it."""
+    """Returns the error shown to the user when an observer raised; the run goes on without it."""
     frames = traceback.extract_tb(error.__traceback__)
     return PluginBroken(
         f"{type(error).__name__}: {error}",
@@ -256,7 +272,10 @@ def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
 
 
 def _check_marked(plugin: Installed, module: ModuleType) -> None:
-    """A function named like a hook but not marked would never be called, and nobody would know."""
+    """Raises for a function that is named like a hook but lacks the mark.
+
+    Such a function would never be called, and nobody would notice.
+    """
     for name, value in inspect.getmembers(module, inspect.isfunction):
         if (
             name.startswith("gcore_")
@@ -271,8 +290,9 @@ def _check_marked(plugin: Installed, module: ModuleType) -> None:
 
 
 def _check_arguments(plugin: Installed, module: ModuleType) -> None:
-    """Names an argument that the hook does not give; pluggy would too, in more lines and without a
-    suggestion.
+    """Raises for an argument that the hook does not give.
+
+    Pluggy would raise too, but in more lines and without a suggestion.
     """
     for name, value in inspect.getmembers(module, lambda member: hasattr(member, "gcore_impl")):
         spec = getattr(hookspecs, name, None)
@@ -335,7 +355,10 @@ def _check_description(plugin: Installed, hook: str, spec: Any, expected: type[P
 
 
 def _anchored(spec: Provider, plugin: Installed, module: ModuleType) -> Provider:
-    """A project's own file calls itself by its stem; a worker must find it by path."""
+    """Replaces the stem of a project's own file in the factory by the file's path.
+
+    Such a file calls itself by its stem, but a worker can find it only by its path.
+    """
     source, _, attribute = spec.factory.rpartition(":")
     if plugin.module.endswith(".py") and source in (plugin.name, module.__name__):
         return replace(spec, factory=f"{plugin.module}:{attribute}")

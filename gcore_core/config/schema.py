@@ -1,8 +1,7 @@
-"""How a tree of plain values is held against the classes of the core's settings, before it becomes
-those.
+"""Compares a tree of plain values with the classes of the core's settings.
 
-The classes stand in ``gcore_core.contract.job_settings``. ``config`` nodes are open there; the
-chosen provider's dataclass takes their place (see ``gcore_core.config.plan``).
+The classes stand in ``gcore_core.contract.job_settings``. Their ``config`` nodes are open; the
+chosen provider's dataclass takes the place of each (see ``gcore_core.config.plan``).
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from typing import Any
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.job_settings import KIND, LIMIT, JobSettings, Limit
 
-#: of a role, a reward, a scorer worker
+#: Pattern for the name of a role, a reward or a scorer worker.
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
 def _kinds(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yields (config path, kind) of every field of a settings class that chooses a provider."""
     hints = typing.get_type_hints(cls)
     for one in fields(cls):
         if KIND in one.metadata:
@@ -30,14 +30,16 @@ def _kinds(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
             yield from _kinds(typing.cast(type, hint), f"{prefix}{one.name}.")
 
 
-#: Where one provider is chosen -> its kind. Below ``roles`` the role decides, below ``rewards`` it
-#: is "reward".
+#: Config path at which one provider is chosen -> the provider's kind. Roles and rewards are not in
+#: it: the role decides the kind below ``roles``, and below ``rewards`` it is "reward".
 KIND_AT = dict(_kinds(JobSettings, ""))
 
 
 def limits(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Limit]]:
-    """(path, value, what it may be) of every setting that not all values of its type will do
-    for.
+    """Yields (path, value, limit) of every setting that has a limit beyond its type.
+
+    node: an object of one of the settings' classes.
+    prefix: the node's own path with a dot after it; empty for the whole job.
     """
     for one in fields(node):
         path = prefix + one.name
@@ -53,17 +55,17 @@ def limits(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Limit]]:
 
 
 def core_keys() -> dict[str, Any]:
-    """Every key of the core with its default; ``*`` stands for a name the user gives."""
+    """Returns every key of the core with its default; ``*`` stands for a name the user gives."""
     return dict(_keys(JobSettings, ""))
 
 
 def check_containers(hint: Any, value: Any, path: str) -> None:
-    """Raises ConfigError where ``value`` is no mapping, list or plain value although ``hint`` wants
-    one.
+    """Raises ConfigError where ``hint`` wants a mapping, list or plain value and gets another.
 
-    OmegaConf checks the plain values, but reports a wrong container without its path.
+    OmegaConf checks the plain values, but it reports a wrong container without its path.
     """
     expected = _without_none(hint)
+    # An interpolation may become anything; it is checked when it is resolved.
     if value is None or (isinstance(value, str) and value.startswith("${")):
         return
     if is_dataclass(expected) or typing.get_origin(expected) is dict:
@@ -82,7 +84,7 @@ def check_containers(hint: Any, value: Any, path: str) -> None:
 
 
 def children(expected: Any, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(key, type hint) for the keys of ``value`` that the type knows."""
+    """Yields (key, type hint) for the keys of ``value`` that the expected type knows."""
     if is_dataclass(expected):
         hints = typing.get_type_hints(expected)
         yield from ((key, hints[key]) for key in value if key in hints)
@@ -92,6 +94,7 @@ def children(expected: Any, value: Mapping[str, Any]) -> Iterator[tuple[str, Any
 
 
 def _keys(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, default) of every field below a settings class."""
     defaults = cls()
     for key, hint in typing.get_type_hints(cls).items():
         name, hint, default = prefix + key, _without_none(hint), getattr(defaults, key)
@@ -106,6 +109,7 @@ def _keys(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _without_none(hint: Any) -> Any:
+    """Returns X for the hint ``X | None``, Any for another union, and any other hint unchanged."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
         return inner[0] if len(inner) == 1 else Any
@@ -113,6 +117,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
+    """Returns the type and the value as an error message shows them."""
     kind = (
         "a mapping"
         if isinstance(value, Mapping)

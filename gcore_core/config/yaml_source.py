@@ -1,6 +1,4 @@
-"""Reads what the user wrote: a YAML file and overrides, and remembers where each value came
-from.
-"""
+"""Reads a YAML file and its overrides, and records where each value came from."""
 
 from __future__ import annotations
 
@@ -20,14 +18,18 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.job_settings import JobSettings
 
 _OVERRIDE = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
-OVERRIDE = "override "  # what an origin on the command line begins with
+#: The origin of a value that an override on the command line has set begins with this.
+OVERRIDE = "override "
 _FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w{0,9}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """``tree``: file and overrides merged, interpolations untouched. ``origins``: dotted key ->
-    where it was set.
+    """What the user wrote, with the place of every value.
+
+    file: the YAML file.
+    tree: the file with the overrides merged over it; interpolations are not yet replaced.
+    origins: dotted key -> where it was set: a line of the file, or an override.
     """
 
     file: Path
@@ -36,7 +38,7 @@ class Source:
 
 
 def read(file: Path, overrides: Sequence[str] = ()) -> Source:
-    """Reads the file and merges the overrides ``a.b=value`` over it, the last one winning."""
+    """Reads the file and merges the overrides ``a.b=value`` over it. The last override wins."""
     text = _text(file)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -71,7 +73,7 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value for every value that is no mapping; an empty mapping is a value."""
+    """Returns dotted key -> value for every value that is no mapping, or an empty mapping."""
     if not (isinstance(tree, Mapping) and tree):
         return {prefix: tree} if prefix else {}
     found: dict[str, Any] = {}
@@ -81,8 +83,9 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def resolve_paths(settings: JobSettings, base: Path) -> None:
-    """Makes the relative paths of a resolved configuration absolute: they are relative to the
-    YAML's directory.
+    """Makes the relative paths of a resolved configuration absolute, in place.
+
+    base: the directory of the YAML file, which they are relative to.
     """
     settings.local = [str(anchored(name, base)) for name in settings.local]
     datasets = [node for node in (settings.data, settings.evaluation.data) if node is not None]
@@ -99,20 +102,22 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
 
 
 def anchored(name: str, base: Path) -> Path:
-    """``name`` as a path below ``base``, unless it is absolute or starts with ``~``."""
+    """Returns ``name`` as a path below ``base``, unless it is absolute or starts with ``~``."""
     return Path(os.path.normpath(base.absolute() / Path(name).expanduser()))
 
 
 def _interpreter(name: str, base: Path) -> str:
-    """A bare name such as python3.12 is looked up as a shell would."""
+    """Returns the path of an interpreter; a bare name such as python3.12 is looked up in PATH."""
     if "/" not in name and (found := shutil.which(name)):
         return found
     return str(anchored(name, base))
 
 
 def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:
-    """``path`` of one mapping. ``hub``: a name such as org/name that is no directory here stays as
-    it is.
+    """Makes the ``path`` of one mapping absolute where it means a local path.
+
+    hub: whether a name may mean a model of the hub. Such a name (org/name) stays as it is unless it
+        exists here.
     """
     name = node.get("path")
     if not isinstance(name, str) or not name:
@@ -124,6 +129,7 @@ def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:
 
 
 def _text(file: Path) -> str:
+    """Returns the text of a file. Raises ConfigError when it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -135,6 +141,7 @@ def _text(file: Path) -> str:
 
 
 def _override(override: str) -> Any:
+    """Parses one override into a tree. Raises ConfigError when it is not of the form key=value."""
     key, equals, _ = override.partition("=")
     if not equals or not _OVERRIDE.fullmatch(key):
         raise ConfigError(
@@ -150,8 +157,9 @@ def _override(override: str) -> Any:
 
 
 def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
-    """(dotted key, line) for every key of the document; merged anchors (``<<``) count where they
-    were written.
+    """Yields (dotted key, line) for every key of the document; the first line is 1.
+
+    Keys that come from a merged anchor (``<<``) have the line on which they were written.
     """
     if not isinstance(node, yaml.MappingNode):
         return
