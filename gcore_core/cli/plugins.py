@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         path = interpreter.path if interpreter else None
         code = _list(catalog.scan(path).plugins, args.json)
         if not args.json:
+            sys.stdout.flush()  # if nobody reads the table, nobody needs the remark
             print(_NOT_IMPORTED, file=sys.stderr)
         return code
     if args.action == "check":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import deserialize
+from safetensors import deserialize, safe_open
 
 from gcore_core.contract.records import TensorSpec
 
@@ -16,12 +16,19 @@ Tensors = list[tuple[TensorSpec, np.ndarray]]  # arrays are flat uint8
 
 
 def read_safetensors(file: Path) -> Tensors:
-    """All tensors of a file."""
-    found = []
-    for name, entry in deserialize(file.read_bytes()):  # type: ignore[no-untyped-call]
+    """All tensors of a file, in the order in which they lie in it.
+
+    ``deserialize`` gives them in an order of chance; ``offset_keys`` knows the file's.
+    """
+    entries = dict(deserialize(file.read_bytes()))  # type: ignore[no-untyped-call]
+    with safe_open(file, framework="numpy") as opened:
+        names = opened.offset_keys()
+    tensors = []
+    for name in names:
+        entry = entries[name]
         spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]), len(entry["data"]))
-        found.append((spec, np.frombuffer(entry["data"], np.uint8)))
-    return found
+        tensors.append((spec, np.frombuffer(entry["data"], np.uint8)))
+    return tensors
 
 
 def write_safetensors(file: Path, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:

@@ -41,7 +41,10 @@ def test_the_recipe_is_a_valid_job() -> None:
             r"without noise there are no actions, which algorithms/ppo_clip needs",
         ),
         (["roles.rollout.config.window=11"], r"window: must be in 0..9, is 11"),
-        (["objective.config.entropy_coefficient=-0.1", "advantage.use=algorithms/gae"], r"critic"),
+        (
+            ["objective.config.entropy_coefficient=-0.1", "advantage.use=algorithms/gae"],
+            r"requires 'values'",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_path(overrides: list[str], told: str) -> None:
