@@ -1,5 +1,6 @@
-"""Continuous batching as arithmetic: who runs, who waits, and how long the next tokens take.
-Pure.
+"""Computes continuous batching: which sequences run, which wait, how long the next tokens take.
+
+Nothing here waits or reads a clock.
 """
 
 from __future__ import annotations
@@ -16,42 +17,57 @@ Key = tuple[int, int]  # ordinal, sample
 
 @dataclass(frozen=True)
 class _Sequence:
-    """``begun`` and ``end``: what the batch's count of decoding steps is at its first token and
-    after its last.
+    """A sequence that runs.
+
+    group: the ordinal of its prompt.
+    cached: tokens in the cache before its first token.
+    begun: the batch's count of decoding steps at its first token.
+    end: the batch's count of decoding steps after its last token.
     """
 
     group: int
-    cached: int  # tokens in the cache before its first token
+    cached: int
     begun: int
     end: int
 
 
 @dataclass(frozen=True)
 class _Waiting:
+    """A sequence that waits for a place.
+
+    group: the ordinal of its prompt.
+    cached: tokens to prefill: the prompt, and what it had sampled before the cache was dropped.
+    left: tokens still to be sampled.
+    """
+
     group: int
     cached: int
     left: int
 
 
 class ContinuousBatch:
-    """Every decoding step gives each running sequence a token and takes ``profile.step_s(running,
-    cached)``.
+    """Emulates an engine that decodes all running sequences together.
 
-    Between two ends of sequences nothing changes but the cache, so n steps are taken at once:
-    n * step_s(b, C) + cached_s * b * n (n - 1) / 2 for b running sequences and C cached tokens.
+    A decoding step gives each running sequence a token and takes ``profile.step_s(running,
+    cached)``. Between two ends of sequences nothing changes but the cache, so n steps are taken at
+    once: n * step_s(b, C) + cached_s * b * n (n - 1) / 2 for b running sequences and C cached
+    tokens.
     """
 
     def __init__(self, profile: EngineProfile, prefix_cache: bool) -> None:
-        self._profile, self._prefix_cache = profile, prefix_cache
+        self._profile = profile
+        self._prefix_cache = prefix_cache
         self._waiting: dict[Key, _Waiting] = {}
         self._running: dict[Key, _Sequence] = {}
         self._given: Counter[Key] = Counter()  # tokens of sequences that wait again
-        self._ends: list[
-            tuple[int, int, Key]
-        ] = []  # a heap; those that were removed stay until they come up
+        # A heap of (end, order of admission, key). An entry whose sequence was removed stays until
+        # it comes up.
+        self._ends: list[tuple[int, int, Key]] = []
         self._groups: Counter[int] = Counter()
         self._steps = 0  # decoding steps so far
-        self._offset = 0  # cached tokens = offset + running * steps
+        # Every running sequence grows by one token a step, so `cached` is `_offset` + running *
+        # `_steps`, and a step need not touch each sequence.
+        self._offset = 0
         self._prefill_s = 0.0  # still to be spent
         self._order = 0
 
@@ -68,13 +84,14 @@ class ContinuousBatch:
         return self._offset + len(self._running) * self._steps
 
     def add(self, key: Key, prompt: int, answer: int) -> None:
-        """A sequence of ``answer`` tokens after a prompt of ``prompt``; the group is the key's
-        ordinal.
+        """Lets a sequence of ``answer`` tokens after ``prompt`` tokens wait for a place.
+
+        Its group is the key's ordinal.
         """
         self._waiting[key] = _Waiting(key[0], prompt, answer)
 
     def done(self, key: Key) -> int:
-        """Tokens that a sequence has so far."""
+        """Returns how many tokens a sequence has so far."""
         sequence = self._running.get(key)
         return self._given[key] + (self._steps - sequence.begun if sequence else 0)
 
@@ -85,7 +102,7 @@ class ContinuousBatch:
             self._leave(key)
 
     def forget_cache(self) -> None:
-        """The memory is given back: what runs waits again, and all of it is to be prefilled."""
+        """Drops the cache: running sequences wait again, first in line, to be prefilled whole."""
         again = {}
         for key, sequence in list(self._running.items()):
             given = self._steps - sequence.begun
@@ -98,14 +115,17 @@ class ContinuousBatch:
         self._prefill_s = 0.0
 
     def advance(self, limit_s: float) -> tuple[float, list[Key]]:
-        """(seconds, who ended) until the next sequence ends, or for about ``limit_s``: whole
-        tokens, at least one.
+        """Goes on until the next sequence ends, or for about ``limit_s``.
+
+        Returns the seconds that it took and the sequences that ended. Whole tokens are decoded, at
+        least one unless prefilling took time.
         """
         self._admit()
         seconds = min(self._prefill_s, limit_s)
         self._prefill_s -= seconds
         if self._prefill_s or not self._running:
             return seconds, []
+        # Drops entries of sequences that were removed, or that run again with another end.
         while (
             self._ends[0][2] not in self._running
             or self._running[self._ends[0][2]].end != self._ends[0][0]
@@ -125,6 +145,7 @@ class ContinuousBatch:
         return seconds, ended
 
     def _admit(self) -> None:
+        """Lets waiting sequences run, in order, while there are places and room in the cache."""
         profile = self._profile
         waiting = deque(self._waiting.items())
         while waiting and len(self._running) < profile.max_running:
@@ -132,6 +153,7 @@ class ContinuousBatch:
             if self._running and self.cached + new.cached > profile.cache_tokens:
                 return
             del self._waiting[key]
+            # A prompt that another running sequence of its group has in the cache costs nothing.
             known = self._prefix_cache and self._groups[new.group] and not self._given[key]
             self._prefill_s += 0.0 if known else profile.prefill_s * new.cached
             self._running[key] = _Sequence(
@@ -155,8 +177,10 @@ class ContinuousBatch:
         return steps * self._profile.step_s(running, self.cached) + growth
 
     def _steps_within(self, seconds: float) -> int:
-        """The most decoding steps that take no longer: the root of the quadratic that ``_decode_s``
-        is.
+        """Returns the most decoding steps that take at most ``seconds``.
+
+        It is the positive root n of half * n^2 + first * n = seconds, which is what ``_decode_s``
+        computes, rounded down.
         """
         half = self._profile.cached_s * len(self._running) / 2
         first = self._profile.step_s(len(self._running), self.cached) - half

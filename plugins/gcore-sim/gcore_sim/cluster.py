@@ -1,7 +1,8 @@
-"""A cluster on which placement policies are tried, step by step, on the same groups: what each step
-costs under each of them, under the best fixed split of that very step, and at least.
+"""Simulates a cluster on which placement policies are compared step by step, on the same groups.
 
-The policies are the objects that decide in a run, and see what they would see there.
+Each step is costed under every policy, under the best fixed split of that step (the oracle), and
+by a lower bound that no placement can beat. The policies are the same objects that decide in a
+run, and they see the same facts as in a run.
 """
 
 from __future__ import annotations
@@ -36,8 +37,15 @@ _SYNC_S = 10.0  # a push of weights and the wake after it
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """devices: of one kind. size: devices of a replica of either role. needed: groups that a step
-    must keep; switch_s: to change the roles of all devices. shards: controllers.
+    """The simulated machine, and what a step must produce on it.
+
+    devices: how many there are, all of one kind.
+    size: devices of one replica, the same for both roles.
+    needed: groups that a step must keep.
+    switch_s: seconds to change the roles of all devices.
+    shards: controllers that share a step's groups.
+    profiles: cost profiles of the policy's engines and of the judge's, in this order.
+    trainer: the terms of what training costs.
     """
 
     devices: int
@@ -69,10 +77,20 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One step under one policy. share: of the cells, for the judges. best_s: of the best fixed
-    split of this step,
-    bound_s: less than which no placement takes; train_s: preparation, training and the push, as
-        under the oracle.
+    """One step under one policy.
+
+    policy: the policy's name, or ORACLE.
+    seconds: the rollout's time under this policy.
+    best_s: the rollout's time under the best fixed split of this step.
+    bound_s: a lower bound of the rollout's time; no placement takes less.
+    train_s: preparation, training and the push, computed from the oracle's rollout.
+    mode: the decision's mode: split, colocated or coresident.
+    share: share of the cells that judge.
+    moved: cells that changed roles before this step.
+    issued, kept: groups that were started, and groups that passed the filter.
+    decision_s: processor seconds that the policy took to decide.
+    predicted_s: the policy's own prediction of `seconds`; None when it makes none.
+    idle: cause -> share of all replica-seconds that were idle for it.
     """
 
     policy: str
@@ -99,20 +117,24 @@ class _Trial:
     """One policy, with what it has seen so far."""
 
     def __init__(self, policy: PlacementPolicy, window: Window) -> None:
-        self._policy, self._window = policy, window
+        self._policy = policy
+        self._window = window
         self._partition: Partition | None = None
 
     def decide(self, step: int) -> tuple[Decision, int, float]:
-        """(the decision, cells that changed roles, processor seconds that it took)."""
+        """Returns the decision, how many cells change roles by it, and its processor seconds."""
         began_s = time.process_time()
         decision = self._policy.revise(self._partition, replace(self._window, step=step))
         took_s = time.process_time() - began_s
+        # A cell that begins or ends to judge has changed roles: the symmetric difference.
+        # A cell that begins or ends to judge has changed roles: the symmetric difference.
         before = set(self._partition.cells[_JUDGE]) if self._partition else set()
         moved = len(before ^ set(decision.partition.cells[_JUDGE])) if before else 0
         self._partition = decision.partition
         return decision, moved, took_s
 
     def measured(self, step: int, decision: Decision, played: Played) -> None:
+        """Adds the outcome of a step to what the policy sees at its next decision."""
         requests = {_POLICY: played.requests(0, step), _JUDGE: played.requests(1, step)}
         outcome = Outcome(
             step=step,
@@ -139,8 +161,10 @@ def simulate(
     seed: int,
     balancer: Balancer | None = None,
 ) -> Iterator[Row]:
-    """The rows of every step: those of the policies, and one of the oracle. All share the rule of
-    oversampling, which learns from what the oracle's steps kept.
+    """Yields the rows of every step: one for each policy, then one for the oracle.
+
+    All policies share one rule of oversampling, which learns from what the oracle's steps kept, so
+    that policies differ in their placement alone.
     """
     trials = {name: _Trial(policy, cluster.window()) for name, policy in policies.items()}
     rate = KeepRate()
@@ -195,14 +219,17 @@ def _cells(decision: Decision) -> set[Cell]:
 
 
 class _Plays:
-    """One step's groups on any engines; what was played once is not played again."""
+    """Plays one step's groups on any engines, and remembers the result for each of them."""
 
     def __init__(self, cluster: Cluster, groups: Groups, rate: KeepRate) -> None:
-        self._cluster, self._groups, self._rate = cluster, groups, rate
+        self._cluster = cluster
+        self._groups = groups
+        self._rate = rate
         self._known: dict[Engines, Played] = {}
 
     def of(self, decision: Decision) -> Played:
-        size, n = self._cluster.size, self._cluster.replicas
+        size = self._cluster.size
+        n = self._cluster.replicas
         if decision.mode == "colocated":
             return self._play(Engines("colocated", n, n))
         if decision.mode == "coresident":
@@ -214,13 +241,16 @@ class _Plays:
         return self._play(Engines("split", devices[0] // size, devices[1] // size))
 
     def best(self) -> tuple[int, Played]:
-        """(replicas that judge, rollout) of the best fixed split: a coarse grid, then ever closer
-        around its least.
+        """Returns how many replicas judge in the best fixed split, and the rollout under it.
+
+        The search starts from a coarse grid and then looks ever closer around its least point.
         """
         n = self._cluster.replicas
         for share in np.geomspace(0.05, 0.7, 9):
             self._split(round(share * n))
         stride = max(1, n // 32)
+        # Both neighbours of the best are played. While one is better, the search moves there; when
+        # none is, the stride halves, and at stride 1 the best is found.
         while True:
             best = self._least()
             self._split(best.judge - stride)
@@ -235,13 +265,15 @@ class _Plays:
         return min(splits, key=lambda engines: self._known[engines].seconds)
 
     def _split(self, judges: int) -> None:
+        """Plays the split with so many judges; both roles keep at least one replica."""
         n = self._cluster.replicas
         judges = min(max(judges, 1), n - 1)
         self._play(Engines("split", n - judges, judges))
 
     def _play(self, engines: Engines) -> Played:
         if engines not in self._known:
-            cluster, profiles = self._cluster, self._cluster.profiles
+            cluster = self._cluster
+            profiles = self._cluster.profiles
             if engines.mode == "coresident":
                 profiles = coresident(profiles)
             dealing = room_of(cluster.shards), cluster.shards
@@ -259,8 +291,10 @@ class _Plays:
 
 
 def train_s(cluster: Cluster, played: Played, balancer: Balancer | None) -> float:
-    """Preparation, training and the push of what a rollout kept, on all devices; without a balancer
-    ranks are even.
+    """Returns the seconds of preparation, training and the push for what a rollout kept.
+
+    All devices train. The slowest rank sets the time; without a balancer all ranks are taken to
+    have the same work.
     """
     chosen = np.flatnonzero(played.groups.kept[: played.issued])[: cluster.needed]
     groups = played.groups.take(chosen)

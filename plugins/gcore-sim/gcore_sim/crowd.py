@@ -1,7 +1,7 @@
-"""``sim/crowd``: a site on this machine whose emulated workers share a few host processes.
+"""Launches ``sim/crowd``: a site on this machine whose emulated workers share a few host processes.
 
 Everything else is the core's: the agent with its slabs, the sockets, a process for each controller.
-``sim/inline`` is the same with no processes at all, for a loop whose clock may be a virtual one.
+``sim/inline`` does the same without any process, for an event loop whose clock may be virtual.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ _TAIL_BYTES = 8192
 
 
 class CrowdLauncher:
+    """Starts the core's local site, and deals emulated workers to host processes beside it."""
+
     def __init__(self, config: CrowdConfig) -> None:
         self._config = config
 
@@ -58,8 +60,9 @@ class CrowdLauncher:
 
 
 class InlineCrowdLauncher:
-    """The settings are those of the crowd, so that a job need not be changed; they have no meaning
-    here.
+    """Starts the core's inline site, and runs all workers as tasks of this event loop.
+
+    It takes the crowd's settings, so that a job need not be changed, and ignores them.
     """
 
     def __init__(self, config: CrowdConfig) -> None:
@@ -76,8 +79,10 @@ class InlineCrowdLauncher:
 
 
 class Crowd:
-    """The agent as the supervisor sees it. Some workers are started here, everything else is the
-    agent's own.
+    """Stands for the agent towards the supervisor: starts some workers itself, passes on the rest.
+
+    ``start`` decides which workers are started here. Their exits and their usage are merged into
+    the agent's answers.
     """
 
     def __init__(self, agent: Peer) -> None:
@@ -107,7 +112,8 @@ class Crowd:
         *,
         deadline_s: float | None = None,
     ) -> AsyncGenerator[Item, None]:
-        """The exits that the agent streams, and those of workers that were started here."""
+        """Yields the exits that the agent streams, and those of workers that were started here."""
+        # Both sources write to one queue, which is read here; a task carries the agent's exits.
         stream = self._agent.stream(endpoint, request, deadline_s=deadline_s)
         self._tasks.append(
             asyncio.ensure_future(self._relay(cast(AsyncGenerator[WorkerExit, None], stream)))
@@ -143,17 +149,22 @@ class Crowd:
 
 
 class Hosts(Crowd):
-    """Emulated workers are dealt to host processes, which end with the process that started
-    them.
+    """Deals emulated workers to host processes, which end with the process that started them.
+
+    Each host process holds the reading end of a pipe, its lifeline. It ends when the other end is
+    closed, here or by the end of this process.
     """
 
     def __init__(self, agent: Peer, processes: int, logs: Path) -> None:
         super().__init__(agent)
-        self._most, self._logs = processes, logs
+        self._most = processes
+        self._logs = logs
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._lifelines: list[int] = []
 
     async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
+        # Host number i gets every `self._most`-th worker, beginning with the i-th.
+        # Host number i gets every `self._most`-th worker, beginning with the i-th.
         own = [spec for spec in workers if is_emulated(spec) and _runs_here(spec)]
         for number in range(min(self._most, len(own))):
             spec = HostSpec(name=f"host.{number}", workers=own[number :: self._most])
@@ -185,8 +196,10 @@ class Hosts(Crowd):
 
 
 class Tasks(Crowd):
-    """All workers, controllers too, are tasks of this loop. Unlike inside the core's own inline
-    agent, a policy may have many ranks, since emulated ones do not meet.
+    """Runs all workers, controllers too, as tasks of this event loop.
+
+    A policy may have many ranks here, unlike inside the core's own inline agent, because emulated
+    ranks exchange nothing with each other.
     """
 
     def __init__(self, agent: Peer, network: InlineView) -> None:
@@ -197,9 +210,8 @@ class Tasks(Crowd):
         self._tasks += [
             asyncio.ensure_future(self._run(spec)) for spec in workers if _runs_here(spec)
         ]
-        return [
-            spec for spec in workers if not _runs_here(spec)
-        ]  # the agent refuses them, and says why
+        # The agent refuses the others, and says why.
+        return [spec for spec in workers if not _runs_here(spec)]
 
     async def _run(self, spec: WorkerSpec) -> None:
         code = 1
@@ -211,5 +223,5 @@ class Tasks(Crowd):
 
 
 def _runs_here(spec: WorkerSpec) -> bool:
-    """Whether this interpreter is the one that its role asks for."""
+    """Returns whether this interpreter is the one that the worker's role asks for."""
     return spec.python in ("", sys.executable)

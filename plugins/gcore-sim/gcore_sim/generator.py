@@ -1,5 +1,6 @@
-"""The emulated generator: real records through the real path, at the time a model of an engine
-says.
+"""Emulates a generator: it makes real records, and takes the time that a model of an engine says.
+
+The records go through the same code as those of a real engine.
 """
 
 from __future__ import annotations
@@ -36,8 +37,14 @@ _SHIFTS = 1 << 16  # payloads that differ
 
 @dataclass
 class _Sample:
-    """past: (tokens at the end, weights version, table) of each version that sampled a part of it,
-    but the present.
+    """A sample that was submitted and has not been returned.
+
+    request: what was asked.
+    prompt: tokens of the prompt.
+    answer: tokens that the whole answer will have.
+    status: FINISHED, or TRUNCATED when the answer was cut at the limit.
+    past: for each earlier weights version that sampled a part of it: the tokens there were at the
+        end of that part, the version and its table. Empty while one version has sampled all.
     """
 
     request: SampleRequest
@@ -48,13 +55,15 @@ class _Sample:
 
 
 class SimGenerator:
-    """An answer's length is drawn by its seed as its row says, its letters by its seed and the
-    weights.
+    """Draws an answer's length from its seed and its row, and its letters from seed and weights.
+
+    See ``Generator``, ``ReceivesWeights`` and ``Sleeps`` in ``gcore_core.contract.generator``.
     """
 
     def __init__(self, config: GeneratorConfig, context: WorkerContext) -> None:
         self.version = 0
-        self._config, self._progress = config, context.progress
+        self._config = config
+        self._progress = context.progress
         self._lengths = AnswerLengths(
             config.answer_median, config.answer_sigma, config.max_new_tokens
         )
@@ -86,7 +95,7 @@ class SimGenerator:
             self._batch.add((request.ordinal, request.sample), prompt, answer)
 
     def step(self) -> list[Finished]:
-        """Goes on until the next answer ends, or for ``tick_s``."""
+        """Emulates decoding until the next answer ends, or for ``tick_s``."""
         if not self._awake:
             raise ContractError("a sleeping generator was asked to go on", where="sim")
         failed, self._failed = self._failed, []
@@ -108,6 +117,8 @@ class SimGenerator:
         status, answer = (
             (sample.status, sample.answer) if aborted_after is None else (ABORTED, aborted_after)
         )
+        # Each part of the answer was sampled by one version of the weights. Letters are drawn for
+        # the whole answer under every version, and each part takes its own slice of them.
         parts = [*sample.past, (answer, self.version, self._table)]
         if sample.request.greedy:
             letters = [
@@ -116,7 +127,9 @@ class SimGenerator:
         else:
             codes = codes_of(sample.request.seed, answer)
             letters = [table.letter_of[codes] for _, _, table in parts]
-        actions, logp, begun = np.empty(answer, np.int32), np.empty(answer, np.float32), 0
+        actions = np.empty(answer, np.int32)
+        logp = np.empty(answer, np.float32)
+        begun = 0
         for (end, _, table), drawn in zip(parts, letters, strict=True):
             actions[begun:end] = drawn[begun:end]
             if end == answer and status == FINISHED:
@@ -139,8 +152,10 @@ class SimGenerator:
         )
 
     def _payload(self, request: SampleRequest) -> np.ndarray:
-        """A view of one memory for all, from another place for each record, so that nothing is
-        copied here.
+        """Returns a record's payload, uint8[nbytes], without copying.
+
+        It is a view of the memory that all records share. The view's place is a hash of the
+        record's name, so payloads differ.
         """
         payload = self._config.payload
         name = f"{request.ordinal}" if payload.shared else f"{request.ordinal}/{request.sample}"
@@ -168,6 +183,8 @@ class SimGenerator:
             self._spend(spec.nbytes / total * self._config.weights_gb * self._config.push_s_per_gb)
 
     def commit_weights(self, plan: WeightPlan) -> None:
+        """See ``ReceivesWeights.commit_weights``; running answers go on under the new weights."""
+        # What the old version has sampled of each answer becomes a part of its past.
         for key, sample in self._samples.items():
             done = self._batch.done(key)
             if done > (sample.past[-1][0] if sample.past else 0):
@@ -188,7 +205,7 @@ class SimGenerator:
         return int(self._config.weights_gb * _BYTES_PER_GB) if self._awake else 0
 
     def sleep(self) -> None:
-        """Gives weights and cache back: what runs is prefilled again after the wake."""
+        """Gives the memory of weights and cache back; what runs is prefilled again after waking."""
         self._awake = False
         self._batch.forget_cache()
         self._spend(self._config.sleep_s)
@@ -211,8 +228,9 @@ def _prompt_tokens(request: SampleRequest) -> int:
 
 @lru_cache(maxsize=2)
 def _noise(nbytes: int) -> np.ndarray:
-    """uint8[nbytes], read-only: a megabyte of random bytes again and again. One for all workers of
-    a process.
+    """Returns uint8[nbytes], read-only: one megabyte of random bytes, repeated.
+
+    All workers of a process share it.
     """
     noise = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), nbytes)
     noise.flags.writeable = False

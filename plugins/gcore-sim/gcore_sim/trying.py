@@ -1,5 +1,6 @@
-"""``g-core simulate``: placement policies on a simulated cluster, in a table, as JSON, as a
-plot.
+"""Runs ``g-core simulate``: compares placement policies on a simulated cluster.
+
+The result is printed as a table or as JSON, and drawn as a plot if asked.
 """
 
 from __future__ import annotations
@@ -80,7 +81,18 @@ def run(words: list[str]) -> int:
 
 
 def summary(rows: Sequence[Row], skip: int = 0) -> dict[str, dict[str, Any]]:
-    """Policy -> means over its steps, the first ``skip`` left out; fastest first."""
+    """Returns policy -> means over its steps, without the first ``skip`` steps, fastest first.
+
+    seconds: of the rollout.
+    step_seconds: of the rollout, preparation, training and the push.
+    excess_mean, excess_p95, excess_max: share of time above the best fixed split of the same step.
+    over_bound: time over the lower bound, as a factor.
+    judge_share: share of the cells that judge.
+    moved_cells: cells that change roles in a step.
+    prediction_error: mean relative error of predictions; None when the policy makes none.
+    decision_share_of_step: processor time of decisions over the time of the steps.
+    idle: cause -> share of replica-seconds.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row.policy for row in rows):
         own = [row for row in rows if row.policy == name and row.step >= skip]
@@ -201,7 +213,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _specs(kind: str, plugin: str, name: str) -> dict[str, Provider]:
-    """The plugin's providers of this kind, by name. name: the words that ask for one."""
+    """Returns the plugin's providers of this kind, by name.
+
+    name: the user's words that ask for one; they are shown when the plugin is not installed.
+    """
     plugins = Plugins()
     where = f"--policies {name}" if kind == "placement" else "--balance"
     plugins.load(catalog.scan().get(plugin, where=where))
@@ -209,7 +224,11 @@ def _specs(kind: str, plugin: str, name: str) -> dict[str, Provider]:
 
 
 def _made(kind: str, name: str, plugin: str) -> Any:
-    """The provider named ``name[:value]`` or ``plugin[/name][:value]``, made."""
+    """Builds the provider that ``name`` asks for: ``name[:value]`` or ``plugin[/name][:value]``.
+
+    ``value`` is turned into the type of the default of the provider's first setting. Raises
+    ConfigError where there is no such provider, it has no settings, or the value does not fit.
+    """
     path, _, value = name.partition(":")
     plugin, _, provider = path.rpartition("/") if "/" in path else (plugin, "", path)
     specs = _specs(kind, plugin, name)
@@ -244,6 +263,7 @@ def _made(kind: str, name: str, plugin: str) -> Any:
 
 
 def _profile(text: str) -> Profile:
+    """Returns the profile whose terms a JSON object gives. Raises ConfigError."""
     try:
         return Profile(**json.loads(text))
     except (TypeError, ValueError) as error:

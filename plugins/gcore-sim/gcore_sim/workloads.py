@@ -1,5 +1,6 @@
-"""What a simulated cluster is to sample: published parameter sets, or the lengths of a recorded
-run.
+"""Defines what a simulated cluster samples: published parameter sets, or lengths of a recorded run.
+
+All lengths are in tokens.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from gcore_queueing.step import Groups
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.run_files import Record, read_trace
 
-PROMPT, INSTRUCTIONS = (
-    512.0,
-    1024.0,
-)  # tokens; a judge reads its instructions, with the prompt, and the answer
+#: Tokens of a prompt.
+PROMPT = 512.0
+#: Tokens of a judge's instructions; published sets count the prompt among them.
+INSTRUCTIONS = 1024.0
 _CORRELATION = 0.5  # of the log-lengths of one prompt's answers
 
 
@@ -29,28 +30,39 @@ _KEPT = {"trained", "surplus"}  # verdicts of groups that teach
 
 class Workload(Protocol):
     def groups(self, step: int, count: int, seed: int) -> Groups:
-        """``count`` groups of a step, in the order of their ordinals; the same arguments give the
-        same.
+        """Returns ``count`` groups of a step, in the order of their ordinals.
+
+        The same arguments give the same groups.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Log-normal, in tokens: what is longer than the limit is cut off."""
+    """A log-normal distribution of lengths in tokens; what is longer than the limit is cut off.
+
+    median: the median length.
+    sigma: the standard deviation of the length's logarithm.
+    limit: the longest length.
+    """
 
     median: float
     sigma: float
     limit: float
 
     def draw(self, normal: np.ndarray) -> np.ndarray:
+        """Turns standard-normal draws into lengths of the same shape: whole numbers as floats."""
         return np.ceil(np.minimum(self.median * np.exp(self.sigma * normal), self.limit))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One step: lengths of answers and verdicts, and the share of groups that teach. harder: how
-    much less likely a group is kept when its answers are e times as long, in log-odds; 0: lengths
-    say nothing.
+    """The distributions of one step.
+
+    policy: lengths of answers.
+    judge: lengths of verdicts.
+    keep: share of groups that teach, so that the filter keeps them.
+    harder: how many log-odds less likely a group is kept for each unit of its prompt's
+        standard-normal draw of length; 0: whether it is kept does not depend on its lengths.
     """
 
     policy: Lengths = field(default_factory=lambda: Lengths(median=2500, sigma=1.0, limit=16384))
@@ -69,7 +81,7 @@ def _judge_heavy(step: int, steps: int) -> Shape:
 
 
 def _bursty(step: int, steps: int) -> Shape:
-    """Another mixture of prompts every four steps."""
+    """Changes the mixture of prompts every four steps."""
     policy, judge, keep = [(2500, 600, 0.5), (900, 1600, 0.7), (6000, 400, 0.35)][step // 4 % 3]
     return Shape(
         policy=Lengths(median=policy, sigma=1.0, limit=32768),
@@ -89,7 +101,7 @@ def _drift(step: int, steps: int) -> Shape:
 
 
 def _hard_drift(step: int, steps: int) -> Shape:
-    """As drift; groups with long answers are kept less."""
+    """Is ``_drift``, but keeps fewer of the groups with long answers."""
     shape = _drift(step, steps)
     return Shape(policy=shape.policy, judge=shape.judge, keep=shape.keep, harder=1.0)
 
@@ -105,6 +117,13 @@ PUBLISHED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
+    """The groups of a published parameter set.
+
+    name: a key of PUBLISHED.
+    steps: steps of the whole run, over which the set changes.
+    samples: answers of a group.
+    """
+
     name: str
     steps: int
     samples: int = 16
@@ -112,10 +131,10 @@ class Published:
     def groups(self, step: int, count: int, seed: int) -> Groups:
         shape = PUBLISHED[self.name](step, self.steps)
         random = np.random.default_rng([seed, step])
-        shared, own = (
-            random.standard_normal((count, 1)),
-            random.standard_normal((count, self.samples)),
-        )
+        # A log-length is a sum of the prompt's draw and the answer's own, so two answers to one
+        # prompt correlate by _CORRELATION and each still has variance 1.
+        shared = random.standard_normal((count, 1))
+        own = random.standard_normal((count, self.samples))
         policy = shape.policy.draw(
             math.sqrt(_CORRELATION) * shared + math.sqrt(1 - _CORRELATION) * own
         )
@@ -132,10 +151,13 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The groups of a run, step by step, and from the first step again when it is over. More groups
-    than a step had are drawn from it once more. needed: groups that a step trained, on average.
-    Records that were scored and whose trace does not say what judges answered get a verdict from
-    ``judge``.
+    """The groups of a run, step by step, and from the first step again when it is over.
+
+    When a step needs more groups than it had, the rest are drawn from its own with replacement.
+
+    recorded: the groups of each step. NaN in `judge`: scored, but the trace has no verdict.
+    needed: groups that a step trained, on average.
+    judge: lengths of the verdicts that the trace does not have.
     """
 
     recorded: Sequence[Groups]
@@ -161,7 +183,7 @@ class Recorded:
 
 
 def recorded(directory: Path, judge: Lengths) -> Recorded:
-    """The groups in a run's trace. Raises DataError where it has none that were trained."""
+    """Reads the groups in a run's trace. Raises DataError where it has none that were trained."""
     steps: dict[int, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for line in read_trace(directory):
         if isinstance(line, Record) and line.verdict in _KEPT | {"filtered"}:
@@ -181,14 +203,17 @@ def recorded(directory: Path, judge: Lengths) -> Recorded:
 
 
 def _table(groups: Sequence[Sequence[Record]]) -> Groups:
-    """Columns of a step's records. Verdicts of several judges count as one; nan where they are not
-    known.
+    """Returns a step's records as columns, each float64[groups, longest group].
+
+    Verdicts of several judges on a record are added up, NaN where they are not known. Shorter
+    groups are filled up with zeros.
     """
     shape = len(groups), max(map(len, groups))
     policy, prompt, judge, read = (np.zeros(shape) for _ in range(4))
     for row, group in enumerate(groups):
         for column, record in enumerate(group):
-            policy[row, column], prompt[row, column] = record.n_actions, record.n_prompt
+            policy[row, column] = record.n_actions
+            prompt[row, column] = record.n_prompt
             judge[row, column] = sum(answer.n_actions for answer in record.asked)
             read[row, column] = sum(answer.n_prompt for answer in record.asked)
             if record.scored_s and not record.asked:
