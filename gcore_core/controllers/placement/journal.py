@@ -1,6 +1,6 @@
-"""Writes ``placement.jsonl`` of a run: what was decided before each step, what it came to; one JSON
-object a line.
+"""Writes ``placement.jsonl`` of a run: one JSON object a line.
 
+A line holds what was decided before a step, or what a decision came to.
 ``gcore_core.contract.run_files`` has the types of the lines and reads them.
 """
 
@@ -15,7 +15,11 @@ from gcore_core.contract.run_files import PLACEMENT, Decided, Measured
 
 
 def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "") -> Decided:
-    """What is written of a decision. ``state`` and ``seen`` must be plain values."""
+    """The journal's line for a decision, whose ``state`` and ``seen`` must be plain values.
+
+    took_s: seconds that the decision took, with summing up what the policy sees.
+    rescued: the judge that it helps; "" for a decision at a step's boundary.
+    """
     plain = {
         name: told for name, told in vars(decision).items() if name not in ("partition", "engines")
     }
@@ -25,6 +29,7 @@ def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "
 
 
 def _indexes(partition: Partition) -> dict[str, list[list[int]]]:
+    """Role -> the device indexes of each of its cells."""
     return {
         role: [[device.index for device in cell.devices] for cell in own]
         for role, own in partition.cells.items()

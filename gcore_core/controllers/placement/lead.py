@@ -1,5 +1,6 @@
-"""The lead's part of placement: asks the policy at a step's boundary, has it carried out, writes it
-all down.
+"""The lead's part of placement: before each step it asks the policy who shall be awake.
+
+It then has the decision carried out and writes the decision, and what came of it, to the journal.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from gcore_core.controllers.placement.measurements import (
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision
 
-LOOKS = 5  # at judges, one to three seconds apart
-_OUTCOMES = 64  # that a policy sees
+# How often in a row a judge must be found without an answering replica before it is helped. The
+# looks are one to three seconds apart.
+LOOKS = 5
+_OUTCOMES = 64  # the latest outcomes that are kept and that a policy sees
 
 
 class Awake(msgspec.Struct, frozen=True):
-    """Who is awake in a rollout: a value, replaced by a newer one when the lead has decided anew.
+    """Says who is awake in a rollout. It never changes: a new decision makes a new value.
 
     version: counts the decisions of a run; 0 before the first.
-    replicas: generator role -> its replicas that are awake.
-    in_turns: they are so one role after the other: every cell serves the policy until all its
-        records are there, then judges.
+    replicas: generator role -> the numbers of its replicas that are awake.
+    in_turns: whether roles share cells one after the other: every cell serves the policy until all
+        records of the round are there, then it serves the judges.
     """
 
     version: int
@@ -52,8 +55,14 @@ class Awake(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Last:
-    """The step that is over: its requests by role, and what its stages took. monitoring_s: of
-    telling and hearing.
+    """What was measured in the step that is over; all empty or 0 before the first one.
+
+    measured: role -> its finished requests; empty where no record was drawn.
+    rollout_s: seconds of the rollout.
+    training_s: seconds from the end of the rollout to the next decision, less those in which
+        generators were put to sleep.
+    pushing_s: seconds from the decision to the start of the rollout.
+    monitoring_s: seconds of work for sending the measurements to the lead and reading them there.
     """
 
     measured: Mapping[str, Requests] = field(default_factory=dict)
@@ -64,16 +73,16 @@ class Last:
 
 
 class Mover:
+    """Asks the placement policy and carries out what it decides; only the lead has one."""
+
     def __init__(
         self, context: ControllerContext, roles: Mapping[str, Sequence[int]], sleepers: Sleepers
     ) -> None:
-        """roles: that move, and their replicas."""
+        """roles: generator role that moves -> the numbers of all its replicas."""
         assert context.facts.placement is not None and context.placement is not None
-        self._facts, self._policy, self._sleepers = (
-            context.facts.placement,
-            context.placement,
-            sleepers,
-        )
+        self._facts = context.facts.placement
+        self._policy = context.placement
+        self._sleepers = sleepers
         self._engines = {
             role: {index for replica in replicas for index in replica}
             for role, replicas in self._facts.engines.items()
@@ -85,23 +94,26 @@ class Mover:
         self._outcomes = msgspec.convert(saved.get("outcomes", []), list[Outcome])
         self._step = 0
         self._switch_s: float | None = None
-        self._boundary_s = self._turns_s = (
-            0.0  # spent on changing roles, at the step's start and within it
-        )
+        # Seconds spent on changing roles: at the step's start, and within it.
+        self._boundary_s = self._turns_s = 0.0
         self._profiles = msgspec.convert(saved.get("profiles", {}), dict[str, Profile])
         self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
         self._wanted = {role: list(own) for role, own in roles.items()}
-        self._served: dict[str, list[int]] = {}  # awake at any time of the rollout
-        self._looks = 0
-        self._version = 0  # of who is awake
+        self._served: dict[str, list[int]] = {}  # who was awake at any time of the rollout
+        self._looks = 0  # how often in a row a judge had no replica that answers
+        self._version = 0  # of the latest ``Awake``
 
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
-        """Tells the policy what the last step was; has awake in the next one whom it names."""
+        """Asks the policy about the next step and has awake whom it names.
+
+        release_before: no record of earlier steps is needed; replicas that sleep are told so.
+        last: what was measured in the step before; the policy sees it.
+        """
         began_s = time.perf_counter()
         latest = self._decision
         was_measured = latest is not None and bool(last.measured)
-        # What the latest decision came to is part of what the policy sees.
+        # Before ``_window``: what the latest decision came to is part of what the policy sees.
         if latest is not None and was_measured:
             self._remember(latest, last)
         self._learn(last)
@@ -109,7 +121,8 @@ class Mover:
         window = self._window(step, last)
         decision = ask_policy(self._policy, self._facts.provider, partition, window, self._engines)
         decided_s = time.perf_counter() - began_s
-        # Before anything that it reads is set for the new step: who served, moves, seconds.
+        # Before the resets below: it reads who served, how many moved and how long that took. After
+        # the policy was asked: its seconds count as monitoring.
         if was_measured:
             self._look_back(last, last.monitoring_s + decided_s)
         self._write(journal.decided(step, decision, decided_s))
@@ -128,13 +141,15 @@ class Mover:
         return self._awake(self._decision)
 
     async def turn(self, judging: bool) -> None:
-        """Gives the cells to the judges, or back to the policy."""
+        """Gives the cells to the judges, or back to the policy; in turns only."""
         took_s = await self._sleepers.arrange(self._in_turn(judging))
         self._turns_s, self._switch_s = self._turns_s + took_s, took_s
 
     async def rescue(self) -> Awake | None:
-        """All is drawn and not all is judged: helps a judge of which nobody has answered ``LOOKS``
-        times in a row.
+        """Helps a judge that no replica of has answered ``LOOKS`` times in a row.
+
+        It is called while all records are drawn and not all are judged, once for each look. Returns
+        who is awake after the help; None while there is none to give.
         """
         judges = {role: own for role, own in self._wanted.items() if role != ROLLOUT}
         gone = await self._sleepers.gone([(role, i) for role, own in judges.items() for i in own])
@@ -153,15 +168,17 @@ class Mover:
         return self._awake(self._decision)
 
     def _awake(self, decision: Decision) -> Awake:
-        """What was just carried out."""
+        """The decision that was just carried out, as the shards get it."""
         self._version += 1
         return Awake(self._version, self._wanted, decision.mode == "colocated")
 
     def _rescued(self, step: int, decision: Decision) -> Decision:
-        """What takes its place where a judge has nobody left and the policy knows help; else the
-        decision itself.
+        """The decision that replaces this one where a judge has no replica left.
+
+        It is the decision itself where no judge is in need, or where the policy offers no help.
         """
-        lost, engines = self._sleepers.lost, self._facts.engines
+        lost = self._sleepers.lost
+        engines = self._facts.engines
         role = _starving(
             {r: self._ranks(r, decision.partition.cells[r]) for r in self._wanted if r != ROLLOUT},
             lost,
@@ -184,7 +201,11 @@ class Mover:
         return found
 
     async def _carry_out(self, decision: Decision, judging: bool, release_before: int = 0) -> float:
-        """Has awake whom the decision names, but for those that are lost."""
+        """Has awake whom the decision names, except lost replicas; returns the seconds it took.
+
+        A role that has only lost replicas keeps them: they may merely be starting. In turns,
+        ``judging`` says whose turn it is.
+        """
         self._wanted = {
             role: [i for i in own if (role, i) not in self._sleepers.lost] or own
             for role, own in (
@@ -197,25 +218,27 @@ class Mover:
         return await self._sleepers.arrange(awake, release_before)
 
     def _in_turn(self, judging: bool) -> dict[str, list[int]]:
+        """Who is awake while the cells judge, or while they serve the policy."""
         return {
             role: own if (role != ROLLOUT) == judging else [] for role, own in self._wanted.items()
         }
 
     def _ranks(self, role: str, cells: Sequence[Cell]) -> list[int]:
-        """The replicas of a role that lie in the cells."""
+        """The replicas of a role all of whose devices lie in the cells."""
         taken = {device.index for cell in cells for device in cell.devices}
         return [i for i, own in enumerate(self._facts.engines[role]) if taken.issuperset(own)]
 
     def _learn(self, last: Last) -> None:
-        """Fits the engines' profiles to the latest rollout, and how much a replica ran at once."""
+        """Learns from the latest rollout: each role's engine profile, its most requests at once."""
         for role, requests in last.measured.items():
             self._profiles[role] = Profile.fit(requests, self._profiles.get(role, Profile()))
             most = most_at_once(requests, self._wanted[role])
             self._most_at_once[role] = max(most, self._most_at_once.get(role, 1))
 
     def _window(self, step: int, last: Last) -> Window:
-        """What the policy sees, of what was learned so far."""
-        facts, measured = self._facts, last.measured
+        """What the policy sees: the last step's measurements and what was learned so far."""
+        facts = self._facts
+        measured = last.measured
         idle = {
             role: idle_share(requests, self._wanted[role], last.rollout_s)
             for role, requests in measured.items()
@@ -236,7 +259,7 @@ class Mover:
         )
 
     def _filled(self, last: Last) -> dict[str, float]:
-        """Role -> share of its places that were taken in the rollout; see ``Window.filled``."""
+        """Role -> the share of its places that were taken in the rollout; see ``Window.filled``."""
         shares = {}
         for role, requests in last.measured.items():
             places = min(self._most_at_once[role], self._profiles[role].max_running)
@@ -244,12 +267,11 @@ class Mover:
         return shares
 
     def state(self) -> dict[str, Any]:
+        """What the policy carries from one decision to the next."""
         return dict(self._saved_state if self._decision is None else self._decision.state)
 
     def learned(self) -> dict[str, Any]:
-        """What a resumed run goes on with: the policy's own, and what it was told of steps; plain
-        values.
-        """
+        """What a resumed run goes on with: the policy's state, what was measured; plain values."""
         told = {
             "policy": self.state(),
             "outcomes": self._outcomes,
@@ -259,9 +281,10 @@ class Mover:
         return dict(msgspec.to_builtins(told, enc_hook=float))  # a policy's numbers may be numpy's
 
     def _remember(self, decision: Decision, last: Last) -> None:
-        """What the latest decision came to, for the policy."""
+        """Notes for the policy what the latest decision came to."""
         work = float(sum(found.actions.sum() for found in last.measured.values()))
-        chosen, expected_s = decision.chosen, decision.predicted_s.get(decision.chosen)
+        chosen = decision.chosen
+        expected_s = decision.predicted_s.get(decision.chosen)
         told = Outcome(
             step=self._step,
             candidate=chosen,
@@ -272,12 +295,19 @@ class Mover:
         self._outcomes = [*self._outcomes[1 - _OUTCOMES :], told]
 
     def _look_back(self, last: Last, monitoring_s: float) -> None:
-        """What the latest decision came to, for who reads the journal and the metrics."""
+        """Writes what the latest decision came to into the journal and the metrics.
+
+        ran: device -> role -> seconds in which the role ran anything there.
+        waited: device -> seconds of the rollout in which nothing ran there, changes of roles left
+            out: those are ``turns_s`` and count as idle for all devices alike.
+        """
+        # First device of a replica -> the replicas that served there; roles may share a device.
         served: dict[int, list[tuple[str, int]]] = defaultdict(list)
         for role, replicas in self._served.items():
             for replica in replicas:
                 served[self._facts.engines[role][replica][0]].append((role, replica))
-        ran, rollout_s = {}, last.rollout_s - self._turns_s
+        ran = {}
+        rollout_s = last.rollout_s - self._turns_s
         waited = dict[int, float]()
         for device, own in sorted(served.items()):
             ran[device] = {
@@ -287,11 +317,9 @@ class Mover:
                 rollout_s - running_s([(last.measured[role], replica) for role, replica in own]),
                 0.0,
             )
-        told, switch_s, moved = (
-            self._outcomes[-1],
-            self._boundary_s + self._turns_s,
-            self._sleepers.moved,
-        )
+        told = self._outcomes[-1]
+        switch_s = self._boundary_s + self._turns_s
+        moved = self._sleepers.moved
         spent = {
             "training_s": last.training_s,
             "pushing_s": last.pushing_s,
@@ -321,7 +349,7 @@ class Mover:
 
 
 def _starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:
-    """One of which nobody is left."""
+    """A judge all of whose replicas are lost; "" where there is none."""
     return next(
         (role for role, own in judges.items() if lost.issuperset((role, i) for i in own)), ""
     )

@@ -1,5 +1,6 @@
-"""What a rollout's requests were, in columns: each shard tells its own, the lead sees them all and
-no record.
+"""A rollout's requests as columns of numbers, for the placement policy.
+
+Each shard packs its own and sends them; the lead reads those of all shards and sees no record.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from gcore_core.contract.measurements import Requests
 from gcore_core.contract.records import TRAINED
 from gcore_core.contract.run_files import Record
 
-#: 27 and 23 bytes: a record and a question to a judge together stay below the 64 that the lead may
-#: know of a record
+#: One row for each record: 27 bytes. With a question to a judge (23 bytes) it stays below the 64
+#: bytes that the lead may know of a record.
 SAMPLED = np.dtype(
     [
         ("group", "<i8"),
@@ -26,6 +27,8 @@ SAMPLED = np.dtype(
         ("replica", "<i2"),
     ]
 )
+#: One row for each question to a judge: 23 bytes. parent: index of the record in this shard's
+#: ``SAMPLED`` rows; role: index in the list of judges.
 ANSWERED = np.dtype(
     [
         ("parent", "<i4"),
@@ -40,8 +43,10 @@ ANSWERED = np.dtype(
 
 
 def tell(records: Sequence[Record], roles: Sequence[str], since_s: float) -> tuple[bytes, bytes]:
-    """One shard's records and the questions about them. Times count from ``since_s``, the start of
-    its rollout.
+    """Packs one shard's records and the questions about them: rows of ``SAMPLED``, of ``ANSWERED``.
+
+    roles: the judges, in the order that ``ANSWERED`` counts them in.
+    since_s: start of this shard's rollout; times are packed in seconds since then.
     """
     sampled = np.zeros(len(records), SAMPLED)
     answered = []
@@ -58,14 +63,22 @@ def tell(records: Sequence[Record], roles: Sequence[str], since_s: float) -> tup
 def heard(
     told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Sequence[str]
 ) -> dict[str, Requests]:
-    """All shards' requests, by role."""
+    """Reads what ``tell`` packed on all shards: role -> its requests.
+
+    told: what each shard packed, in shard order.
+    step: the step of the rollout.
+    policy: the role that drew the records.
+    roles: the judges, in the order in which ``tell`` got them.
+    """
     parts = [np.frombuffer(sampled, SAMPLED) for sampled, _ in told]
     answers = [np.frombuffer(answered, ANSWERED) for _, answered in told]
     offsets = np.cumsum([0, *(len(part) for part in parts)])
     sampled = np.concatenate(parts)
-    nobody, start_s = np.full(len(sampled), -1, np.int64), sampled["start_s"]
+    nobody = np.full(len(sampled), -1, np.int64)
+    start_s = sampled["start_s"]
     found = {policy: _requests(step, sampled, sampled["group"], start_s, nobody)}
     found[policy] = replace(found[policy], kept=sampled["kept"].copy())
+    # Each shard counted its own records from 0; here they stand one shard after the other.
     parent = np.concatenate(
         [part["parent"] + offset for part, offset in zip(answers, offsets, strict=False)]
     )
@@ -96,7 +109,10 @@ def _requests(
 
 
 def running_s(served: Sequence[tuple[Requests, int]]) -> float:
-    """Seconds in which any of these replicas, each with its role's requests, ran something."""
+    """Seconds in which any of these replicas ran something.
+
+    served: each replica as (all requests of its role, its number).
+    """
     mine = [requests.replica == replica for requests, replica in served]
     starts = np.concatenate(
         [requests.start_s[own] for (requests, _), own in zip(served, mine, strict=True)]
@@ -104,6 +120,8 @@ def running_s(served: Sequence[tuple[Requests, int]]) -> float:
     ends = np.concatenate(
         [requests.end_s[own] for (requests, _), own in zip(served, mine, strict=True)]
     )
+    # The length of a union of intervals: in order of their starts, each adds what of it lies after
+    # the latest end so far (``reached``).
     order = np.argsort(starts)
     starts, ends = starts[order], ends[order]
     reached = np.maximum.accumulate(np.concatenate([[0.0], ends]))[:-1]
@@ -111,12 +129,16 @@ def running_s(served: Sequence[tuple[Requests, int]]) -> float:
 
 
 def most_at_once(requests: Requests, replicas: Sequence[int]) -> int:
-    """The most requests that one of the replicas had at once."""
+    """The most requests that any one of the replicas had at once; 0 without requests."""
     return max((int(_taken(requests, i)[1].max(initial=0)) for i in replicas), default=0)
 
 
 def filled_share(requests: Requests, replicas: Sequence[int], seconds: float, places: int) -> float:
-    """Share of the replicas' places that were taken; what waits for one does not count."""
+    """Share of the replicas' places that were taken; requests that wait for a place do not count.
+
+    seconds: length of the rollout.
+    places: places of one replica.
+    """
     taken_s = 0.0
     for replica in replicas:
         lasted_s, taken = _taken(requests, replica)
@@ -125,7 +147,10 @@ def filled_share(requests: Requests, replicas: Sequence[int], seconds: float, pl
 
 
 def _taken(requests: Requests, replica: int) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds float64[N], requests that the replica had meanwhile int64[N]), in order of time."""
+    """(seconds float64[N], requests that the replica had meanwhile int64[N]), in order of time.
+
+    Each start and each end of a request begins another span; N is one less than these.
+    """
     mine = requests.take(requests.replica == replica)
     times_s = np.concatenate([mine.start_s, mine.end_s])
     changes = np.repeat([1, -1], len(mine))
@@ -135,6 +160,6 @@ def _taken(requests: Requests, replica: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def idle_share(requests: Requests, replicas: Sequence[int], seconds: float) -> float:
-    """Share of the replicas' time in which they ran nothing."""
+    """Share of the replicas' time in which they ran nothing; ``seconds``: the rollout's length."""
     busy = sum(running_s([(requests, replica)]) for replica in replicas)
     return 1 - busy / max(seconds * len(replicas), 1e-9)

@@ -1,5 +1,6 @@
-"""Who is awake in a rollout: the lead asks the placement policy and moves replicas, and every shard
-learns of it.
+"""Who is awake in a rollout.
+
+The lead asks the placement policy and moves replicas; every shard learns the result from it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from gcore_core.controllers.placement.sleepers import Sleepers
 
 
 class PlacementShard:
-    """One shard's view of who is awake. In a run whose policy moves nothing every replica is awake
-    in every rollout.
+    """One shard's view of who is awake.
 
-    A step program calls ``rest`` when a rollout is over and ``decide`` before each push. Whoever
-    draws asks ``awake``, ``sampling`` and ``judging``; ``Window`` and ``Evaluation`` do. A program
-    that generates ahead of training leaves ``rest`` out, since its generators never rest, and its
-    rollouts must not be in flight at ``decide``.
+    In a run whose policy moves nothing, every replica is awake in every rollout.
+
+    A step program calls ``rest`` when a rollout is over and ``decide`` before each push. ``Window``
+    and ``Evaluation``, which draw records, ask ``awake``, ``sampling`` and ``judging``. A program
+    that generates ahead of training does not call ``rest``, since its generators never rest. No
+    rollout may be in flight at ``decide``.
 
     awake: who is awake now; the one place to read it.
     """
@@ -46,8 +48,8 @@ class PlacementShard:
         self._metrics: dict[str, float] = {}
         self._records: list[Record] = []
         self._arranged_s = self._began_s = self._ended_s = 0.0
-        self._judging = False  # in turns: the cells judge now
-        self._rescued = False  # a judge was helped in this rollout
+        self._judging = False  # whether the cells judge now, in turns
+        self._rescued = False  # whether a judge was helped in this rollout
 
     @property
     def replicas(self) -> list[Peer]:
@@ -60,22 +62,25 @@ class PlacementShard:
         self._rescued = False
 
     def end_rollout(self, records: Iterable[Record]) -> None:
-        """records: what was drawn in it, for the measurements that the policy is shown."""
+        """Keeps the time and the records of the rollout, from which ``decide`` measures it."""
         self._ended_s = asyncio.get_running_loop().time()
         self._records = list(records)
 
     async def rest(self) -> None:
-        """The rollout is over on all shards: until ``decide`` the trainer has the memory of those
-        that may sleep.
+        """Gives the trainer the memory of replicas that may sleep, until ``decide``.
+
+        The rollout must be over on all shards.
         """
         if self._agree.lead:
             await self._sleepers.rest()
 
     async def decide(self, step: int, release_before: int) -> None:
-        """Decides who is awake in the rollout of ``step``, and has it so. Before the push, which
-        only they hear.
+        """Decides who is awake in the rollout of ``step``, and wakes and puts to sleep.
 
-        release_before: no record of earlier steps is needed any more; those that sleep on are told.
+        It comes before the push, which only replicas that are awake get.
+
+        release_before: no record of earlier steps is needed any more; replicas that sleep are told
+            so here, since no push tells them.
         """
         if self._facts is None:
             await self._wake_all(release_before)
@@ -83,7 +88,9 @@ class PlacementShard:
         judges = [role for role in self._peers if role != ROLLOUT]
         clock = asyncio.get_running_loop().time
         trained_s = clock()
-        # The work of telling and hearing is timed by another clock: virtual time does not see it.
+        # Two clocks. The stages of a step are timed by the event loop, whose time is virtual in a
+        # simulation. The work here, packing and reading measurements, takes no virtual time, so it
+        # is timed by the real clock.
         telling_began_s = time.perf_counter()
         mine = msgspec.msgpack.encode(tell(self._records, judges, self._began_s))
         telling_s = time.perf_counter() - telling_began_s
@@ -100,7 +107,8 @@ class PlacementShard:
                 measured=measured,
                 rollout_s=self._ended_s - self._began_s,
                 training_s=trained_s - self._ended_s - self._sleepers.rest_s,
-                # From the latest decision to the rollout: the push, a checkpoint, an evaluation.
+                # From the end of the latest decision to the start of the rollout: the push, and
+                # a checkpoint, a report or an evaluation if the step program does them there.
                 pushing_s=self._began_s - self._arranged_s,
                 monitoring_s=telling_s + time.perf_counter() - hearing_began_s,
             )
@@ -113,16 +121,18 @@ class PlacementShard:
         self._arranged_s = clock()
 
     async def _wake_all(self, release_before: int) -> None:
-        """Where nothing moves, the lead wakes those that have rested."""
+        """Wakes the replicas that have rested, in a run where nothing moves; the lead does it."""
         if self._agree.lead:
             woke_s = await self._sleepers.arrange(self.awake.replicas, release_before)
             took_s = woke_s + self._sleepers.rest_s
             self._metrics = {"placement/switch_s": took_s} if took_s else {}
 
     async def rescue(self) -> bool:
-        """All that was issued is drawn, on all shards, and not all is judged: a judge of which
-        nobody answers gets cells of the policy, which has nothing to do. Whether that was so in
-        this rollout.
+        """Gives a judge whose replicas do not answer cells of the policy's generators.
+
+        It is called on all shards when all that was issued is drawn and not all is judged: then
+        the policy's generators have nothing to do. Returns whether a judge was helped in this
+        rollout.
         """
 
         async def lead(_: list[bytes]) -> list[bytes]:
@@ -140,27 +150,31 @@ class PlacementShard:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of the latest decision that was carried out; only the lead has them."""
+        """Metrics of the latest decision that was carried out; only the lead has them."""
         return self._mover.metrics if self._mover is not None else self._metrics
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run places by, as plain values; only the lead has it."""
+        """What a resumed run goes on placing with, as plain values; empty except in the lead."""
         return self._mover.learned() if self._mover is not None else {}
 
     async def sampling(self) -> list[Peer]:
-        """The replicas to draw from. In turns, all shards come here together, and the cells are the
-        policy's.
+        """The replicas to draw from.
+
+        In turns, it waits until all shards are here and then gives the cells to the policy.
         """
         await self._turn(False)
         return self.replicas
 
     async def judging(self) -> None:
-        """All that this shard had drawn is there. In turns, all shards come here together, and the
-        cells judge.
+        """Says that all records of this shard are there, so that judges may be asked.
+
+        In turns, it waits until all shards are here and then gives the cells to the judges.
         """
         await self._turn(True)
 
     async def _turn(self, judging: bool) -> None:
+        # The first barrier: no shard still uses those that go to sleep. The second: nobody asks
+        # those that wake before they are awake.
         if self.awake.in_turns and judging != self._judging:
             await self._agree.barrier("turn")
             if self._mover is not None:

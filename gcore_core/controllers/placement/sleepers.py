@@ -1,4 +1,4 @@
-"""Who is asleep: generators that another one, or the trainer, leaves no memory for."""
+"""Puts generators to sleep while others or the trainer need their memory, and wakes them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,28 @@ from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
 from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
 from gcore_core.runtime.rpc.retry import insist
 
-ANSWER_S = 2.0
-Replica = tuple[str, int]  # role, number
+ANSWER_S = 2.0  # seconds in which a replica that is there says so
+Replica = tuple[str, int]  # role, number of the replica
 
 
 class Sleepers:
-    """The lead's. able: roles whose backend can sleep; of others, those that should are only not
-    asked. resting: those of them that sleep while the trainer works. moved: how many woke that
-    another role had put to sleep. rest_s: what the latest rest took. lost: who is not asked, since
-    nobody answers there.
+    """Knows which replicas sleep, and changes that; only the lead's is used.
+
+    peers: generator role -> all its replicas.
+    able: roles whose backend can sleep. Replicas of other roles that should sleep stay awake; they
+        just get no requests.
+    resting: roles of ``able`` that sleep while the trainer works.
+    moved: how many replicas woke that had slept for the sake of another role.
+    rest_s: seconds that it took to put replicas to sleep when the latest rollout was over.
+    lost: replicas that do not answer, so they are asked neither to sleep nor to wake.
     """
 
     def __init__(
         self, peers: Mapping[str, Sequence[Peer]], able: Collection[str], resting: Collection[str]
     ) -> None:
-        self._peers, self._able, self._resting = peers, set(able), set(resting)
+        self._peers = peers
+        self._able = set(able)
+        self._resting = set(resting)
         self._asleep: dict[str, set[int]] = {role: set() for role in peers}
         self._rested = set[Replica]()
         self._release_before = 0
@@ -33,7 +40,7 @@ class Sleepers:
         self.lost = set[Replica]()
 
     async def rest(self) -> None:
-        """The rollout is over: the trainer gets the memory."""
+        """Puts the ``resting`` roles to sleep after a rollout: the trainer gets their memory."""
         every = {role: set(range(len(peers))) for role, peers in self._peers.items()}
         awake = {
             role: set() if role in self._resting else every[role] - self._asleep[role]
@@ -45,17 +52,23 @@ class Sleepers:
         self.rest_s = await self.arrange(awake)
 
     async def arrange(self, awake: Mapping[str, Collection[int]], release_before: int = 0) -> float:
-        """Those that sleep give their memory back before others take it, and their records of steps
-        before ``release_before``, of which no push will tell them. Returns the seconds that it
-        took.
+        """Has exactly the replicas of ``awake`` awake; returns the seconds that it took.
+
+        All that are to sleep do so first, so that the others find their memory free.
+
+        awake: role -> the numbers of the replicas that are to be awake.
+        release_before: no record of earlier steps is needed. A replica that sleeps gets no push,
+            which would tell it, so it is asked to sleep again whenever this number has grown.
         """
-        sleep, wake = [], []
+        sleep = []
+        wake = []
         news, self._release_before = (
             release_before > self._release_before,
             max(release_before, self._release_before),
         )
         for role, peers in self._peers.items():
-            before, asleep = self._asleep[role], set(range(len(peers))) - set(awake[role])
+            before = self._asleep[role]
+            asleep = set(range(len(peers))) - set(awake[role])
             sleep += [(role, i) for i in sorted(asleep if news else asleep - before)]
             wake += [(role, i) for i in sorted(before - asleep)]
             self._asleep[role] = asleep
@@ -68,7 +81,7 @@ class Sleepers:
         return clock() - began_s if asked else 0.0
 
     async def gone(self, whom: Collection[Replica]) -> set[Replica]:
-        """Those of them whose process does not answer, perhaps because it only starts."""
+        """The replicas of ``whom`` whose process does not answer, perhaps since it is starting."""
 
         async def answers(role: str, i: int) -> bool:
             try:
@@ -84,7 +97,7 @@ class Sleepers:
     async def _ask(
         self, whom: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
     ) -> int:
-        """How many of them can do it."""
+        """Asks those that can sleep and are not lost; returns how many these are."""
         peers = [
             self._peers[one[0]][one[1]]
             for one in whom
