@@ -32,10 +32,11 @@ Model = Literal["policy", "reference"]
 
 
 class DiffusionEngine:
-    """One rank's denoiser, its reference and its optimizer. Several ranks each hold the model and
-    add gradients up.
+    """One rank's denoiser, its reference and its optimizer.
 
-    ``kernel`` is set once the first records have told how they were sampled.
+    Every rank holds the whole model; gradients are summed over the ranks.
+
+    kernel: the transitions' kernel; set when the first records tell how they were sampled.
     """
 
     layouts: frozenset[Layout] = frozenset({"padded"})
@@ -44,7 +45,8 @@ class DiffusionEngine:
 
     def __init__(self, config: DiffusionTrainerConfig, context: WorkerContext) -> None:
         refuse_engine(context)
-        self._config, self._context = config, context
+        self._config = config
+        self._context = context
         self.device = choose_device(config.device, context, config.threads)
         self.ranks = Ranks(context, self.device)
         self.denoiser: Denoiser = open_denoiser(config, context, self.device, sampling=False)
@@ -54,7 +56,11 @@ class DiffusionEngine:
         self._optimizer = self._make_optimizer()
 
     def _make_reference(self) -> nn.Module | None:
-        """A frozen copy; with LoRA none is needed, the adapters are switched off."""
+        """Returns a frozen copy of the model.
+
+        None without a reference, and with LoRA, where the reference is the model with its adapters
+        switched off.
+        """
         if not self._config.reference or self._config.lora.rank:
             return None
         return copy.deepcopy(self.denoiser.module).requires_grad_(False)
@@ -80,8 +86,11 @@ class DiffusionEngine:
     # -- forward -----------------------------------------------------------------------------------
 
     def _output(self, rows: Rows, part: slice, model: Model) -> Tensor:
+        """Runs the policy or the reference on some rows; float32[rows, *D]."""
         self._context.progress()
-        denoiser, guidance = self.denoiser, self._config.guidance
+        denoiser = self.denoiser
+        guidance = self._config.guidance
+        # recorded rows hold the model's time input; rows of the forward process hold noise levels
         times = rows.times[part] if rows.levels is not None else denoiser.time_of(rows.times[part])
         with autocast(self._config, self.device):
             if model == "policy":
@@ -90,26 +99,31 @@ class DiffusionEngine:
                 return denoiser.output(rows.x[part], times, rows.told(part), guidance).float()
 
     def _moments(self, rows: Rows, part: slice, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and standard deviation of some rows' transitions."""
         if rows.levels is None:
             raise RuntimeError("rows of the forward process have no transition")
         return self.kernel.moments(output, rows.x[part], rows.levels.part(part))
 
     def _logp(self, rows: Rows, part: slice, output: Tensor) -> Tensor:
-        """Log-probs of the transitions; of the forward process minus the squared error, mean over
-        dimensions.
+        """Returns a log-prob for each row, float32[rows], mean over dimensions.
+
+        For a forward-process objective this is minus the squared error of the output.
         """
         if rows.levels is None:
             return -squared(output - rows.following[part])
         return log_prob(rows.following[part], *self._moments(rows, part, output))
 
     def _parts(self, rows: Rows) -> list[slice]:
+        """Splits rows into parts of at most ``budget_rows``."""
         size = self._config.budget_rows
         return [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
 
     @torch.no_grad()
     def logprobs(self, batches: Sequence[Any], model: Model) -> Sequence[Tensor | None]:
-        """See ``TrainingEngine.logprobs``. Of the forward process the policy's outputs are kept as
-        the old one's.
+        """See ``TrainingEngine.logprobs``.
+
+        For a forward-process objective the policy's outputs are kept in ``rows.old``, and its
+        log-probs as the rollout's: no sampler has computed them.
         """
         found: list[Tensor | None] = []
         for rows in batches:
@@ -125,12 +139,16 @@ class DiffusionEngine:
             logp = torch.cat(told)
             found.append(logp)
             if is_old:
-                rows.old, rows.columns["rollout_logp"] = torch.cat(kept), logp
+                rows.old = torch.cat(kept)
+                rows.columns["rollout_logp"] = logp
         return found
 
     @torch.no_grad()
     def reference_means(self, rows: Rows) -> None:
-        """Fills in what the reference says of each row, once a step."""
+        """Fills ``rows.reference`` unless it is filled, so that each step computes it once.
+
+        It holds the mean of each transition, or for a forward-process objective the output.
+        """
         if rows.reference is None:
             parts = []
             for part in self._parts(rows):
@@ -141,8 +159,12 @@ class DiffusionEngine:
             rows.reference = torch.cat(parts)
 
     def _read(self, rows: Rows, part: slice) -> dict[str, Tensor]:
-        """What the objective reads of some rows, with gradient: logp, kl to the reference, error
-        and cross term.
+        """Computes what the objective reads of some rows, float32[rows] each, with gradient.
+
+        logp: see ``_logp``.
+        kl: KL to the reference; absent without a reference.
+        error: squared error of the output; for a forward-process objective only.
+        cross: mean product of the old and the new output's errors; likewise.
         """
         output = self._output(rows, part, "policy")
         found = {"logp": self._logp(rows, part, output)}
@@ -162,8 +184,9 @@ class DiffusionEngine:
     # -- backward ----------------------------------------------------------------------------------
 
     def accumulate(self, batches: Sequence[Any], loss: LossOf, entropy: Entropy) -> None:
-        """See ``TrainingEngine.accumulate``. What an objective reads beside log-probs is put into
-        the columns.
+        """See ``TrainingEngine.accumulate``.
+
+        What an objective reads besides log-probs is put into the columns.
         """
         for rows in batches:
             if rows is None:
@@ -179,8 +202,11 @@ class DiffusionEngine:
                 self._in_parts(rows, parts, loss)
 
     def _in_parts(self, rows: Rows, parts: Sequence[slice], loss: LossOf) -> None:
-        """The loss of all rows needs all their log-probs: first forward without a graph, then part
-        by part with the gradient that the loss has there.
+        """Adds the gradient of rows that are too many for one forward pass.
+
+        The loss of all rows needs all their log-probs. So a first forward pass without a graph
+        computes these, the loss is differentiated with respect to them, and a second forward pass
+        takes each part's share of that gradient back to the weights.
         """
         with torch.no_grad():
             told = [self._read(rows, part) for part in parts]
@@ -194,7 +220,10 @@ class DiffusionEngine:
             )
 
     def _loss(self, rows: Rows, told: dict[str, Tensor], loss: LossOf) -> Tensor:
-        """The loss with what was told among the columns, for as long as it is computed."""
+        """Computes the loss; what ``_read`` returned is among the columns meanwhile.
+
+        The columns are put back afterwards.
+        """
         held = dict(rows.columns)
         rows.columns |= {name: tensor for name, tensor in told.items() if name != "logp"}
         if "error" in told and rows.old is not None:
@@ -202,15 +231,17 @@ class DiffusionEngine:
         # Rows stand for a batch of tokens: the loss reads index and columns alone.
         batch = cast("Batch", rows)
         found: Tensor = loss(batch, told["logp"], self.entropies(rows))
-        held |= {
-            name: rows.columns[name] for name in ("old_logp",) if name in rows.columns
-        }  # the program's, for later
+        # the training program adds old_logp to the columns, and needs it later
+        held |= {name: rows.columns[name] for name in ("old_logp",) if name in rows.columns}
         rows.columns = held
         return found
 
     @torch.no_grad()
     def entropies(self, rows: Rows) -> Tensor:
-        """Of the transitions; they depend on no weight."""
+        """Returns the entropy of each row's transition, float32[R]; zeros for the forward process.
+
+        It depends on no weight, so any output will do.
+        """
         if rows.levels is None:
             return torch.zeros_like(rows.times)
         return entropy(
@@ -317,7 +348,10 @@ class DiffusionEngine:
 
 @contextmanager
 def _as_reference(denoiser: Denoiser, reference: nn.Module | None) -> Iterator[None]:
-    """Puts the reference in the denoiser's place: another module, or its own without adapters."""
+    """Makes the denoiser compute the reference's outputs within the ``with`` block.
+
+    reference: the module to use; None switches off the adapters of the denoiser's own.
+    """
     policy: Any = denoiser.module
     if reference is None:
         policy.disable_adapters()
@@ -332,5 +366,5 @@ def _as_reference(denoiser: Denoiser, reference: nn.Module | None) -> Iterator[N
 
 
 def squared(difference: Tensor) -> Tensor:
-    """float32[R]: mean over dimensions."""
+    """Returns the mean over dimensions of the squared difference, float32[R]."""
     return (difference**2).flatten(1).mean(1)

@@ -1,21 +1,23 @@
-"""The provider ``diffusion`` of kind generator: denoises batches and keeps what a trainer needs of
-each way.
+"""The provider ``diffusion`` of kind generator: it denoises batches of samples.
 
-Columns of a record (A stochastic steps of T, latents of shape D):
+A record keeps what a trainer needs to compute its transitions again. Columns of a record, with A
+stochastic steps of T and latents of shape D:
 
-    logp         float32[A]       of each transition, mean over dimensions
-    action_mask  uint8[A]         1
-    steps        int16[A]         which steps these are; neighbours
-    levels       float32[T + 1]   the schedule, as the sampler had it
-    times        float32[T]       what the model was told
-    noise        int8[]           index of the kind of noise; scale float32[]: how much of it
-    guidance     float32[]
-    latents      float32[A + 1, *D]  before each of these steps and after the last; absent when A is 0
-    clean        float32[*D]
+    logp         float32[A]          log-prob of each transition, mean over dimensions
+    action_mask  uint8[A]            always 1
+    steps        int16[A]            numbers of the stochastic steps, which follow each other
+    levels       float32[T + 1]      noise levels of the schedule, as the sampler had it
+    times        float32[T]          time input of the model at each step
+    noise        int8[]              index of the kind of noise in ``NOISES``
+    scale        float32[]           how much noise
+    guidance     float32[]           classifier-free guidance
+    latents      float32[A + 1, *D]  before each stochastic step and after the last; absent when A is 0
+    clean        float32[*D]         the clean latent
 
-Media: ``image`` uint8[H, W, C], and ``condition``, what the model is told of the prompt, stored
-once for all its records. A greedy record is drawn by the deterministic sampler from its seed's
-noise, so it has no actions.
+Media of a record: ``image`` uint8[H, W, C], and ``condition``, which is what the model is told of
+the prompt, stored once for all records of that prompt.
+
+A greedy record is drawn by the deterministic sampler from its seed's noise, so it has no actions.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -46,13 +48,15 @@ _KEPT_PROMPTS = 4096
 
 
 class DiffusionGenerator:
-    """See ``gcore_core.contract.generator.Generator``; ``step`` denoises one batch from noise to
-    pictures.
+    """See ``gcore_core.contract.generator.Generator``.
+
+    One call of ``step`` denoises one batch from noise to pictures.
     """
 
     def __init__(self, config: DiffusionGeneratorConfig, context: WorkerContext) -> None:
         refuse_engine(context)
-        self._config, self._context = config, context
+        self._config = config
+        self._context = context
         self._device = choose_device(config.device, context, config.threads)
         self._denoiser = open_denoiser(config, context, self._device, sampling=True)
         self._kernel = Kernel(
@@ -65,6 +69,7 @@ class DiffusionGenerator:
             context.role, {n: tuple(t.shape) for n, t in self._tensors.items()}
         )
         self._queue: list[SampleRequest] = []
+        # prompt -> what the model is told of it; emptied when there are _KEPT_PROMPTS
         self._told: dict[str, dict[str, np.ndarray]] = {}
 
     @property
@@ -72,11 +77,12 @@ class DiffusionGenerator:
         return self._inbox.version
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """See ``Generator.submit``. Greedy requests wait until the others are done."""
         self._queue += requests
         self._queue.sort(key=lambda r: (r.greedy, r.ordinal, r.sample))
 
     def step(self) -> list[Finished]:
-        """See ``Generator.step``. Records of one batch are all greedy, or none is."""
+        """See ``Generator.step``. Either all records of a batch are greedy, or none is."""
         if not self._queue:
             return []
         self._inbox.check_idle()
@@ -85,13 +91,15 @@ class DiffusionGenerator:
         count = next((i for i, r in enumerate(self._queue) if r.greedy != greedy), len(self._queue))
         count = min(count, self._config.max_batch)
         taken, self._queue = self._queue[:count], self._queue[count:]
+        # keyed by id(request): a prompt that cannot be read fails its requests alone
         failed = self._encode(taken)
         good = [request for request in taken if id(request) not in failed]
         return [*failed.values(), *(self._denoise(good, greedy) if good else [])]
 
     def _encode(self, requests: Sequence[SampleRequest]) -> dict[int, Finished]:
-        """Remembers what the model is told of each prompt; returns the requests whose prompt it
-        cannot read.
+        """Encodes the prompts that are not encoded yet, and remembers them.
+
+        Returns a failed record for each request whose prompt cannot be read, by the request's id.
         """
         failed = {}
         if len(self._told) > _KEPT_PROMPTS:
@@ -107,11 +115,14 @@ class DiffusionGenerator:
 
     @torch.no_grad()
     def _denoise(self, requests: Sequence[SampleRequest], greedy: bool) -> list[Finished]:
+        """Denoises one batch; returns its records, which hold the columns of the module's table."""
         config = self._config
+        # a greedy sample has no stochastic steps
         window = range(0) if greedy else window_of(config, self.version, self._context.seed)
         noise = SeededNoise([request.seed for request in requests], self._device)
         first = noise.draw(self._dims)
         if config.same_noise and not greedy:
+            # samples of one prompt have one ordinal, and so the same first noise
             shared = [request.ordinal for request in requests]
             first = SeededNoise(
                 [self._context.seed + ordinal for ordinal in shared], self._device
@@ -166,8 +177,8 @@ class DiffusionGenerator:
         )
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """Refuses: a sample ends in the step in which it begins, so there is nothing partial to
-        give.
+        """Raises ContractError: a sample ends in the step in which it begins, so no sample is ever
+        partial.
         """
         raise ContractError(
             "a batch is denoised in one step, so no sample can be ended early", where="abort"
@@ -180,7 +191,7 @@ class DiffusionGenerator:
     # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.begin_weights``; dtypes may differ, they are converted."""
+        """See ``ReceivesWeights.begin_weights``. Tensors of another dtype are converted."""
         self._inbox.begin(plan)
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -199,17 +210,21 @@ class DiffusionGenerator:
         }
 
     def weight_specs(self) -> list[TensorSpec]:
-        """Every tensor of a push, as this generator holds it."""
+        """Returns every tensor of a push, with the dtype in which this generator holds it."""
         return [spec_of(name, tensor) for name, tensor in self._tensors.items()]
 
 
 def _key(request: SampleRequest) -> str:
+    """Returns what tells one condition from another: row, text and class label of a prompt."""
     prompt = request.prompt
     return f"{prompt.row}\n{prompt.text}\n{prompt.fields.get('label', '')}"
 
 
 def check_noise(kernel: Kernel, context: WorkerContext) -> None:
-    """Raises ConfigError unless this noise is one for what the model predicts."""
+    """Raises ConfigError unless the kind of noise goes with what the model predicts.
+
+    ddim goes with models that predict epsilon or v; sde, dance and cps go with flow.
+    """
     flow = kernel.prediction == "flow"
     if flow == (kernel.noise == "ddim"):
         kinds = "sde, dance and cps" if flow else "ddim"

@@ -1,11 +1,13 @@
-"""diffusers' pipelines as denoisers: their ``__call__`` as it is, with a scheduler of ours in place
-of theirs.
+"""Denoisers that are pipelines of diffusers.
 
-The scheduler hands every transition to a ``Way``, so sampler and trainer share one kernel. Per
-pipeline only this is
-written here: what its prompt encoder returns, and the call of its transformer, which a trainer
-repeats without the pipeline. Tested on the CPU in float32 with tiny random models; bfloat16 and
-CUDA are written, not run.
+A sampler calls a pipeline's own ``__call__``. Only the scheduler is replaced: ours hands every
+transition to a ``Way``, so that sampler and trainer compute transitions by the same kernel.
+
+For each pipeline this module holds two things: what its prompt encoder returns, and the call of its
+transformer, which a trainer repeats without the pipeline.
+
+These adapters are tested on the CPU in float32 with tiny random models. Their paths for bfloat16
+and CUDA have not been run.
 """
 
 from __future__ import annotations
@@ -34,11 +36,15 @@ from gcore_diffusion.config import (
 )
 from gcore_diffusion.way import Condition, Schedule, Way, read_prompts
 
-_TIMES = 1000.0  # what the models are told is the noise level times this
+_TIMES = 1000.0  # the time that the models take as input is the noise level times this
 
 
 class WayScheduler(FlowMatchEulerDiscreteScheduler):
-    """diffusers' flow matching schedule; its transitions are those of ``way``."""
+    """diffusers' flow matching schedule, whose transitions are computed by ``way``.
+
+    way: the batch that is denoised; set before each call of the pipeline.
+    clean: the sample after the latest step, float32[B, *D]; after the last step, the clean latents.
+    """
 
     way: Way
     clean: Tensor
@@ -46,11 +52,12 @@ class WayScheduler(FlowMatchEulerDiscreteScheduler):
     def step(
         self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor]:
-        """See the base class; always a tuple."""
+        """See the base class. Returns a tuple of one tensor, whatever ``return_dict`` asks for."""
         if self.step_index is None:
             self._init_step_index(timestep)
         place = self.step_index
         if place == 0:
+            # the pipeline has set the levels and times for its number of steps by now
             self.way.begin(
                 Schedule(levels=self.sigmas.float().cpu(), times=self.timesteps.float().cpu())
             )
@@ -60,8 +67,12 @@ class WayScheduler(FlowMatchEulerDiscreteScheduler):
 
 
 class PipelineDenoiser(ABC):
-    """See ``gcore_diffusion.models.Denoiser``. A sampler has the ``pipeline``, a trainer its
-    transformer alone.
+    """Base of the adapters; see ``gcore_diffusion.models.Denoiser``.
+
+    pipeline_class: name of the diffusers class that the adapter is for.
+    prediction: what the transformer predicts.
+    pipeline: the whole pipeline in a sampler; None in a trainer.
+    module: the transformer.
     """
 
     pipeline_class: ClassVar[str]
@@ -70,7 +81,9 @@ class PipelineDenoiser(ABC):
     def __init__(
         self, directory: Path, settings: DenoiserSettings, device: torch.device, *, sampling: bool
     ) -> None:
-        self._directory, self._settings, self.device = directory, settings, device
+        self._directory = directory
+        self._settings = settings
+        self.device = device
         if sampling:
             self.pipeline: Any = _load_pipeline(directory, device)
             self.module: nn.Module = self.pipeline.transformer
@@ -94,10 +107,14 @@ class PipelineDenoiser(ABC):
         return int(self.pipeline.default_sample_size * self.pipeline.vae_scale_factor)
 
     @abstractmethod
-    def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]: ...
+    def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]:
+        """Shape of one sample's latent, without the batch dimension."""
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> list[dict[str, np.ndarray]]:
+        """Encodes each prompt alone; returns its condition as float32 arrays by name. Raises
+        DataError for a prompt without text.
+        """
         texts = read_prompts(prompts)
         found = [
             {name: t[0].float().cpu().numpy() for name, t in self.told(text).items()}
@@ -107,23 +124,28 @@ class PipelineDenoiser(ABC):
 
     @abstractmethod
     def told(self, text: str) -> dict[str, Tensor]:
-        """What the prompt encoder says of one prompt, [1, ...] each; names are those of the
-        pipeline's arguments.
-        """
+        """Encodes one prompt: name of the pipeline's argument -> tensor [1, ...]."""
 
     def extra(self) -> dict[str, np.ndarray]:
-        """What the transformer must be told besides."""
+        """Returns what the transformer needs besides the encoded prompt; empty by default."""
         return {}
 
     def guidance_arguments(self, settings: DiffusionGeneratorConfig) -> dict[str, Any]:
+        """Returns the pipeline's arguments that set guidance."""
         return {"guidance_scale": settings.guidance}
 
     @torch.no_grad()
     def sample(
         self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig
     ) -> tuple[Tensor, np.ndarray]:
+        """Denoises one batch along ``way``.
+
+        Returns the clean latents, float32[B, *D], and the pictures, uint8[B, H, W, C]. Numbers that
+        are not finite become black or white pixels.
+        """
         height, width = self.size(settings)
         self.pipeline.scheduler.way = way
+        # "grid" is for the trainer's call of the transformer; a pipeline works it out by itself
         told = {name: tensor for name, tensor in condition.items() if name != "grid"}
         images = self.pipeline(
             **told,
@@ -140,17 +162,20 @@ class PipelineDenoiser(ABC):
     # -- the transformer ---------------------------------------------------------------------------
 
     @abstractmethod
-    def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor: ...
+    def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
+        """Calls the transformer as the pipeline would, guidance included; shaped as ``x``."""
 
     def time_of(self, sigma: Tensor) -> Tensor:
+        """Returns the model's time input for noise levels."""
         return sigma * _TIMES
 
     def save(self, directory: Path) -> None:
-        """Adapters alone, or a pipeline that diffusers loads."""
+        """Writes the adapters alone with LoRA, else a whole pipeline that diffusers loads."""
         if self._settings.lora.rank:
             directory.mkdir(parents=True, exist_ok=True)
             self.module.save_lora_adapter(str(directory))
             return
+        # all but the transformer is copied from the directory that the pipeline came from
         shutil.copytree(
             self._directory,
             directory,
@@ -164,7 +189,7 @@ class PipelineDenoiser(ABC):
 
 
 class StableDiffusion3(PipelineDenoiser):
-    """Classifier-free guidance in one batch, unconditional half first."""
+    """Stable Diffusion 3, which guides in one batch with the unconditional half first."""
 
     pipeline_class = "StableDiffusion3Pipeline"
 
@@ -192,9 +217,11 @@ class StableDiffusion3(PipelineDenoiser):
         )
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
-        embeds, pooled = condition["prompt_embeds"], condition["pooled_prompt_embeds"]
+        embeds = condition["prompt_embeds"]
+        pooled = condition["pooled_prompt_embeds"]
         if guidance > 1:
-            x, times = torch.cat([x, x]), torch.cat([times, times])
+            x = torch.cat([x, x])
+            times = torch.cat([times, times])
             embeds = torch.cat([condition["negative_prompt_embeds"], embeds])
             pooled = torch.cat([condition["negative_pooled_prompt_embeds"], pooled])
         said = self.module(
@@ -208,7 +235,7 @@ class StableDiffusion3(PipelineDenoiser):
 
 
 class Flux(PipelineDenoiser):
-    """Packed latents; guidance is an input of the model."""
+    """Flux, whose latents are packed and whose model takes guidance as an input."""
 
     pipeline_class = "FluxPipeline"
 
@@ -254,7 +281,7 @@ class Flux(PipelineDenoiser):
 
 
 class Sana(PipelineDenoiser):
-    """A linear transformer; prompts come with a mask."""
+    """Sana, a linear transformer whose prompts come with a mask."""
 
     pipeline_class = "SanaPipeline"
 
@@ -283,7 +310,8 @@ class Sana(PipelineDenoiser):
         )
 
     def guidance_arguments(self, settings: DiffusionGeneratorConfig) -> dict[str, Any]:
-        # an empty negative prompt is told by its embeddings alone
+        # The negative prompt is given as embeddings, so its text must be None. Binning would change
+        # the size of the latents.
         return {
             "guidance_scale": settings.guidance,
             "negative_prompt": None,
@@ -291,13 +319,12 @@ class Sana(PipelineDenoiser):
         }
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
-        embeds, mask, channels = (
-            condition["prompt_embeds"],
-            condition["prompt_attention_mask"],
-            x.shape[1],
-        )
+        embeds = condition["prompt_embeds"]
+        mask = condition["prompt_attention_mask"]
+        channels = x.shape[1]
         if guidance > 1:
-            x, times = torch.cat([x, x]), torch.cat([times, times])
+            x = torch.cat([x, x])
+            times = torch.cat([times, times])
             embeds = torch.cat([condition["negative_prompt_embeds"], embeds])
             mask = torch.cat([condition["negative_prompt_attention_mask"], mask])
         said = self.module(
@@ -308,12 +335,14 @@ class Sana(PipelineDenoiser):
             return_dict=False,
         )[0]
         said = guided_halves(said.float(), guidance)
-        return said[:, :channels]  # what remains is a predicted variance
+        return said[:, :channels]  # the other channels are a predicted variance
 
 
 class QwenImage(PipelineDenoiser):
-    """Packed latents; prompts padded to one length; guidance in two passes, rescaled to the
-    conditional norm.
+    """Qwen-Image, whose latents are packed.
+
+    Prompts are padded to one length. Guidance takes two passes, and the guided output is rescaled
+    to the norm of the conditional one.
     """
 
     pipeline_class = "QwenImagePipeline"
@@ -330,8 +359,8 @@ class QwenImage(PipelineDenoiser):
         return told
 
     def _padded(self, text: str) -> tuple[Tensor, Tensor]:
-        """Embeddings and mask, as long as the longest prompt may be, so that prompts can share a
-        batch.
+        """Returns a prompt's embeddings and mask, padded to ``max_sequence_length``, so that
+        prompts can share a batch.
         """
         length = self._settings.max_sequence_length
         embeds, mask = self.pipeline.encode_prompt(
@@ -371,6 +400,10 @@ class QwenImage(PipelineDenoiser):
     def _said(
         self, x: Tensor, times: Tensor, condition: Condition, prefix: str, guidance: float
     ) -> Tensor:
+        """Calls the transformer once.
+
+        prefix: "" for the prompt, "negative_" for the unconditional pass.
+        """
         mask = condition[f"{prefix}prompt_embeds_mask"]
         height, width = condition["grid"][0].tolist()
         told = (
@@ -399,8 +432,10 @@ _KNOWN: Mapping[str, type[PipelineDenoiser]] = {
 def open_pipeline(
     directory: Path, settings: DenoiserSettings, device: torch.device, *, sampling: bool
 ) -> PipelineDenoiser:
-    """The adapter of the pipeline in a directory. Raises ConfigError when there is none, DataError
-    for a bad one.
+    """Opens the pipeline in a directory with the adapter for its class.
+
+    Raises ConfigError when no adapter is for that class, DataError when the directory cannot be
+    read.
     """
     name = str(_index(directory).get("_class_name"))
     if name not in _KNOWN:
@@ -417,7 +452,10 @@ def open_pipeline(
 
 
 def add_adapter(module: Any, settings: LoraSettings) -> None:
-    """Freezes the module and gives it adapters, the same ones in every process."""
+    """Freezes the module and gives it adapters, which start out the same in every process.
+
+    Raises ConfigError when ``lora.targets`` names no module.
+    """
     from peft import LoraConfig
 
     module.requires_grad_(False)
@@ -427,6 +465,7 @@ def add_adapter(module: Any, settings: LoraSettings) -> None:
         init_lora_weights="gaussian",
         target_modules=list(settings.targets),
     )
+    # a fixed seed makes the processes agree; the fork leaves the caller's random stream alone
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
@@ -438,7 +477,10 @@ def add_adapter(module: Any, settings: LoraSettings) -> None:
 
 
 def guided_halves(said: Tensor, guidance: float) -> Tensor:
-    """Unconditional and conditional halves combined; as it is without guidance."""
+    """Combines the unconditional first half with the conditional second half.
+
+    Without guidance (1 or less) there are no halves, and the output is returned as it is.
+    """
     if guidance <= 1:
         return said
     without, with_ = said.chunk(2)
@@ -446,7 +488,11 @@ def guided_halves(said: Tensor, guidance: float) -> Tensor:
 
 
 def packed_grid(size: tuple[int, int], factor: int) -> tuple[int, int]:
-    """Rows and columns of 2x2 patches of the latent."""
+    """Returns how many rows and columns of 2x2 patches a latent has.
+
+    size: height and width of the image in pixels.
+    factor: pixels for each side of a latent's cell.
+    """
     return size[0] // (2 * factor), size[1] // (2 * factor)
 
 
@@ -474,6 +520,7 @@ def _load_pipeline(directory: Path, device: torch.device) -> Any:
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise _unreadable(directory, error) from error
     told = dict(pipeline.scheduler.config)
+    # schedulers other than flow matching's call the shift flow_shift
     shift = told.get("shift", told.get("flow_shift", 1.0))
     pipeline.scheduler = WayScheduler.from_config(told, shift=shift)
     pipeline.set_progress_bar_config(disable=True)

@@ -1,5 +1,7 @@
-"""Records to batches of rows: a row is one transition of a record, or one noise level drawn for its
-clean latent.
+"""Makes batches of rows from records.
+
+A row is one transition of a record, or, for a forward-process objective, one noise level that is
+drawn for a record's clean latent.
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ from gcore_diffusion.way import Condition
 
 @dataclass(kw_only=True)
 class Rows:
-    """The rows of some records, record after record; what ``gcore_language.training`` calls a
-    batch.
+    """The R rows of some records, record after record.
 
-    index int64[records]: their places among the prepared ones. x float32[R, *D]; following
-    float32[R, *D]: the latent that was drawn, or for a forward-process objective what the model is
-    to predict. times float32[R]. place int64[R]: which of the ``condition``s. columns: what the
-    objective gets, [R] each. ``levels`` is None, and ``old`` holds the old policy's outputs once
-    they are known, for a forward-process objective.
+    ``gcore_language.training`` calls this a batch.
+
+    index: int64[records], places of the records among the prepared ones.
+    columns: what the objective gets, [R] each.
+    x: float32[R, *D], the latent that the model is given.
+    following: float32[R, *D], the latent that was drawn after ``x``; for a forward-process
+        objective what the model is to predict.
+    times: float32[R], the model's time input; for a forward-process objective the noise level.
+    place: int64[R], which of the conditions a row has.
+    condition: what the model is told of the prompts, [conditions, ...] each.
+    levels: noise levels of each transition; None for a forward-process objective.
+    old: float32[R, *D], the old policy's outputs for a forward-process objective; None until they
+        are known.
+    reference: float32[R, *D], the reference's means or outputs; None until they are known.
     """
 
     index: np.ndarray
@@ -45,15 +55,19 @@ class Rows:
         return len(self.times)
 
     def told(self, part: slice) -> Condition:
-        """The conditions of some rows, [rows, ...]."""
+        """Returns the conditions of some rows, [rows, ...] each."""
         return {name: tensor[self.place[part]] for name, tensor in self.condition.items()}
 
 
 def transitions(
     chosen: Sequence[tuple[int, TrainRecord]], device: torch.device, guidance: float
 ) -> Rows:
-    """The recorded transitions of the records, given with their places. Raises ContractError,
-    DataError.
+    """Returns the recorded transitions of the records as rows.
+
+    chosen: (place among the prepared records, record).
+
+    Raises ContractError for a record without its condition, with latents that are not float32 or
+    with another guidance.
     """
     index, columns, place, condition = _begin(
         chosen, [len(r.columns["logp"]) for _, r in chosen], device
@@ -64,7 +78,9 @@ def transitions(
     for _, record in chosen:
         own = record.columns
         check_guidance(own, guidance)
-        latents, levels, steps = _latents(own), own["levels"], own["steps"].astype(np.int64)
+        latents = _latents(own)
+        levels = own["levels"]
+        steps = own["steps"].astype(np.int64)
         parts["x"].append(latents[:-1])
         parts["following"].append(latents[1:])
         parts["here"].append(levels[steps])
@@ -95,8 +111,14 @@ def forward_process(
     draws: int,
     random: np.random.Generator,
 ) -> Rows:
-    """``draws`` noise levels of each record's clean latent: x = (1 - t) clean + t noise; its flow
-    is noise - clean.
+    """Draws ``draws`` noise levels for each record's clean latent, one row each.
+
+    At noise level t, x = (1 - t) clean + t noise; the flow to predict is noise - clean.
+
+    chosen: (place among the prepared records, record).
+
+    Raises ContractError for a record without its condition, DataError for one without its clean
+    latent.
     """
     index, columns, place, condition = _begin(chosen, [draws] * len(chosen), device)
     clean = torch.from_numpy(np.stack([_clean(record.columns) for _, record in chosen])).to(device)
@@ -124,8 +146,12 @@ def forward_process(
 def _begin(
     chosen: Sequence[tuple[int, TrainRecord]], counts: Sequence[int], device: torch.device
 ) -> tuple[np.ndarray, dict[str, Tensor], Tensor, Condition]:
-    """(index, columns with ``record``, place, condition). Records that share a condition's memory
-    share its rows.
+    """Returns what both kinds of rows have: (index, columns, place, condition) of ``Rows``.
+
+    The only column is ``record`` int64[R]: which of the chosen records a row belongs to. A
+    condition is read once for all records whose arrays lie at the same address.
+
+    counts: how many rows each record has.
     """
     seen: dict[tuple[int, int], int] = {}
     told: list[Mapping[str, np.ndarray]] = []
@@ -173,7 +199,7 @@ def _clean(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def check_guidance(columns: Mapping[str, np.ndarray], guidance: float) -> None:
-    """Raises ContractError unless sampler and trainer have one guidance."""
+    """Raises ContractError unless the record was sampled with the trainer's guidance."""
     sampled = float(columns["guidance"])
     if sampled != np.float32(guidance):
         raise ContractError(
@@ -187,5 +213,6 @@ def check_guidance(columns: Mapping[str, np.ndarray], guidance: float) -> None:
 def chunks(
     items: Sequence[tuple[int, TrainRecord]], size: int
 ) -> Iterator[Sequence[tuple[int, TrainRecord]]]:
+    """Cuts the items into runs of at most ``size``."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

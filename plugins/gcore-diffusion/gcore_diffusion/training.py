@@ -1,12 +1,16 @@
-"""The provider ``diffusion`` of kind trainer: the shared training program on denoising transitions.
+"""The provider ``diffusion`` of kind trainer, which trains on denoising transitions.
 
-Log-probs are means over dimensions (see ``kernel``). Besides what every trainer reports:
+It runs the training program that the language trainers share. Log-probs are means over dimensions
+(see ``kernel``). It reports these metrics besides those of every trainer:
 
-    kl_to_reference   of a transition, nats a dimension, exact; in the forward process the squared difference of flows
-    path_kl           of a whole record: its sum over dimensions and recorded steps, in nats
-    diversity         how far apart the images of one prompt are (see ``watch``); coverage, where real images are known
-    replay_gap        largest difference of log-probs at the start, before any update (first step of a process only)
-"""  # noqa: E501
+    kl_to_reference   KL of a transition, exact, in nats a dimension; for the forward process the
+                      mean squared difference of the two models' outputs
+    path_kl           KL of a whole record in nats: summed over dimensions and recorded steps
+    diversity         how far apart the images of one prompt are; see ``watch``
+    coverage          share of the real images that are covered; only where real images are known
+    replay_gap        largest difference between the sampler's log-probs and ours, before any
+                      update; only in the first step of a process
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,8 @@ class DiffusionTrainer(LanguageTrainer):
         self._regularised = Regularised(objective, config)
         context = replace(context, parts={**context.parts, "objective": self._regularised})
         self._denoising = DiffusionEngine(config, context)
-        self._diffusion, self._real = config, RealImages.of_model(Path(str(context.model["path"])))
+        self._diffusion = config
+        self._real = RealImages.of_model(Path(str(context.model["path"])))
         self._replay_gap: float | None = None
         self._seen: dict[str, tuple[float, float]] = {}
         super().__init__(config, context, self._denoising)  # type: ignore[arg-type]
@@ -54,8 +59,10 @@ class DiffusionTrainer(LanguageTrainer):
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
     ) -> list[dict[str, float]]:
-        """See ``Trainer.prepare``. The first time, raises WeightMismatch unless the sampler's
-        log-probs are ours.
+        """See ``Trainer.prepare``.
+
+        The first call compares the sampler's log-probs with ours. Raises WeightMismatch when they
+        differ by more than the dtype's band.
         """
         if records and not self._is_forward:
             self._regularised.dimensions = int(records[0].columns["latents"][0].size)
@@ -67,7 +74,10 @@ class DiffusionTrainer(LanguageTrainer):
         return found
 
     def _kernel(self, records: Sequence[TrainRecord]) -> Kernel:
-        """As the records say that they were sampled; all must say the same."""
+        """Returns the kernel by which the records were sampled.
+
+        Raises ConfigError when they were not all sampled by the same one.
+        """
         kinds = {(int(r.columns["noise"]), float(r.columns["scale"])) for r in records}
         if len(kinds) > 1:
             raise ConfigError(
@@ -83,7 +93,9 @@ class DiffusionTrainer(LanguageTrainer):
 
     def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Any]]:
         """See ``LanguageTrainer.pack``: ``Rows`` of at most ``batch_records`` records."""
-        config, device = self._diffusion, self._denoising.device
+        config = self._diffusion
+        device = self._denoising.device
+        # a stream for each version, so that a resumed run draws what an uninterrupted one draws
         random = np.random.Generator(
             np.random.Philox(key=[self._context.seed % 2**64, self.version])
         )
@@ -101,8 +113,10 @@ class DiffusionTrainer(LanguageTrainer):
         return [[rows(chosen) for chosen in chunks(part, config.batch_records)] for part in parts]
 
     def _replay(self, records: Sequence[TrainRecord]) -> float:
-        """Largest difference between the sampler's log-probs and ours, over a few records, on any
-        rank.
+        """Returns the largest difference between the sampler's log-probs and ours.
+
+        It is taken over a few records of every rank. Raises WeightMismatch when it is outside the
+        band.
         """
         chosen = [(i, r) for i, r in enumerate(records) if len(r.columns["logp"])][
             :_REPLAYED_RECORDS
@@ -115,7 +129,7 @@ class DiffusionTrainer(LanguageTrainer):
                 gap = float((logp - rows.columns["rollout_logp"]).abs().max())
         gap = self._denoising.ranks.max([gap])[0]
         band = self._diffusion.logprob_band()
-        if not gap <= band:
+        if not gap <= band:  # NaN is outside as well
             raise WeightMismatch(
                 (
                     f"replayed log-probs are off by {gap:.3g} nats a dimension before any update, "
@@ -135,7 +149,7 @@ class DiffusionTrainer(LanguageTrainer):
         return gap
 
     def _watch(self, records: Sequence[TrainRecord]) -> dict[str, tuple[float, float]]:
-        """(sum, weight) of diversity and coverage over the groups of this rank."""
+        """Returns diversity and coverage as (sum, number of groups) over this rank's groups."""
         groups: dict[int, list[TrainRecord]] = {}
         for record in records:
             groups.setdefault(record.ordinal, []).append(record)
@@ -160,7 +174,7 @@ class DiffusionTrainer(LanguageTrainer):
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
     ) -> dict[str, float]:
-        """See ``Trainer.train``; the module says which metrics it adds."""
+        """See ``Trainer.train``. The module's docstring lists the metrics that it adds."""
         metrics = super().train(step, advantages, minibatches, epochs)
         self._denoising.move_reference()
         seen = {
@@ -173,19 +187,26 @@ class DiffusionTrainer(LanguageTrainer):
 
 
 class Regularised:
-    """An objective, whichever it is, plus coefficient x KL to the reference: the mean over the
-    trained actions.
+    """Any objective plus kl_coefficient x KL to the reference, mean over the trained actions.
+
+    requires: the objective's own.
+    dimensions: how many numbers a latent has; 0 without transitions, where there is no KL of a path
+        in nats.
     """
 
-    dimensions = 0  # of a latent; 0 where there are no transitions, whose KL would be in nats
+    dimensions = 0
 
     def __init__(self, objective: Objective, config: DiffusionTrainerConfig) -> None:
         self.requires = objective.requires
-        self._objective, self._coefficient = objective, config.kl_coefficient
+        self._objective = objective
+        self._coefficient = config.kl_coefficient
 
     def loss(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """See ``Objective.loss``. The KL is read from the column ``kl``; without it nothing is
+        added.
+        """
         loss, weight, metrics = self._objective.loss(columns, current)
         if "kl" not in columns:
             return loss, weight, metrics
@@ -206,8 +227,9 @@ class Regularised:
 def _check_objective(
     objective: Objective, config: DiffusionTrainerConfig, context: WorkerContext
 ) -> None:
-    """Raises ConfigError, before anything is loaded, when the objective requires what this trainer
-    has not.
+    """Raises ConfigError when the objective requires what this trainer does not compute.
+
+    It is called before anything is loaded.
     """
     where = f"roles.{context.role}.config"
     if unknown := sorted(frozenset(objective.requires) - _SUPPLIED):

@@ -1,5 +1,7 @@
-"""How a batch of samples goes from noise to pictures: schedule, window of stochastic steps, noise
-by seed.
+"""How a batch of samples goes from noise to pictures.
+
+``Schedule`` holds the noise levels, ``window_of`` chooses the stochastic steps, ``SeededNoise``
+draws each sample's noise from its own seed, and ``Way`` makes the transitions.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from gcore_core.contract.records import Prompt
 from gcore_diffusion.config import DiffusionGeneratorConfig
 from gcore_diffusion.kernel import Kernel, Levels, log_prob
 
-Condition = dict[str, Tensor]  # what a model is told of prompts: [B, ...] each
+Condition = dict[str, Tensor]  # what a model is told of a batch's prompts, [B, ...] each
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """levels float32[T + 1] (see ``kernel``), times float32[T]: what the model is told of the
-    level.
+    """Noise levels of T denoising steps.
+
+    levels: float32[T + 1], the noise level before each step and after the last; see ``kernel``.
+    times: float32[T], the model's time input at each step.
     """
 
     levels: Tensor
@@ -31,16 +35,17 @@ class Schedule:
 
 
 class NoiseSource(Protocol):
+    """Draws the noise of a batch."""
+
     def draw(self, shape: tuple[int, ...]) -> Tensor:
-        """float32[B, *shape]: standard normal, and no sample's depends on which others are in the
-        batch.
+        """Draws standard normal numbers, float32[B, *shape].
+
+        A sample's numbers do not depend on which other samples are in the batch.
         """
 
 
 class SeededNoise:
-    """Standard normal numbers of each sample from its own seed, in the order they are drawn
-    (Philox).
-    """
+    """Noise of each sample from a Philox stream of its own seed."""
 
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self._streams = [np.random.Generator(np.random.Philox(key=seed % 2**64)) for seed in seeds]
@@ -52,10 +57,14 @@ class SeededNoise:
 
 
 class Way:
-    """One batch's way, which begins at ``first``. ``stochastic``: the steps that draw noise and are
-    kept as actions.
+    """The transitions of one batch, from noise to clean latents; it keeps the stochastic ones.
 
-    Kept in float32: ``latents`` before each of those steps and after the last, ``logp`` of each.
+    schedule: the noise levels; set by ``begin``.
+    steps: denoising steps of the batch.
+    stochastic: the steps that draw noise, which are kept as actions.
+    first: the noise to start from, float32[B, *D].
+    latents: float32[B, *D] before each stochastic step and after the last of them.
+    logp: float32[B] of each stochastic step, mean over dimensions.
     """
 
     schedule: Schedule
@@ -63,19 +72,26 @@ class Way:
     def __init__(
         self, kernel: Kernel, steps: int, stochastic: range, first: Tensor, noise: NoiseSource
     ) -> None:
-        self._kernel, self.steps, self.stochastic = kernel, steps, stochastic
-        self.first, self._noise = first, noise
+        self._kernel = kernel
+        self.steps = steps
+        self.stochastic = stochastic
+        self.first = first
+        self._noise = noise
+        # the same kernel without noise, for the steps that are not stochastic
         self._sure = Kernel(noise=kernel.noise, scale=0.0, prediction=kernel.prediction)
         self.latents: list[Tensor] = []
         self.logp: list[Tensor] = []
 
     def begin(self, schedule: Schedule) -> Tensor:
-        """The noise to start from, float32[B, *D]."""
+        """Takes the schedule; returns the noise to start from, float32[B, *D]."""
         self.schedule = schedule
         return self.first
 
     def step(self, step: int, output: Tensor, x: Tensor) -> Tensor:
-        """One transition with the model's output at ``x``; float32."""
+        """Makes one transition with the model's output at ``x``; returns the next latent, float32.
+
+        A stochastic step is kept with its log-prob.
+        """
         x = x.float()
         levels = Levels(
             here=self._level(step, x), after=self._level(step + 1, x), second=self._level(1, x)
@@ -91,12 +107,15 @@ class Way:
         return following
 
     def _level(self, place: int, x: Tensor) -> Tensor:
+        """Returns one noise level of the schedule for every sample, float32[B]."""
         return self.schedule.levels[place].to(x.device, torch.float32).expand(len(x))
 
 
 def window_of(settings: DiffusionGeneratorConfig, version: int, seed: int) -> range:
-    """The stochastic steps under weights ``version``: the same for every sample, so that a batch is
-    one batch.
+    """Returns the stochastic steps of samples from weights ``version``.
+
+    They are the same for every sample, so that all samples of a batch take the same steps. The
+    range is empty with scale 0.
     """
     if settings.scale == 0:
         return range(0)
@@ -115,7 +134,10 @@ def window_of(settings: DiffusionGeneratorConfig, version: int, seed: int) -> ra
 
 
 def read_prompts(prompts: Sequence[Prompt]) -> list[str]:
-    """Their texts. Raises DataError for a prompt that is chat messages, or empty."""
+    """Returns the texts of the prompts.
+
+    Raises DataError for a prompt that is chat messages, or empty.
+    """
     found = []
     for prompt in prompts:
         if prompt.text is None:
