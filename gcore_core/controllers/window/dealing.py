@@ -1,4 +1,4 @@
-"""Who draws what: a shard's leases in parts, each of which is one request to a replica. Pure."""
+"""Cuts a shard's leases into parts, each of which is one request to a replica. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from msgspec.structs import replace
 
 from gcore_core.contract.records import Lease
 
-# Parts of a round that a replica works on at a time, over all shards: so many that its batch stays
-# full.
+# How many parts of a round a replica works on at a time, over all shards: enough that its batch
+# stays full.
 LANES = 16
 
 
 def lanes_of(shards: int) -> int:
-    """Parts that one shard has at one replica at a time."""
+    """How many parts one shard has at one replica at a time."""
     return max(1, LANES // shards)
 
 
 def deal(
     leases: list[Lease], replicas: int, shard: int, shards: int, fixed: bool
 ) -> list[tuple[int, deque[list[Lease]]]]:
-    """Lanes: the number of a replica and the queue from which it is given one part after the other.
+    """Makes lanes: (number of a replica, the queue from which it gets one part after the other).
 
-    Not fixed: the lanes share one queue, so that long answers hold up only the lane that has them.
-    A shard speaks to no more replicas than it has parts.
-    fixed: an ordinal has its replica, and every replica gets one part from every shard, perhaps an
-        empty one, so that batches repeat.
+    Usually all lanes share one queue, so that long answers hold up only the lane that has them. A
+    shard then speaks to no more replicas than it has parts.
+
+    fixed: every ordinal has a fixed replica, and every replica gets one part from every shard,
+        perhaps an empty one, so that batches repeat.
     """
     if fixed:
         parts: list[list[Lease]] = [[] for _ in range(replicas)]
@@ -69,7 +70,8 @@ def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]
     """
     records = [(lease, sample) for lease in leases for sample in lease.samples]
     lanes = replicas * lanes_of(shards)
-    # As many parts of every shard together, or a multiple, are equally many for every replica.
+    # Where every shard has this many parts, or a multiple, every replica gets equally many. With 8
+    # replicas and 2 shards it is 4: 2 x 4 parts are one for each replica.
     even = replicas // math.gcd(replicas, shards)
     group = max((len(lease.samples) for lease in leases), default=1)
     a_replicas_records = shards * len(records) // replicas
@@ -79,7 +81,7 @@ def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]
         size = max(least, 3 * len(records) // (4 * lanes))
         count = min(lanes, -(-len(records) // size))
         if count < lanes:  # the last round
-            count = count // even * even or count
+            count = count // even * even or count  # down to a multiple of ``even``, unless to 0
             size = -(-len(records) // count)
         parts += _dealt(records[: count * size], count)
         del records[: count * size]

@@ -20,10 +20,10 @@ from gcore_core.controllers.keep_rate import KeepRate
 class Totals:
     """Groups of the current step, summed over all shards.
 
-    issued: leased, in all rounds.
-    complete: drawn, scored and settled.
-    kept: of the complete ones, those that the step may train on.
-    unusable: of the complete ones, those that have failed.
+    issued: groups leased, in all rounds of the step.
+    kept: of the complete groups, those that the step may train on.
+    unusable: of the complete groups, those that have failed.
+    complete: groups that are drawn, scored and settled.
     """
 
     issued: int = 0
@@ -33,6 +33,7 @@ class Totals:
 
     @property
     def in_flight(self) -> int:
+        """Groups that are issued and not complete."""
         return self.issued - self.complete
 
 
@@ -52,12 +53,16 @@ class Left:
 
 @dataclass
 class Quota:
-    """How many groups the steps issue, and where each ends; the same on every shard.
+    """Counts the groups of a step: how many it issues, and at which ordinal it ends.
+
+    It is the same on every shard. It only counts: the ledger holds the groups and ends their
+    leases (``Ledger.close``), and the window calls both in order (``Window._close``). Here ``end``
+    computes the ordinal for that, and ``close`` notes what the step leaves for the next one.
 
     needed: groups that a step trains on.
     limit: groups that a step issues at most.
-    exact: nothing is issued that may not be needed, as in a run that is to repeat.
-    carries: what is left over is kept for the next step.
+    exact: whether only groups are issued that are surely needed, as in a run that is to repeat.
+    carries: whether the surplus is kept for the next step.
     belief: about the keep rate, from the steps before.
     totals: the groups of the current step.
     rounds: how often the current step has issued.
@@ -70,16 +75,17 @@ class Quota:
     belief: KeepRate = field(default_factory=KeepRate)
     totals: Totals = field(default_factory=Totals)
     rounds: int = 0
-    _drops: bool = False  # a group was dropped, ever
-    _left: Left = field(default_factory=Left)
+    _drops: bool = False  # whether the run has ever dropped a group
+    _left: Left = field(default_factory=Left)  # of the step before
 
     @classmethod
     def of(cls, config: SyncConfig, exact: bool, stale: bool) -> Quota:
+        """The quota of a run. stale: whether the trainer takes records that older weights drew."""
         carries = config.surplus == "keep" or (config.surplus == "auto" and stale)
         return cls(config.prompts, config.max_rounds * config.prompts, exact, carries and not exact)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begins a step: nothing is issued yet."""
         self.totals = Totals()
         self.rounds = 0
 
@@ -101,7 +107,10 @@ class Quota:
         return count
 
     def _missing(self, due: int) -> int:
-        """Groups to draw so that ``due`` are kept. Until one was ever dropped, all are."""
+        """Groups to draw so that ``due`` are kept.
+
+        Until the run has dropped a first group, it counts on every group being kept.
+        """
         totals = self.totals
         lacking = due - totals.kept
         if lacking <= 0 or (self.exact and totals.in_flight):
@@ -115,7 +124,7 @@ class Quota:
         return max(likely, 0 if totals.in_flight else lacking)
 
     def settled(self, kept: int, unusable: int, complete: int) -> None:
-        """Groups were settled since the last time, on all shards."""
+        """Adds groups that were settled since the last call, summed over all shards."""
         self.totals.kept += kept
         self.totals.unusable += unusable
         self.totals.complete += complete
@@ -123,33 +132,38 @@ class Quota:
 
     @property
     def over(self) -> bool:
-        """Everything issued is there, and it is enough or there may be no more."""
+        """Whether all issued groups are complete, and are enough or as many as may be."""
         done = self.totals
         return not done.in_flight and (done.kept >= self.needed or done.issued >= self.limit)
 
     def end(self, teaching: Iterable[int], next_ordinal: int) -> int:
-        """The ordinal behind the last one that the step takes. teaching: ordinals of all shards
-        whose groups teach. next_ordinal: the one behind the last that was issued.
+        """Computes where the step ends: the ordinal behind the last one that it takes.
+
+        teaching: ordinals, of all shards, of the groups that teach.
+        next_ordinal: the one behind the last that was issued; the end where too few groups teach.
         """
         teach = sorted(teaching)
         return teach[self.needed - 1] + 1 if len(teach) >= self.needed else next_ordinal
 
     @property
     def learns(self) -> bool:
-        """Whether ``learn`` is to be told how the step's groups came out."""
+        """Whether ``learn`` is to be called when the step has ended."""
         return self._drops and not self.exact
 
     def learn(self, kept: Sequence[int], finished: Sequence[int]) -> None:
-        """Groups of each quarter of the step in the order they finished, summed over shards."""
+        """Learns the keep rate from the groups of the step that is over, summed over shards.
+
+        kept, finished: groups in each quarter of the step, in the order in which they finished.
+        """
         self.belief = self.belief.after(kept, finished)
 
     def close(self, left: Left) -> None:
-        """The step has ended; what it leaves for the next one."""
+        """Notes what the step that has ended leaves for the next one."""
         self._left = left
 
     @property
     def holds(self) -> bool:
-        """Records of the last step are still needed in the next one."""
+        """Whether records of the last step are still needed in the next one."""
         return self._left.carried > 0
 
     def state(self) -> dict[str, Any]:
@@ -158,6 +172,7 @@ class Quota:
         return {"drops": self._drops, **belief, "left": list(astuple(self._left))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on with a ``state`` of an earlier run; does nothing with an empty one."""
         if state:
             self._drops = state["drops"]
             self.belief = replace(

@@ -1,4 +1,6 @@
-"""Who owns which prompts, what is in flight, what has a verdict: pure, without clock or I/O.
+"""Keeps the book of groups: which shard owns which prompts, what is in flight, what has a verdict.
+
+It is pure: it has no clock and does no I/O.
 
 Every shard holds a ledger and leases the same global slices in the same order; a slice's ordinals
 belong to the shards in turn. So the union that a step consumes is the same for any number of
@@ -32,8 +34,11 @@ from gcore_core.contract.records import (
 class _Group:
     """One prompt's records, as they come.
 
-    records: finished ones, by sample.
-    scored: the samples of which nothing more is awaited.
+    row: row of the dataset.
+    turn: which pass over the dataset.
+    attempt: how often draws of it were lost with their replica.
+    records: sample -> its finished record.
+    scored: the samples that need no further score.
     carried: whether the step before drew it.
     """
 
@@ -51,24 +56,33 @@ def has_failed_reward(header: Header) -> bool:
 
 
 class Ledger:
-    """One shard's book. ``rows``: size of the dataset; ``samples``: records a group has.
+    """One shard's book of groups.
+
+    rows: size of the dataset.
+    seed: of the run; it gives the order of the rows.
+    samples: records that a group has.
+    next_ordinal: the first one of the run that no step has leased; every shard moves it alike.
 
     A group is *open* from its lease to its verdict, then *settled*. ``close`` ends the step's
     leases at an ordinal, perhaps before the last one that was leased: the groups before the end
-    wait for ``commit``, those behind it are leased again by the next step, drawn already
-    (*carried*) or to be drawn anew. The next step may lease before this one is committed.
+    wait for ``commit``. Those behind it are leased again by the next step. A group that is kept
+    for it with its records is *carried*; the others are drawn anew. The next step may lease before
+    this one is committed.
     """
 
     def __init__(
         self, *, shard: int, shards: int, rows: int, seed: int, samples: int, next_ordinal: int = 0
     ) -> None:
-        self.shard, self.shards = shard, shards
-        self.next_ordinal = next_ordinal  # of the whole run: every shard moves it alike
-        self._rows, self._seed, self._samples = rows, seed, samples
+        self.shard = shard
+        self.shards = shards
+        self.next_ordinal = next_ordinal
+        self._rows = rows
+        self._seed = seed
+        self._samples = samples
         self._open: dict[int, _Group] = {}
         # Of the step that is being drawn:
         self._settled: dict[int, _Group] = {}
-        self._verdicts: dict[int, tuple[str, str]] = {}  # of these, with the reason
+        self._verdicts: dict[int, tuple[str, str]] = {}  # of the settled groups: verdict, reason
         self._ended: list[int] = []  # ordinals in the order in which their groups became complete
         # Drawn by the step before, which ended before them:
         self._carried: dict[int, _Group] = {}
@@ -76,7 +90,7 @@ class Ledger:
         self._closed: deque[dict[int, tuple[str, str]]] = deque()
 
     def lease(self, count: int) -> list[Lease]:
-        """Takes the next ``count`` ordinals of the run; returns this shard's part, to be drawn."""
+        """Takes the next ``count`` ordinals of the run; returns this shard's leases to draw."""
         slice_ = range(self.next_ordinal, self.next_ordinal + count)
         self.next_ordinal += count
         for ordinal in slice_:
@@ -90,7 +104,7 @@ class Ledger:
         self._open |= {lease.ordinal: _Group(lease.row, lease.turn) for lease in leases}
 
     def unfinished(self, among: range | set[int]) -> list[Lease]:
-        """What is still to be drawn of these ordinals."""
+        """Leases for the samples of these ordinals that are still to be drawn."""
         leases = []
         for ordinal, group in sorted(self._open.items()):
             missing = tuple(s for s in range(self._samples) if s not in group.records)
@@ -100,12 +114,13 @@ class Ledger:
 
     @property
     def drawn(self) -> bool:
-        """Nothing that is open is still to be drawn."""
+        """Whether every record of every open group is there."""
         return all(len(group.records) == self._samples for group in self._open.values())
 
     def lost(self, leases: list[Lease]) -> list[Lease]:
-        """The replica that drew these is gone: what it had not finished is to be drawn again, with
-        the same seeds.
+        """Returns what is to be drawn again, with the same seeds, since its replica is gone.
+
+        That is what the replica had not finished of ``leases``.
         """
         drawn = {lease.ordinal: lease.samples for lease in leases}
         for ordinal in drawn.keys() & self._open.keys():
@@ -117,8 +132,9 @@ class Ledger:
         return [replace(lease, samples=samples) for lease, samples in missing if samples]
 
     def finished(self, header: Header) -> bool:
-        """Takes a finished record; False when it is not awaited (a duplicate, or a late one of a
-        settled group).
+        """Takes a finished record; returns whether it was awaited.
+
+        One that is not is a duplicate, or comes late for a group that is settled; it is ignored.
         """
         group = self._open.get(header.ordinal)
         if (
@@ -133,9 +149,7 @@ class Ledger:
         return True
 
     def scored(self, score: RecordScore, names: set[str]) -> None:
-        """Takes the named rewards of a record; it counts as scored when all ``names`` have a
-        status.
-        """
+        """Takes some rewards of a record, which is scored when each of ``names`` has a status."""
         group = self._open.get(score.ordinal)
         if group is None or score.sample not in group.records:
             return
@@ -154,17 +168,16 @@ class Ledger:
                 self._ended.append(ordinal)
 
     def whole(self, ordinal: int) -> list[Header]:
-        """The records of an open group whose last one has finished, by sample; none while one is
-        missing.
-        """
+        """The records of an open group, by sample; an empty list while one of them is missing."""
         group = self._open.get(ordinal)
         if group is None or len(group.records) < self._samples:
             return []
         return [group.records[sample] for sample in range(self._samples)]
 
     def complete(self) -> list[list[Header]]:
-        """Groups without a verdict whose records are all finished and scored, by ordinal; records
-        by sample.
+        """The open groups whose records are all finished and scored, ready for a verdict.
+
+        Groups come by ordinal, their records by sample.
         """
         ended = [
             ordinal for ordinal, group in self._open.items() if len(group.scored) == self._samples
@@ -182,12 +195,14 @@ class Ledger:
 
     def close(self, end: int, carry: bool) -> list[int]:
         """Ends the step before the ordinal ``end``; the next step leases from there on again.
-        Returns this shard's ordinals behind the end: the surplus. Raises ContractError while a
+
+        Returns this shard's ordinals from ``end`` on: the surplus. Raises ContractError while a
         leased ordinal has no verdict.
 
-        carry: the surplus is kept with its records for the next step, except groups that were kept
-            before and groups that could not be used. Those, and without ``carry`` all, are
-            forgotten, and drawn again under newer weights with the same seeds.
+        carry: whether the surplus is carried, that is kept with its records for the next step.
+            Groups that were carried already once are not, nor groups that could not be used. These,
+            and without ``carry`` all, are forgotten: the next step draws them again, under newer
+            weights with the same seeds.
         """
         if self._open:
             raise ContractError(
@@ -195,7 +210,8 @@ class Ledger:
             )
         surplus = [ordinal for ordinal in self._settled if ordinal >= end]
         for ordinal in surplus:
-            group, (verdict, _) = self._settled.pop(ordinal), self._verdicts.pop(ordinal)
+            group = self._settled.pop(ordinal)
+            verdict, _ = self._verdicts.pop(ordinal)
             if carry and verdict != QUARANTINED and not group.carried:
                 group.carried = True
                 self._carried[ordinal] = group
@@ -207,7 +223,7 @@ class Ledger:
         return surplus
 
     def verdicts(self) -> list[str]:
-        """Of the groups that the step drew so far, in the order in which they became complete."""
+        """Verdicts of the step's groups so far, in the order in which these became complete."""
         return [self._verdicts[ordinal][0] for ordinal in self._ended if ordinal in self._verdicts]
 
     def carried(self) -> list[int]:
@@ -215,7 +231,7 @@ class Ledger:
         return sorted(self._carried)
 
     def carried_records(self) -> list[Header]:
-        """Those records, by ordinal and sample."""
+        """The records of the carried groups, by ordinal and sample."""
         return [
             self._carried[ordinal].records[sample]
             for ordinal in self.carried()
@@ -223,9 +239,7 @@ class Ledger:
         ]
 
     def carry(self, headers: Iterable[Header]) -> None:
-        """Goes on with what a run before had carried; takes the records of its own ordinals
-        only.
-        """
+        """Carries records that a checkpoint holds; takes those of this shard's ordinals only."""
         for header in headers:
             if header.ordinal % self.shards == self.shard:
                 turn, row = row_of(header.ordinal, self._rows, self._seed)
@@ -234,8 +248,10 @@ class Ledger:
                 group.scored.add(header.sample)
 
     def commit(self) -> dict[int, tuple[str, str]]:
-        """Verdicts, with reasons, of the oldest step that is closed, which has been trained on.
-        Where none is, the step that is being drawn is closed behind its last lease.
+        """Takes out the oldest closed step, since it has been trained on.
+
+        Returns ordinal -> (verdict, reason). Where no step is closed, the step that is being drawn
+        is closed first, behind its last lease.
         """
         if not self._closed:
             self.close(self.next_ordinal, carry=False)

@@ -1,5 +1,6 @@
-"""Rewarding: records go to the scorers as they are finished, those that end close together in one
-request.
+"""Sends finished records to the scorers.
+
+Records that finish close together go in one request.
 """
 
 from __future__ import annotations
@@ -14,30 +15,37 @@ from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import SCORE, TRAIN, ScoreRequest
 from gcore_core.runtime.rpc.retry import insist_anew
 
-WAIT_S = 0.005  # for others: a request costs as much as what is to be done for twenty records
-MOST = 64  # records of a request: a reward's time limit is for all of them
+# Seconds for which a request waits for further records: sending one costs as much as the work for
+# twenty records.
+WAIT_S = 0.005
+# The most records in one request: a reward's time limit is for all of them together.
+MOST = 64
 
 
 class Scoring:
-    """The records of one draw."""
+    """Has the records of one draw scored, and gives the scores to the ledger."""
 
     def __init__(
         self, context: ControllerContext, ledger: Ledger, purpose: str, placement: PlacementShard
     ) -> None:
-        self._context, self._ledger, self._purpose = context, ledger, purpose
+        self._context = context
+        self._ledger = ledger
+        self._purpose = purpose
         self._placement = placement
         self._open = asyncio.Event()  # shut while judges sleep
         if not placement.awake.in_turns:
             self._open.set()
         self._tasks = set[asyncio.Task[None]]()
         self._names = set(context.facts.rewards)
-        self._of_groups = set(context.facts.of_groups)
-        self._waiting: list[Header] = []
+        self._of_groups = set(context.facts.of_groups)  # the rewards that see a whole group
+        self._waiting: list[Header] = []  # the records of the latest request
+        # It sends ``_waiting``; None when that request takes no more records.
         self._task: asyncio.Task[None] | None = None
 
     def add(self, headers: list[Header]) -> None:
-        """Has these scored by the rewards that see one record and, where they are the last of a
-        group, by those that see the group.
+        """Has these records scored by the rewards that see one record.
+
+        Where a record is the last of its group, the rewards that see the group score that too.
         """
         if not headers:
             return
@@ -45,12 +53,13 @@ class Scoring:
             self._waiting = []
             self._task = asyncio.ensure_future(self._score(self._waiting))
             self._tasks.add(self._task)
-        # The task that was begun waits a moment and takes all that has come until then.
+        # The task waits ``WAIT_S`` and holds this very list: what is added until then goes with it.
         self._waiting += headers
 
     async def finish(self) -> None:
-        """Nothing more comes, and judges are awake: returns when everything is scored, or raises
-        what failed.
+        """Returns when everything is scored, or raises what failed.
+
+        It is called when no more records come and the judges are awake.
         """
         self._open.set()
         await asyncio.gather(*self._tasks)
@@ -61,7 +70,7 @@ class Scoring:
 
     async def _score(self, headers: list[Header]) -> None:
         await asyncio.sleep(WAIT_S)
-        if headers is self._waiting:
+        if headers is self._waiting:  # else ``add`` has begun another list meanwhile
             self._task = None
         await self._open.wait()
         work = [
@@ -87,7 +96,10 @@ class Scoring:
         )
 
     def _usable(self, groups: list[list[Header]]) -> list[Header]:
-        """The records of whole groups; where one has failed, the rewards of the others have too."""
+        """The records of the groups in which no record has failed.
+
+        In any other group, every record's group rewards have failed, and the ledger is told so.
+        """
         usable: list[Header] = []
         for group in groups:
             if any(header.status == FAILED for header in group):
@@ -112,7 +124,7 @@ class Scoring:
 
 
 async def route_judges(context: ControllerContext, placement: PlacementShard) -> None:
-    """Tells all that ask judges who is awake now."""
+    """Tells every scorer worker which judges are awake now: a request without records does it."""
 
     async def tell(peer: Peer, hosted: list[str]) -> None:
         await insist_anew(peer, SCORE, lambda: _request(placement, TRAIN, [], hosted))
@@ -123,6 +135,6 @@ async def route_judges(context: ControllerContext, placement: PlacementShard) ->
 def _request(
     placement: PlacementShard, purpose: str, headers: list[Header], rewards: list[str]
 ) -> ScoreRequest:
-    """Names those who are awake at the time at which it is made."""
+    """A request that names who is awake at this moment; so a repeated one is made anew."""
     awake = placement.awake
     return ScoreRequest(purpose, headers, rewards, awake.judges(), awake.version)
