@@ -1,10 +1,12 @@
-"""A trainer's state as Megatron-Core's distributed checkpoint (torch_dist, fully reshardable) and
-one JSON file.
+"""Saves a trainer's state as Megatron-Core's distributed checkpoint and one JSON file.
 
-A thread writes while training goes on: Megatron-Core's own writer forks, and the fork of a worker,
-which has other threads, may hang. The JSON file is written last: a directory without it is no
-state. Megatron-Core's own files contain pickles; a state is opened only where whoever calls trusts
-its directory.
+The checkpoint has the format torch_dist and can be loaded with any parallel sizes (fully
+reshardable). A thread writes it while training goes on. Rejected: Megatron-Core's own writer, which
+forks; the fork of a worker, which has other threads, may hang.
+
+The JSON file is written last: a directory without it is no state.
+
+Megatron-Core's own files contain pickles. A caller opens a state only when it trusts the directory.
 """
 
 from __future__ import annotations
@@ -36,14 +38,15 @@ _NUMBERS, _SHARDS = "state.json", "shards"
 
 
 class PendingSave:
-    """A save under way."""
+    """A save that has begun."""
 
     def __init__(self, finish: Callable[[], None]) -> None:
         self._finish = finish
 
     def wait(self) -> None:
-        """Until the state is whole; every rank calls it, once. Raises what went wrong in
-        writing.
+        """Waits until the state is whole. Every rank calls it, once.
+
+        Raises the error with which writing failed.
         """
         self._finish()
 
@@ -55,13 +58,19 @@ def begin_save(
     numbers: dict[str, Any],
     progress: Callable[[], None],
 ) -> PendingSave:
-    """Copies this rank's part of the state and starts to write it; every rank calls it."""
+    """Copies this rank's part of the state and starts to write the copy; every rank calls it.
+
+    An older state in the directory stops counting as one at once, since its JSON file is removed.
+
+    progress: called while this rank waits for the writer.
+    """
     shards = directory / _SHARDS
     shards.mkdir(parents=True, exist_ok=True)
     if dist.get_rank() == 0:
         (directory / _NUMBERS).unlink(missing_ok=True)
     dist.barrier()
-    filesystem_async._results_queue = queue.SimpleQueue()  # else it starts a process for one
+    # give it a queue, because it would start a process to get one
+    filesystem_async._results_queue = queue.SimpleQueue()
     request = dist_checkpointing.save(
         _sharded(model, optimizer, loading=False),
         str(shards),
@@ -83,8 +92,10 @@ def begin_save(
 
 
 def _writer(request: Any) -> Callable[[Callable[[], None]], None]:
-    """What writes the files that Megatron-Core asks for, from a copy of their tensors that is made
-    now.
+    """Copies the tensors of the files that Megatron-Core asks for; returns what writes the files.
+
+    Tensors on a device are copied by Megatron-Core already. Those in host memory are cloned here,
+    because training would change them while they are written.
     """
     if request.async_fn is None:
         return lambda wrote: None  # this rank has nothing to write
@@ -111,18 +122,22 @@ def _writer(request: Any) -> Callable[[Callable[[], None]], None]:
             _, found[place] = told.get()
             wrote()
         failed = [outcome for outcome in found.values() if isinstance(outcome, Exception)]
-        results.put(failed[0] if failed else found)  # raised when all ranks are done
+        # Megatron-Core raises an error from here when all ranks are done
+        results.put(failed[0] if failed else found)
 
     return write
 
 
 def is_distributed(directory: Path) -> bool:
-    """Whether a saved state is of this format, as far as it goes."""
+    """Whether a directory holds a state of this format, whole or not."""
     return (directory / _SHARDS).is_dir()
 
 
 def load_state(directory: Path, model: PolicyModel, optimizer: Any) -> dict[str, Any]:
-    """Takes a saved state into model and optimizer; returns the numbers. Raises DataError."""
+    """Loads a saved state into model and optimizer; returns the numbers of its JSON file.
+
+    Raises DataError when the state is damaged or of another model.
+    """
     _, numbers = read_numbers(directory)
     wanted = _sharded(model, optimizer, loading=True)
     try:
@@ -141,6 +156,7 @@ def load_state(directory: Path, model: PolicyModel, optimizer: Any) -> dict[str,
 
 
 def _sharded(model: PolicyModel, optimizer: Any, *, loading: bool) -> dict[str, Any]:
+    """Describes this rank's shards of weights and optimizer state to Megatron-Core."""
     weights = model.sharded_state_dict()
     return {
         "model": weights,

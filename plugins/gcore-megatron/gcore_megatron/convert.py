@@ -1,13 +1,16 @@
-"""Hugging Face tensors to Megatron-Core's parameters and back, one tensor at a time.
+"""Converts Hugging Face tensors to Megatron-Core's parameters and back, one tensor at a time.
 
-Both sides differ in three ways. Megatron-Core fuses: query, key and value of a group of heads lie
-one after the other in ``linear_qkv``, gate and up in ``linear_fc1``. It splits: a tensor-parallel
-rank holds some rows or columns of a matrix, a pipeline stage some layers, counted from its own
-first. And it fills up the vocabulary.
+The two sides differ in three ways:
+
+- Megatron-Core fuses tensors. Query, key and value of a group of heads lie one after the other in
+  ``linear_qkv``, gate and up in ``linear_fc1``.
+- It splits tensors. A tensor-parallel rank holds some rows or columns of a matrix, and a pipeline
+  stage holds some layers, which are counted from its own first one.
+- It pads the vocabulary.
 
 So a Hugging Face tensor is a slice of rows or columns on each tensor-parallel rank of one stage (of
-two for tied embeddings), and the slice lies in a *window*, a view of one parameter. Loading copies
-slices into windows; exporting gathers windows.
+two stages for tied embeddings). The slice lies in a *window*, which is a view of one parameter.
+Loading copies slices into windows; exporting gathers windows.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ Window = Callable[[Tensor], Tensor]
 
 
 def _whole(parameter: Tensor) -> Tensor:
+    """The window that is the whole parameter."""
     return parameter
 
 
@@ -40,9 +44,13 @@ def _whole(parameter: Tensor) -> Tensor:
 class Piece:
     """A Hugging Face tensor and where its slices lie.
 
-    parameters: stage -> name of the parameter there; the first one is exported. split: the
-    dimension that the tensor-parallel ranks share, None when each has all. filled: size of that
-    dimension, with what fills it up.
+    name: the Hugging Face name.
+    parameters: stage -> name of the parameter on that stage; the first one is exported.
+    shape: shape of the whole Hugging Face tensor.
+    split: the dimension that is split over the tensor-parallel ranks; None when each rank has the
+        whole tensor.
+    window: the view of the parameter in which a rank's slice lies.
+    filled: size of the split dimension with its padding; 0 without padding.
     """
 
     name: str
@@ -53,7 +61,7 @@ class Piece:
     filled: int = 0
 
     def slice_shape(self, ranks: int) -> tuple[int, ...]:
-        """Shape of one rank's slice."""
+        """Returns the shape of one rank's slice, padding included."""
         if self.split is None:
             return self.shape
         own = (self.filled or self.shape[self.split]) // ranks
@@ -61,8 +69,9 @@ class Piece:
 
 
 def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece]:
-    """All tensors of the model, in an order that every rank shares."""
-    last, per_stage = stages - 1, model.layers // stages
+    """Lists all tensors of the model, in the same order on every rank."""
+    last = stages - 1
+    per_stage = model.layers // stages
 
     def of_vocabulary(name: str, parameters: Mapping[int, str]) -> Piece:
         shape = (model.vocabulary, model.hidden)
@@ -76,7 +85,7 @@ def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece
 
     embedding = {0: "embedding.word_embeddings.weight"}
     if model.tied and stages > 1:
-        embedding[last] = "output_layer.weight"
+        embedding[last] = "output_layer.weight"  # the last stage has a copy of its own
     found = [of_vocabulary("model.embed_tokens.weight", embedding)]
     for layer in range(model.layers):
         found += _layer(model, layer, *divmod(layer, per_stage))
@@ -88,7 +97,10 @@ def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece
 
 
 def _layer(model: Architecture, layer: int, stage: int, own: int) -> Iterator[Piece]:
-    """The tensors of a layer that is number ``own`` of its stage."""
+    """Yields the tensors of one layer.
+
+    own: number of the layer in its stage.
+    """
 
     def piece(
         name: str,
@@ -108,6 +120,7 @@ def _layer(model: Architecture, layer: int, stage: int, own: int) -> Iterator[Pi
 
     hidden, size, feed_forward = model.hidden, model.head_size, model.feed_forward
     group = model.query_heads // model.kv_heads  # query heads for each key-value head
+    # in a group of linear_qkv's rows: where each part lies, counted in heads
     spans = {"q": (0, group), "k": (group, group + 1), "v": (group + 1, group + 2)}
     for part, (start, stop) in spans.items():
         width = model.kv_heads * (stop - start) * size
@@ -138,11 +151,12 @@ def _layer(model: Architecture, layer: int, stage: int, own: int) -> Iterator[Pi
 
 
 def _heads(width: int, start: int, stop: int) -> Window:
-    """Rows ``start`` to ``stop`` of every ``width`` rows."""
+    """Makes the window of rows ``start`` to ``stop`` of every ``width`` rows."""
     return lambda parameter: parameter.view(-1, width, *parameter.shape[1:])[:, start:stop]
 
 
 def _half(which: int) -> Window:
+    """Makes the window of the first or second half of the rows."""
     return lambda parameter: parameter.view(2, -1, *parameter.shape[1:])[which]
 
 
@@ -150,8 +164,11 @@ def _half(which: int) -> Window:
 
 
 def check(files: ModelFiles, found: Sequence[Piece]) -> None:
-    """Raises DataError unless a model directory holds these tensors and no others."""
-    expected, where = {piece.name: piece.shape for piece in found}, str(files.directory)
+    """Raises DataError unless a model directory holds these tensors, in these shapes, and no
+    others.
+    """
+    expected = {piece.name: piece.shape for piece in found}
+    where = str(files.directory)
     for name in sorted(expected.keys() | files.shapes.keys()):
         if name not in files.shapes:
             raise DataError(f"model directory lacks {name}.", where=where)
@@ -168,8 +185,9 @@ def check(files: ModelFiles, found: Sequence[Piece]) -> None:
 
 @torch.no_grad()
 def load(directory: Path, found: Sequence[Piece], parameters: Mapping[str, Tensor]) -> None:
-    """Fills this rank's parameters from a directory that was checked; reads what it needs of each
-    tensor.
+    """Fills this rank's parameters from a model directory that ``check`` has accepted.
+
+    It reads only this rank's slice of each tensor.
     """
     rank = parallel_state.get_tensor_model_parallel_rank()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
@@ -185,12 +203,18 @@ def load(directory: Path, found: Sequence[Piece], parameters: Mapping[str, Tenso
 
 
 def slice_of(stored: Any, piece: Piece, rank: int, ranks: int) -> Tensor:
-    """One rank's slice of a whole tensor, or of one that is stored; what fills it up is zero."""
+    """Returns one rank's slice of a whole tensor, with zeros as padding.
+
+    stored: a tensor, or a slice object of safetensors, of which only the slice is read.
+    """
     shape = piece.slice_shape(ranks)
     if piece.split is None:
         return stored[:]
-    size, whole = shape[piece.split], piece.shape[piece.split]
-    start, stop = min(rank * size, whole), min((rank + 1) * size, whole)
+    size = shape[piece.split]
+    whole = piece.shape[piece.split]
+    # the last ranks may hold padding in part, or nothing else
+    start = min(rank * size, whole)
+    stop = min((rank + 1) * size, whole)
     part: Tensor = stored[start:stop] if piece.split == 0 else stored[:, start:stop]
     if stop - start == size:
         return part
@@ -200,7 +224,7 @@ def slice_of(stored: Any, piece: Piece, rank: int, ranks: int) -> Tensor:
 
 
 def _open(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Tensor name -> open file that holds it."""
+    """Opens a model's files until the stack closes; returns tensor name -> file that holds it."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -221,14 +245,17 @@ def _open(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
 def gather(
     found: Sequence[Piece], parameter: Callable[[str], Tensor], like: Tensor
 ) -> Iterator[tuple[Piece, Tensor | None]]:
-    """Whole tensors, one at a time, on global rank 0, and None on the others. All ranks iterate
-    alike.
+    """Yields each tensor whole on global rank 0, and None on the other ranks.
 
-    ``parameter`` gives this rank's part by the parameter's name, on all replicas at once; dtype and
-    device as ``like``.
+    All ranks must iterate to the same point, because they send each other their slices. The ranks
+    of the tensor's stage join their slices; the first of them sends the result to rank 0 unless it
+    is on rank 0's stage.
+
+    parameter: parameter's name -> this rank's part; all replicas call it at once.
+    like: a tensor with the dtype and device of the parts.
     """
     stage = parallel_state.get_pipeline_model_parallel_rank()
-    # one replica's first context-parallel rank has everything
+    # the first context-parallel rank of the first replica is enough, since the others hold the same
     takes_part = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
     first_of_stage = parallel_state.get_tensor_model_parallel_rank() == 0
     for piece in found:
@@ -248,8 +275,9 @@ def gather(
 
 
 def _join(piece: Piece, window: Tensor) -> Tensor:
-    """The slices of a stage's tensor-parallel ranks, put together and without what fills them
-    up.
+    """Joins the slices of a stage's tensor-parallel ranks and cuts off the padding.
+
+    All tensor-parallel ranks of the stage call it together.
     """
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     own = window.detach().reshape(piece.slice_shape(ranks)).contiguous()

@@ -1,8 +1,8 @@
-"""A policy on Megatron-Core: what ``gcore_language.training`` asks of an engine.
+"""A policy on Megatron-Core, as the engine that ``gcore_language.training`` runs.
 
-Ranks of one replica are neighbours: the tensor-parallel ones nearest, then context, then pipeline;
-replicas come last. Gradients are added up, over micro-batches, replicas and context-parallel ranks,
-by Megatron-Core's own buffers.
+The ranks of one replica are neighbours: tensor-parallel ranks lie nearest to each other, then
+context-parallel ones, then pipeline stages. Replicas vary slowest. Megatron-Core's own buffers sum
+gradients over micro-batches, replicas and context-parallel ranks.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from gcore_megatron.pretrained import write_pretrained
 from gcore_megatron.rows import Rows
 from gcore_megatron.whole import OptimizerState, load_whole, save_whole
 
-#: Most logits that a rank holds at once, in numbers; more actions than that go through the output
-#: layer in chunks.
+#: The most logits, counted in numbers, that a rank holds at once. The output layer is applied in
+#: chunks of actions when there would be more.
 _CHUNK_LOGITS = 2**25
 
 
@@ -60,7 +60,8 @@ class MegatronEngine:
     def __init__(self, config: MegatronTrainerConfig, context: WorkerContext) -> None:
         refuse_engine(context)
         check_objective(context)
-        self._config, self._context = config, context
+        self._config = config
+        self._context = context
         self.device = choose_device(config.device, context, config.threads)
         files = open_model_files(context)
         self._model_path = files.directory
@@ -89,6 +90,7 @@ class MegatronEngine:
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_context_parallel_rank(),
         )
+        # one rank of each replica speaks for it: the first of those that have log-probs
         self.ranks.speaks = last and first_of == (0, 0)
         model_parallel_cuda_manual_seed(context.seed % 2**31 or 1)
         self._model = build(model, config, self.device)
@@ -106,8 +108,7 @@ class MegatronEngine:
         self._optimizer = self._make_optimizer()
         self._state = OptimizerState(self._optimizer, self._parameters)
         if isinstance(self._optimizer.optimizer, torch.optim.AdamW):
-            # the moments are there before the first step, so that a state can be saved and loaded
-            # before it
+            # make the moments now, so that a state can be saved and loaded before the first step
             self._state.reset(0)
         self._chunk_actions = max(
             1, _CHUNK_LOGITS * config.tensor_parallel // model.rows(config.tensor_parallel)
@@ -120,7 +121,11 @@ class MegatronEngine:
     # -- opening -----------------------------------------------------------------------------------
 
     def _load(self, reference: Path | None) -> dict[str, Tensor]:
-        """Fills the model; returns the reference's shards in host memory."""
+        """Fills the model from its directory; returns the reference's shards in host memory.
+
+        The reference is read through the model's parameters first, so that the device never holds
+        two models. The result is empty without a reference.
+        """
         kept: dict[str, Tensor] = {}
         for directory in dict.fromkeys((reference or self._model_path, self._model_path)):
             convert.load(directory, self._pieces, self._parameters)
@@ -148,7 +153,7 @@ class MegatronEngine:
             ),
             [self._replicated],
         )
-        (optimizer,) = chained.chained_optimizers  # a second one would have the experts
+        (optimizer,) = chained.chained_optimizers  # only a model with experts has a second one
         if isinstance(optimizer.optimizer, torch.optim.AdamW):
             shim.mend_optimizer(optimizer)
         return optimizer
@@ -158,7 +163,9 @@ class MegatronEngine:
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
-        """See ``TrainingEngine``; the last stage tells the others."""
+        """See ``TrainingEngine``. The last pipeline stage computes them and sends them to the
+        others.
+        """
         given = [batch for batch in batches if batch is not None]
         if not given:
             return [None] * len(batches)
@@ -176,6 +183,10 @@ class MegatronEngine:
         return [None if batch is None else next(parts) for batch in batches]
 
     def _tell_stages(self, given: Sequence[Batch], found: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Broadcasts the last stage's log-probs, joined into one tensor; returns them by batch.
+
+        found: empty on the other stages.
+        """
         sizes = [len(batch.targets) for batch in given]
         told = torch.cat(list(found)) if found else torch.empty(sum(sizes), device=self.device)
         last = parallel_state.get_pipeline_model_parallel_last_rank()
@@ -183,7 +194,10 @@ class MegatronEngine:
         return list(told.split(sizes))
 
     def _exchange_reference(self) -> None:
-        """Swaps the model's weights with those in host memory; needs room for one tensor."""
+        """Swaps the model's weights with the reference's in host memory.
+
+        It goes tensor by tensor, so that it needs room for one tensor more.
+        """
         with torch.no_grad():
             for name, kept in self._reference.items():
                 parameter = self._parameters[name]
@@ -192,8 +206,11 @@ class MegatronEngine:
                 kept.copy_(now)
 
     def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
-        """See ``TrainingEngine``. Replicas need not have the same number of micro-batches, only one
-        at least, in whose backward pass their gradients meet.
+        """See ``TrainingEngine``.
+
+        Replicas may have different numbers of micro-batches, but each needs at least one: its
+        backward pass takes part in the sum of gradients. A replica without any runs a stand-in
+        whose gradient is zero.
         """
         given = [batch for batch in batches if batch is not None]
         if given:
@@ -202,8 +219,9 @@ class MegatronEngine:
             self._run([stand_in(self.device)], lambda _, logp, __: logp.sum() * 0.0, "metric")
 
     def _run(self, batches: Sequence[Batch], loss: LossOf | None, entropy: Entropy) -> list[Tensor]:
-        """Forward, and backward for a ``loss``. Log-probs of each batch on the last stage, else
-        nothing.
+        """Runs the micro-batches forward, and backward too when there is a ``loss``.
+
+        Returns the log-probs of each batch on the last stage, and an empty list on the others.
         """
 
         def forward(turns: Iterator[Rows], model: Any) -> tuple[Tensor, Any]:
@@ -220,7 +238,8 @@ class MegatronEngine:
 
             return hidden, loss_of
 
-        rows, width = batches[0].ids.shape  # asked for, but stages tell each other the shapes
+        # the schedule requires sizes, but does not use them: stages send each other the shapes
+        rows, width = batches[0].ids.shape
         found: list[Tensor] = self._schedule(
             forward_step_func=forward,
             data_iterator=(Rows(batch, self._config) for batch in batches),
@@ -233,14 +252,20 @@ class MegatronEngine:
         return found
 
     def _action_logp(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the batch's actions, on every rank of the last stage."""
+        """Returns log-probs and entropies of the batch's actions, on every rank of the last stage.
+
+        With context parallelism a rank computes its own actions, and puts them into a row of zeros
+        for all of them; the sum over the ranks is then whole.
+        """
         if self._config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=False
             )
-        batch, own = rows.batch, rows.own_actions
+        batch = rows.batch
+        own = rows.own_actions
         hidden = hidden.flatten(0, 1).index_select(0, rows.predict)
-        targets, temperature = batch.targets, batch.temperature
+        targets = batch.targets
+        temperature = batch.temperature
         if own is not None:
             targets, temperature = targets[own], None if temperature is None else temperature[own]
         group = parallel_state.get_tensor_model_parallel_group()
@@ -264,11 +289,12 @@ class MegatronEngine:
     def update(self, rate: float, clip: float) -> float:
         """See ``TrainingEngine``."""
         optimizer = self._optimizer
-        for group in (
-            optimizer.param_groups
-        ):  # anew each time, since loading a state brings its settings along
-            group["lr"], group["weight_decay"] = rate, self._config.weight_decay * group["wd_mult"]
-            group["betas"], group["eps"] = tuple(self._config.betas), self._config.eps
+        # set in every update, because a loaded state brings its own settings
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+            group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
+            group["betas"] = tuple(self._config.betas)
+            group["eps"] = self._config.eps
         optimizer.prepare_grads()
         norm = float(optimizer.get_grad_norm())
         if math.isfinite(norm):
@@ -301,18 +327,24 @@ class MegatronEngine:
         return pieces
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        """See ``Trainer``; rank 0 holds one whole tensor at a time."""
+        """See ``Trainer``.
+
+        Rank 0 holds one whole tensor at a time; the others yield empty arrays.
+        """
         for spec, (_, whole) in zip(self.weight_specs(), self._gathered(), strict=True):
             yield spec, np.empty(0, np.uint8) if whole is None else to_bytes(whole)
 
     def begin_save(self, directory: Path, numbers: dict[str, Any]) -> PendingSave:
-        """Starts to save; training may go on. Every rank calls ``wait`` of what it returns."""
+        """Starts to save the state while training may go on.
+
+        Every rank calls this, and then ``wait`` of what it returns.
+        """
         if self._config.checkpoint == "whole":
             return save_whole(directory, self._pieces, self._state, numbers, self.ranks)
         return begin_save(directory, self._model, self._optimizer, numbers, self._context.progress)
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
-        """Any other parallel sizes can load it."""
+        """Saves the state; a trainer with other parallel sizes can load it."""
         self.begin_save(directory, numbers).wait()
 
     def load(self, directory: Path) -> dict[str, Any]:
@@ -321,7 +353,7 @@ class MegatronEngine:
         return load_whole(directory, self._pieces, self._state)
 
     def save_pretrained(self, directory: Path) -> None:
-        """Weights, config and tokenizer in Hugging Face layout."""
+        """Writes weights, config and tokenizer in Hugging Face layout."""
         write_pretrained(
             directory, self.weight_specs(), self._gathered(), writes=self.ranks.rank == 0
         )
@@ -356,7 +388,10 @@ def _check_ranks(config: MegatronTrainerConfig, context: WorkerContext) -> None:
 
 
 def _join_groups(config: MegatronTrainerConfig) -> bool:
-    """Makes Megatron-Core's process groups; whether it was this call that did."""
+    """Makes Megatron-Core's process groups unless they exist; returns whether this call made them.
+
+    Raises RuntimeError when groups of other sizes exist.
+    """
     sizes = {
         "tensor": config.tensor_parallel,
         "pipeline": config.pipeline_parallel,
@@ -377,8 +412,8 @@ def _join_groups(config: MegatronTrainerConfig) -> bool:
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
         context_parallel_size=config.context_parallel,
-        # there are no experts, but their groups are laid out too, and asked to have the pipelines
-        # of the others
+        # There are no experts, but Megatron-Core makes their groups too, and requires their
+        # pipelines to be those of the other groups.
         expert_tensor_parallel_size=config.tensor_parallel * config.context_parallel,
         order="tp-cp-ep-pp-dp",
     )
@@ -391,7 +426,10 @@ def _finalize(
     pg_collection: Any = None,
     force_all_reduce: bool = False,
 ) -> None:
-    """Adds gradients up over ranks without dividing them by tokens: the loss comes normalised."""
+    """Sums gradients over ranks.
+
+    It does not divide them by the number of tokens, because the loss is already normalised.
+    """
     finalize_model_grads(
         models, None, pg_collection=pg_collection, force_all_reduce=force_all_reduce
     )

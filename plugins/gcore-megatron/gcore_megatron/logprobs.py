@@ -1,5 +1,6 @@
-"""Log-probs and entropies of actions from logits whose vocabulary is split over ranks; no rank ever
-has all logits.
+"""Computes log-probs and entropies of actions from logits whose vocabulary is split over ranks.
+
+No rank ever holds the logits of the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-#: In place of the logits of rows that only fill up the vocabulary; finite, because 0 times it must
-#: be 0.
+#: Replaces the logits of the vocabulary's padding. It is finite, because 0 times it must be 0.
 _NEVER = -1e30
 
 
 class _ActionLogp(torch.autograd.Function):
-    """Softmax over the ranks of ``group``. With x the logits over the temperature, less their
-    maximum, and Z the sum of
-    exp x over all ranks: log p(t) = x_t - log Z, H = log Z - sum p x.
+    """Softmax over the ranks of a group.
+
+    Let x be the logits divided by the temperature, minus their maximum, and Z the sum of exp x over
+    all ranks. Then the log-prob of target t is x_t - log Z, and the entropy H is log Z - sum p x.
+
+    first: number of this rank's first row of the vocabulary.
     """
 
     @staticmethod
@@ -56,7 +59,7 @@ class _ActionLogp(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Adds over a group whose ranks go on alike; each keeps the gradient of its own part."""
+    """Sum over a group whose ranks compute the same from it; each keeps its own part's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -70,7 +73,7 @@ class _Sum(torch.autograd.Function):
 
 
 def sum_over(x: Tensor, group: Any) -> Tensor:
-    """The sum of ``x`` over the ranks of a group; its gradient passes as it is."""
+    """Returns the sum of ``x`` over the ranks of a group; the gradient passes unchanged."""
     summed: Tensor = _Sum.apply(x, group)
     return summed
 
@@ -78,11 +81,13 @@ def sum_over(x: Tensor, group: Any) -> Tensor:
 def action_logp(
     logits: Tensor, targets: Tensor, temperature: Tensor | None, vocabulary: int, group: Any
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs float32[A] of ``targets``, entropies float32[A]), the same on all ranks of
-    ``group``.
+    """Returns (log-probs float32[A], entropies float32[A]), the same on all ranks of ``group``.
 
-    logits [A, n]: this rank's part, the group's ranks hold n each, in order; targets int64[A];
-    temperature float32[A] or None for 1; vocabulary: rows from that one on only fill up.
+    logits: [A, n], this rank's part; the ranks of the group hold n rows of the vocabulary each, in
+        order.
+    targets: int64[A], the actions.
+    temperature: float32[A]; None for 1.
+    vocabulary: size of the vocabulary; the rows after it are padding.
     """
     x = logits.float()
     if temperature is not None:
@@ -102,8 +107,11 @@ def in_chunks(
     temperature: Tensor | None,
     actions: int,
 ) -> tuple[Tensor, Tensor]:
-    """``run(hidden, targets, temperature)``, so many actions at a time; what is between is computed
-    again in the backward pass, which holds the logits of one chunk then.
+    """Calls ``run(hidden, targets, temperature)`` on chunks of actions, and joins the results.
+
+    The backward pass computes each chunk again, so that it holds the logits of one chunk at a time.
+
+    actions: the most actions of a chunk.
     """
     if len(hidden) <= actions:
         return run(hidden, targets, temperature)

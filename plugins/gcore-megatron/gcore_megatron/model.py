@@ -1,7 +1,13 @@
-"""Llama, Mistral, Qwen2 and Qwen3 as models of Megatron-Core, built of its own layers.
+"""Builds Llama, Mistral, Qwen2 and Qwen3 from Megatron-Core's own layers.
 
-Legend of shapes: B rows, S positions of a row that this context-parallel rank holds, D hidden size,
-H query heads, K key-value heads, E head size.
+Legend of shapes:
+
+    B   rows
+    S   positions of a row that this context-parallel rank holds
+    D   hidden size
+    H   query heads
+    K   key-value heads
+    E   head size
 """
 
 from __future__ import annotations
@@ -33,17 +39,19 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 #: Rotary embeddings whose angles are positions times constants.
 _ROTARY = ("default", "linear", "llama3")
-#: Rows of embedding and output layer are filled up to a multiple of this and of tensor_parallel, so
-#: that a checkpoint has one shape for every tensor_parallel that is a power of two up to it.
+#: The rows of embedding and output layer are padded to a multiple of this and of tensor_parallel.
+#: So a checkpoint has the same shape for every tensor_parallel that is a power of two up to this.
 _VOCABULARY_MULTIPLE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What a Hugging Face config says of a model, in numbers.
+    """The sizes and switches of a model, read from its Hugging Face config.
 
-    rotary: inverse frequencies float32[E / 2] of the rotary embedding. qkv_bias: whether query, key
-    and value projections have biases; head_norm: whether queries and keys are normalised (Qwen3).
+    rotary: float32[E / 2], inverse frequencies of the rotary embedding.
+    qkv_bias: whether query, key and value projections have biases.
+    head_norm: whether queries and keys are normalised (Qwen3).
+    tied: whether the output layer has the embedding's weights.
     """
 
     layers: int
@@ -61,14 +69,15 @@ class Architecture:
     tied: bool
 
     def rows(self, tensor_parallel_size: int) -> int:
-        """The vocabulary, filled up so that it can be split."""
+        """Returns the vocabulary's size with the padding that makes it divisible over ranks."""
         multiple = math.lcm(_VOCABULARY_MULTIPLE, tensor_parallel_size)
         return -(-self.vocabulary // multiple) * multiple
 
 
 def architecture(config: PreTrainedConfig, path: str) -> Architecture:
-    """Reads a config of transformers. Raises DataError for what is not of the families that are
-    built here.
+    """Reads a config of transformers.
+
+    Raises DataError for a model that this module cannot build.
     """
 
     def refuse(holds: bool, what: str, why: str = "") -> None:
@@ -120,9 +129,10 @@ def architecture(config: PreTrainedConfig, path: str) -> Architecture:
 def _rotary(
     config: PreTrainedConfig, size: int, refuse: Callable[[bool, str, str], None]
 ) -> Tensor:
-    """base^(-2 i / E) (Su et al. 2021, eq. 15), scaled where the config says so."""
+    """Returns base^(-2 i / E) (Su et al. 2021, eq. 15), scaled where the config says so."""
     rotary = config.rope_parameters
-    kind, part = rotary.get("rope_type", "default"), rotary.get("partial_rotary_factor") or 1.0
+    kind = rotary.get("rope_type", "default")
+    part = rotary.get("partial_rotary_factor") or 1.0
     why = f"Angles here are positions times constants: {', '.join(_ROTARY)}."
     refuse(kind not in _ROTARY, f"megatron has no rotary embedding of type {kind!r} here.", why)
     refuse(part != 1.0, f"megatron turns whole heads, this model a part of {part}.", why)
@@ -135,7 +145,7 @@ def _rotary(
 
 
 def check_split(model: Architecture, config: MegatronTrainerConfig, role: str) -> None:
-    """Raises ConfigError when Megatron-Core cannot split the model so."""
+    """Raises ConfigError when Megatron-Core cannot split the model over these parallel sizes."""
     for name, count, what in (
         ("tensor_parallel", model.query_heads, "attention heads"),
         ("tensor_parallel", model.kv_heads, "key-value heads"),
@@ -152,7 +162,10 @@ def check_split(model: Architecture, config: MegatronTrainerConfig, role: str) -
 
 
 class Norm(torch.nn.RMSNorm):
-    """Megatron-Core's own wrapper of torch's RMSNorm refuses sequence parallelism."""
+    """torch's RMSNorm, marked for Megatron-Core.
+
+    Rejected: Megatron-Core's own wrapper, which refuses sequence parallelism.
+    """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
@@ -161,9 +174,10 @@ class Norm(torch.nn.RMSNorm):
 
 
 class FusedAttention(torch.nn.Module):
-    """Attention by torch's fused kernels. A context-parallel rank has the queries of its positions
-    and gathers the keys and values of all; Megatron-Core leaves context parallelism to Transformer
-    Engine.
+    """Attention by torch's fused kernels.
+
+    A context-parallel rank has the queries of its own positions and gathers the keys and values of
+    all positions. Megatron-Core itself leaves context parallelism to Transformer Engine.
     """
 
     def __init__(
@@ -178,7 +192,8 @@ class FusedAttention(torch.nn.Module):
         pg_collection: Any = None,
     ) -> None:
         super().__init__()
-        self._scale, self._group = softmax_scale, pg_collection.cp
+        self._scale = softmax_scale
+        self._group = pg_collection.cp
 
     def forward(
         self,
@@ -190,8 +205,11 @@ class FusedAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """query [S, B, H, E], key and value [S, B, K, E]; attention_mask bool, true where a query
-        sees a key, or None for causal attention. Returns [S, B, H E].
+        """Returns the attention's output, [S, B, H E].
+
+        query: [S, B, H, E].
+        key, value: [S, B, K, E].
+        attention_mask: bool, true where a query sees a key; None for causal attention.
         """
         if self._group.size() > 1:
             key, value = (
@@ -214,8 +232,10 @@ class FusedAttention(torch.nn.Module):
 
 
 class PolicyModel(GPTModel):
-    """One pipeline stage. The last gives hidden states, not logits: few of them go through the
-    output layer.
+    """One pipeline stage of the model.
+
+    The last stage returns hidden states, not logits, because only those that predict actions go
+    through the output layer; see ``logits``.
     """
 
     def __init__(
@@ -235,8 +255,11 @@ class PolicyModel(GPTModel):
         self._rotary = model.rotary
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """ids int64[B, S]; positions int64[B or 1, S]; mask as in ``FusedAttention``. Returns [S,
-        B, D]; with sequence parallelism this rank's part of S.
+        """Returns hidden states [S, B, D]; with sequence parallelism this rank's part of S.
+
+        ids: int64[B, S].
+        positions: int64[B or 1, S].
+        mask: as in ``FusedAttention``.
         """
         hidden = self.embedding(input_ids=ids, position_ids=positions) if self.pre_process else None
         self._rotary = self._rotary.to(ids.device)
@@ -245,7 +268,10 @@ class PolicyModel(GPTModel):
         return self.decoder(hidden_states=hidden, attention_mask=mask, rotary_pos_emb=angles)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[A, D] whole hidden states to this rank's part [A, V / tensor_parallel] of the logits."""
+        """Returns this rank's part of the logits, [A, V / tensor_parallel].
+
+        hidden: [A, D], whole hidden states.
+        """
         weight = (
             self.shared_embedding_or_output_weight()
             if self.share_embeddings_and_output_weights
@@ -255,7 +281,10 @@ class PolicyModel(GPTModel):
 
 
 def build(model: Architecture, config: MegatronTrainerConfig, device: torch.device) -> PolicyModel:
-    """This rank's part of the model, with undefined weights; the parallel groups exist."""
+    """Builds this rank's part of the model, with undefined weights.
+
+    Megatron-Core's parallel groups must exist.
+    """
     transformer = _transformer_config(model, config, device)
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=model.head_norm)
     parts = layer.submodules
@@ -269,16 +298,20 @@ def build(model: Architecture, config: MegatronTrainerConfig, device: torch.devi
     )
     built = PolicyModel(transformer, spec, model)
     if built.post_process:
-        # it is given whole sequences of a few positions, also where what lies before it shares them
+        # With sequence parallelism the layers before split the positions, but the output layer is
+        # given whole hidden states of a few positions.
         built.output_layer.sequence_parallel = False
         built.output_layer.allreduce_dgrad = config.tensor_parallel > 1
     _mark_shards(built)
-    built.train()  # recomputation asks for it; there is no dropout
+    built.train()  # recomputation requires it; there is no dropout
     return built
 
 
 class HeadNorm(Norm):
-    """Of queries and keys, where each tensor-parallel rank sees all positions of its heads."""
+    """The norm of queries and keys.
+
+    Each tensor-parallel rank sees all positions of its heads, so positions are not split here.
+    """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(config, hidden_size, eps)
@@ -286,8 +319,9 @@ class HeadNorm(Norm):
 
 
 def _mark_shards(model: PolicyModel) -> None:
-    """What Megatron-Core does only while it draws initial weights: says which parameters are
-    shards, for the norm of the gradient.
+    """Marks the parameters that are shards, which the gradient's norm needs to know.
+
+    Megatron-Core itself does this only when it draws initial weights.
     """
     for module in model.modules():
         dimension = 1 if isinstance(module, tensor_parallel.RowParallelLinear) else 0
@@ -332,14 +366,14 @@ def _transformer_config(
         context_parallel_size=config.context_parallel,
         sequence_parallel=config.sequence_parallel,
         variable_seq_lengths=config.pipeline_parallel > 1,
-        # there are no experts, but the default refuses variable lengths
+        # there are no experts, but the default dispatcher refuses variable lengths
         moe_token_dispatcher_type="alltoall",
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=config.dtype == "bfloat16",
         use_cpu_initialization=device.type == "cpu",
         perform_initialization=False,
-        # the loss comes normalised: gradients are added, never averaged
+        # the loss is already normalised: gradients are summed, never averaged
         calculate_per_token_loss=True,
         # fusions of Transformer Engine and Apex
         gradient_accumulation_fusion=False,

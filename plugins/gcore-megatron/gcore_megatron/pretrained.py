@@ -1,4 +1,4 @@
-"""Weights to safetensors in Hugging Face layout, file by file as they come."""
+"""Writes weights to safetensors in Hugging Face layout, each file when its tensors are there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from gcore_core.contract.records import TensorSpec
 from gcore_megatron.convert import Piece
 
-#: Most bytes of one file, all of which the writer holds.
+#: The most bytes of one file. The writer holds a whole file in memory.
 FILE_BYTES = 2**31
 
 
@@ -24,9 +24,14 @@ def write_pretrained(
     writes: bool,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Every rank calls it, since a tensor is put together by all; the one that has them
-    ``writes``.
+    """Writes the gathered weights, and an index when there are several files.
+
+    Every rank calls it, because all of them take part in gathering a tensor.
+
+    writes: whether this rank is the one that gets the whole tensors.
+    file_bytes: the most bytes of one file; a larger tensor gets a file of its own.
     """
+    # share the tensors out to files, in the order in which they will come
     files: list[list[str]] = [[]]
     held_bytes = 0
     for spec in specs:

@@ -1,5 +1,7 @@
-"""A micro-batch as Megatron-Core's model takes it: widths that can be split, this rank's positions,
-a boolean mask.
+"""Makes a micro-batch ready for Megatron-Core's model.
+
+Its rows are padded to a width that the ranks can split, each context-parallel rank keeps its own
+positions, and the mask becomes boolean.
 """
 
 from __future__ import annotations
@@ -14,32 +16,38 @@ from gcore_megatron.library import parallel_state
 
 
 def own_positions(width: int, rank: int, ranks: int) -> Tensor:
-    """int64[width / ranks]: the positions of one context-parallel rank. Of 2 ``ranks`` pieces it
-    has the one that is its number from the front and the one that is its number from the back, so
-    that all have as many pairs to attend.
+    """Returns the positions of one context-parallel rank, int64[width / ranks].
+
+    A row is cut into 2 x ``ranks`` pieces. A rank gets two of them, the one at its number from the
+    front and the one at its number from the back: with 2 ranks, rank 0 gets pieces 0 and 3, rank 1
+    pieces 1 and 2. So under causal attention all ranks have equally many pairs to attend.
     """
     first, second = torch.arange(width).view(2 * ranks, -1)[[rank, 2 * ranks - 1 - rank]]
     return torch.cat([first, second])
 
 
 class Rows:
-    """B rows; of their positions the S that are this rank's.
+    """The B rows of a micro-batch, with the S positions of each that this rank holds.
 
-    ids int64[B, S]; positions int64[B or 1, S]; mask bool, true where a position sees another, or
-    None for causal.
-    predict: places in hidden states [S B, D] that predict actions, those of ``own_actions`` int64,
-        or of all (None).
+    batch: the micro-batch.
+    ids: int64[B, S], tokens.
+    positions: int64[B or 1, S], position of each token.
+    mask: bool, true where a query sees a key; None for causal attention.
+    own_actions: int64, which of the batch's actions this rank predicts; None when it predicts all.
+    predict: int64, the places in the hidden states, flattened to [S B, D], that predict those
+        actions.
     """
 
     def __init__(self, batch: Batch, config: MegatronTrainerConfig) -> None:
         self.batch = batch
         rows, before = batch.ids.shape
-        ranks, device = config.context_parallel, batch.ids.device
+        ranks = config.context_parallel
+        device = batch.ids.device
         multiple = (config.tensor_parallel if config.sequence_parallel else 1) * (
             2 * ranks if ranks > 1 else 1
         )
         width = -(-before // multiple) * multiple
-        # positions that are filled in lie on the right, where nothing looks, and see themselves
+        # Padding lies on the right, where no token looks. Each padded position sees itself alone.
         self.ids = F.pad(batch.ids, (0, width - before))
         row, position = batch.predict // before, batch.predict % before
         self.own_actions: Tensor | None = None
@@ -55,8 +63,11 @@ class Rows:
             seen = torch.cat([own_positions(width, rank, ranks) for rank in range(ranks)]).to(
                 device
             )
-            self.ids, self.positions = self.ids[:, own], own[None]
+            self.ids = self.ids[:, own]
+            self.positions = own[None]
+            # keys are gathered rank by rank (``seen``), so causal attention needs an explicit mask
             self.mask = (own[:, None] >= seen)[None, None]
+            # position -> its place on this rank, -1 for positions of other ranks
             place = torch.full((width,), -1, device=device)
             place[own] = torch.arange(len(own), device=device)
             position = place[position]

@@ -1,9 +1,8 @@
-"""Megatron-Core 0.16 on a machine without CUDA: its sources are rewritten while they are imported.
+"""Makes Megatron-Core 0.16 run without CUDA by rewriting its sources while they are imported.
 
 Megatron-Core places tensors on "the current CUDA device" by name. Nothing in its arithmetic needs
-CUDA, so on a CPU eight rules rewrite where tensors lie, in ``megatron.core`` alone and in memory
-alone; no file changes. Upstream has no
-CPU device: these rules can go when it has one.
+CUDA. So on a CPU eight rules rewrite where tensors lie. They change ``megatron.core`` alone, and
+only in memory: no file changes. Upstream has no CPU device; these rules can go when it has one.
 
     R1   torch.cuda.current_device()                   the CPU       rotary embedding, gradient buffers
     R2   torch.cuda.synchronize(), .empty_cache()      nothing       pipeline communication, checkpoints
@@ -15,9 +14,9 @@ CPU device: these rules can go when it has one.
                                                        and tensor-parallel ranks diverge without a word
     R10  pin_memory=True                               False         context-parallel rotary embedding
 
-Three rules are no matter of CUDA. They mend how AdamW of torch, which is used when neither
-Transformer Engine nor Apex is installed, comes back from a checkpoint, and are applied to the
-optimizer object:
+Three rules have nothing to do with CUDA. They mend how torch's AdamW is loaded from a checkpoint;
+Megatron-Core uses that AdamW when neither Transformer Engine nor Apex is installed. These rules are
+applied to the optimizer object:
 
     R8   a ``DistributedOptimizer`` forgets the ``step`` of each parameter: KeyError
     R9   all its parameters share one ``step`` tensor afterwards, so an update counts once for each of them: silent
@@ -51,25 +50,27 @@ _RANDOM = {
 
 
 def install() -> None:
-    """Makes ``megatron.core`` importable for this machine; call it before anything imports that.
-    Does nothing more where torch sees a CUDA device, or when it was called before. Raises
-    RuntimeError when it comes too late.
+    """Makes ``megatron.core`` importable on this machine; call it before anything imports that.
+
+    It rewrites nothing where torch sees a CUDA device, and a second call does nothing.
+
+    Raises RuntimeError when ``megatron.core`` has been imported already.
     """
     import torch
 
-    # With more than one queue the kernels that overlap communication may run in another order.
+    # With more than one queue, kernels that overlap communication may run in another order.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if any(name == _PACKAGE or name.startswith(_PACKAGE + ".") for name in sys.modules):
         raise RuntimeError(f"{_PACKAGE} was imported before it was made ready for the CPU")
-    # both are for CUDA only
+    # Transformer Engine and Apex are for CUDA only, so nothing is missing here
     warnings.filterwarnings("ignore", ".*Apex (is|are) not installed", UserWarning)
     sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds ``megatron.core`` where Python would, with a loader that rewrites."""
+    """Finds ``megatron.core`` where Python would, and gives it a loader that rewrites it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -84,8 +85,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        """Compiles the rewritten source, past the cache of byte code, so that nothing of it reaches
-        the disk.
+        """Compiles the rewritten source.
+
+        The cache of byte code is left out, so that nothing of the rewritten source reaches the
+        disk.
         """
         path = self.get_filename(fullname)
         tree = ast.fix_missing_locations(_Rewrite().visit(ast.parse(self.get_data(path), path)))
@@ -98,6 +101,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Rewrite(ast.NodeTransformer):
+    """Applies the rules R1 to R6 and R10 to a module's syntax tree."""
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         name = _dotted(node.func)
@@ -132,7 +137,7 @@ class _Rewrite(ast.NodeTransformer):
 
 
 def _dotted(node: ast.expr) -> str:
-    """``a.b.c`` of such an expression, or nothing."""
+    """Returns the text of an expression like ``a.b.c``; empty for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -141,13 +146,14 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _call(function: str, arguments: list[ast.expr]) -> ast.Call:
+    """Makes the expression ``torch.function(arguments)``."""
     return ast.Call(
         ast.Attribute(ast.Name("torch", ast.Load()), function, ast.Load()), arguments, []
     )
 
 
 def _track_cpu_generator(module: Any) -> None:
-    """R7."""
+    """Applies R7 to ``megatron.core.tensor_parallel.random``."""
     import torch
 
     def get_state(device: Any = "cpu", clone: bool = False, graph_safe: bool = False) -> Any:
@@ -158,12 +164,15 @@ def _track_cpu_generator(module: Any) -> None:
 
     @contextlib.contextmanager
     def fork(tracker: Any, name: str = module._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
-        """As upstream's, without its refusal of a CPU generator that changed: here it is the one
-        that is tracked.
+        """Runs the ``with`` block on the random stream ``name``, as upstream's does.
+
+        Upstream's refuses a CPU generator that has changed. This one does not, because here the CPU
+        generator is the one that is tracked.
         """
         if name not in tracker.states_:
             raise KeyError(f"random stream {name} was not added")
-        outer, outer_state = tracker._current_state_name, torch.get_rng_state()
+        outer = tracker._current_state_name
+        outer_state = torch.get_rng_state()
         torch.set_rng_state(tracker.states_[name])
         tracker._current_state_name = name
         try:
@@ -179,7 +188,10 @@ def _track_cpu_generator(module: Any) -> None:
 
 
 def mend_optimizer(optimizer: Any) -> None:
-    """R8, R9 and R11 for one of Megatron-Core's optimizers whose inner one is torch's AdamW."""
+    """Applies R8 and R9, or R11, to an optimizer whose inner one is torch's AdamW.
+
+    R8 and R9 are for a ``DistributedOptimizer``, R11 is for the others.
+    """
     if hasattr(optimizer, "_set_main_param_and_optimizer_states"):
         _keep_steps_apart(optimizer)
     else:
@@ -187,11 +199,9 @@ def mend_optimizer(optimizer: Any) -> None:
 
 
 def _keep_steps_apart(optimizer: Any) -> None:
-    """R8 and R9."""
-    take_parameter, take_all = (
-        optimizer._set_main_param_and_optimizer_states,
-        optimizer.load_state_dict,
-    )
+    """Applies R8 and R9: keeps each parameter's ``step``, as a tensor of its own."""
+    take_parameter = optimizer._set_main_param_and_optimizer_states
+    take_all = optimizer.load_state_dict
 
     def set_states(parameter: Any, tensors: dict[str, Any]) -> None:
         group, place = optimizer.model_param_group_index_map[parameter]
@@ -211,7 +221,7 @@ def _keep_steps_apart(optimizer: Any) -> None:
 
 
 def _keep_first_step(optimizer: Any) -> None:
-    """R11."""
+    """Applies R11: adds the step of 0 that a saved state lacks."""
     import torch
 
     take_all = optimizer.load_state_dict

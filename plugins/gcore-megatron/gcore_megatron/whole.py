@@ -1,8 +1,8 @@
-"""A trainer's state as whole tensors in Hugging Face layout, which every trainer loads:
-``gcore_language.state_files``.
+"""Saves a trainer's state as whole tensors in Hugging Face layout, which every trainer loads.
 
-Moments are gathered and taken apart as ``convert`` does it with weights. Where replicas share
-AdamW's state, each has a span of every flattened parameter, or nothing of it.
+The format is that of ``gcore_language.state_files``. Moments are gathered and split by ``convert``,
+as weights are. Where AdamW's state is distributed over the replicas, each replica has a span of
+every flattened parameter, or nothing of it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ from gcore_megatron.library import parallel_state
 
 
 class OptimizerState:
-    """Float32 weights and AdamW's moments of one of Megatron-Core's optimizers, by the model's
-    names.
+    """Float32 weights and AdamW's moments of one of Megatron-Core's optimizers.
+
+    They are addressed by the names of the model's parameters.
+
+    like: an empty float32 tensor on the parameters' device.
     """
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
-        self._inner, self._parameters = optimizer.optimizer, parameters
-        self._replicas = getattr(optimizer, "data_parallel_group", None)  # None: each has all
+        self._inner = optimizer.optimizer
+        self._parameters = parameters
+        # the replicas that the state is distributed over; None when each replica has all of it
+        self._replicas = getattr(optimizer, "data_parallel_group", None)
         self.like = next(iter(parameters.values())).new_empty(0, dtype=torch.float32)
-        self._held: dict[
-            str, tuple[slice, Tensor]
-        ] = {}  # this rank's span, and the float32 weights that are updated
+        # name -> (this rank's span of the flattened parameter, the float32 weights of that span)
+        self._held: dict[str, tuple[slice, Tensor]] = {}
         for name, parameter in parameters.items():
             if self._replicas is None:
-                main = getattr(
-                    parameter, "main_param", parameter
-                )  # a copy, where the model is in bfloat16
+                # with a model in bfloat16 the optimizer updates a float32 copy
+                main = getattr(parameter, "main_param", parameter)
                 self._held[name] = slice(0, parameter.numel()), main
             elif parameter in optimizer.model_param_group_index_map:
                 group, place = optimizer.model_param_group_index_map[parameter]
@@ -52,11 +55,10 @@ class OptimizerState:
 
     @property
     def steps(self) -> int:
-        """Steps that AdamW has made."""
+        """How many steps AdamW has made; 0 on a replica that holds none of the state."""
         counts = [state["step"] for state in self._inner.state.values() if "step" in state]
-        counts += [
-            group["step"] for group in self._inner.param_groups if "step" in group
-        ]  # fused ones
+        # fused optimizers count once for each parameter group
+        counts += [group["step"] for group in self._inner.param_groups if "step" in group]
         return max(map(int, counts), default=0)
 
     def reset(self, steps: int) -> None:
@@ -73,8 +75,11 @@ class OptimizerState:
 
     @torch.no_grad()
     def whole(self, part: str, name: str) -> Tensor:
-        """A part of this rank's parameter, put together from the spans of all replicas, who call it
-        together.
+        """Returns a part of this rank's parameter, joined from the spans of all replicas.
+
+        All replicas call it together. Each puts its span into zeros; the sum over them is whole.
+
+        part: "weight", or the name of a moment.
         """
         parameter = self._parameters[name]
         found = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
@@ -87,11 +92,19 @@ class OptimizerState:
 
     @torch.no_grad()
     def set(self, part: str, name: str, window: convert.Window, values: Tensor) -> None:
-        """Puts values into a window of this rank's parameter, as far as this replica holds it."""
+        """Puts values into a window of this rank's parameter.
+
+        Only the span that this replica holds is changed. For weights the model's parameter is set
+        as well.
+
+        part: "weight", or the name of a moment.
+        """
         parameter = self._parameters[name]
         values = values.to(parameter.device).reshape(window(parameter).shape)
         if name in self._held:
             span, held = self._part(part, name)
+            # A window is a view of a whole parameter, but held is a flat span of one: spread the
+            # span over a whole parameter, set the window in it, and copy the span back.
             scratch = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
             flat = scratch.view(-1)[span]
             flat.copy_(held)
@@ -113,8 +126,9 @@ def save_whole(
     numbers: Mapping[str, Any],
     ranks: Ranks,
 ) -> PendingSave:
-    """Saves at once, a tensor at a time, by rank 0; ``wait`` of what it returns raises what went
-    wrong in writing.
+    """Saves the state at once: rank 0 writes one tensor at a time.
+
+    Every rank calls it. ``wait`` of what it returns raises CheckpointError when writing failed.
     """
     steps = int(ranks.max([state.steps])[0])  # a replica may hold nothing
     counted = {piece.name: float(steps) for piece in pieces} if steps else {}
@@ -138,11 +152,13 @@ def save_whole(
 def _parts(
     pieces: Sequence[convert.Piece], state: OptimizerState, parts: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """("part/name", whole tensor) on rank 0, one at a time; nothing on the others, which iterate
-    alike.
+    """Yields ("part/name", whole tensor) on rank 0, one tensor at a time.
+
+    The other ranks must iterate as well, and get nothing.
     """
     for part in parts:
-        # a parameter of several tensors, which lie near each other, is put together once
+        # Several pieces may lie in one parameter, and they come near each other: with the cache
+        # each parameter is joined once.
         parameter = functools.lru_cache(maxsize=2)(functools.partial(state.whole, part))
         for piece, whole in convert.gather(pieces, parameter, state.like):
             if whole is not None:
@@ -152,8 +168,9 @@ def _parts(
 def load_whole(
     directory: Path, pieces: Sequence[convert.Piece], state: OptimizerState
 ) -> dict[str, Any]:
-    """Takes a saved state of any trainer; returns the numbers. Raises DataError. Every rank reads
-    all tensors.
+    """Loads a state that any trainer has saved; returns its numbers. Every rank reads all tensors.
+
+    Raises DataError when the state is damaged or of another model.
     """
     numbers = load_numbers(directory)
     state.reset(take_steps(numbers, directory))
