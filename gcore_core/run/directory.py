@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 
 def create(root: Path, name: str, explicit: str | None = None) -> Path:
-    """Makes a new run directory and returns its absolute path: ``root/<name>/<NNN>``, or
-    ``explicit`` if given.
+    """Makes a new run directory and returns its absolute path.
 
-    The number is the highest present plus one. It is claimed by mkdir, so runs that start together
-    get different ones. Raises RunExists when ``explicit`` already holds a run, ConfigError when a
-    directory cannot be written.
+    The path is ``explicit`` if that is given, and otherwise ``root/<name>/<NNN>``. NNN is the
+    highest number present plus one. It is claimed by mkdir, so runs that start together get
+    different numbers. Raises RunExists when ``explicit`` already holds a run, and ConfigError when
+    a directory cannot be written.
     """
     try:
         directory = (
@@ -55,6 +55,7 @@ def create(root: Path, name: str, explicit: str | None = None) -> Path:
 
 
 def _numbered(root: Path, name: str) -> Path:
+    """Makes ``root/<name>/<NNN>`` with the next free number."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ConfigError(
             f"{name!r} cannot name a directory.",
@@ -75,6 +76,7 @@ def _numbered(root: Path, name: str) -> Path:
 
 
 def _explicit(directory: Path) -> Path:
+    """Makes the directory that the user named. Raises RunExists when it holds a run."""
     held = [file for file in (CONFIG, METRICS) if (directory / file).exists()]
     if held:
         raise RunExists(
@@ -88,8 +90,10 @@ def _explicit(directory: Path) -> Path:
 
 
 def _point_latest(parent: Path, target: str) -> None:
-    """A convenience: where symlinks are not possible, or somebody owns that name, the run goes on
-    without it.
+    """Points the symlink ``latest`` to the new run.
+
+    It is a convenience. Where symlinks are not possible, or the name is taken by a directory, a
+    warning is logged and the run goes on.
     """
     fresh = parent / f".{LATEST}.{target}"
     try:
@@ -101,7 +105,7 @@ def _point_latest(parent: Path, target: str) -> None:
 
 
 def _refusal(error: OSError, path: Path) -> ConfigError:
-    """The error a user sees when ``path`` cannot be made or written."""
+    """Returns the error that a user sees when ``path`` cannot be made or written."""
     where = "run.dir"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what, todo = (
@@ -121,26 +125,29 @@ def _refusal(error: OSError, path: Path) -> ConfigError:
 
 
 def write_config(run_dir: Path, text: str) -> None:
-    """Writes the resolved configuration, already YAML. Raises ConfigError when it cannot be
-    written.
+    """Writes the resolved configuration. Raises ConfigError when it cannot be written.
+
+    text: the configuration as YAML.
     """
     write_text(run_dir / CONFIG, text)
 
 
 def write_lock(run_dir: Path, lock: Mapping[str, Mapping[str, str]]) -> None:
-    """Writes plugin name -> facts ("distribution", "version", ...). Raises ConfigError when it
-    cannot be written.
+    """Writes the versions of the plugins. Raises ConfigError when they cannot be written.
+
+    lock: plugin name -> facts ("distribution", "version", ...).
     """
     write_text(run_dir / LOCK, json.dumps(lock, indent=2, sort_keys=True) + "\n")
 
 
 def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the evaluated answers of one step; a full disk is logged and ends no run.
+    """Writes the evaluated answers of one step. A full disk is logged and does not end the run.
 
-    A row's ``arrays`` become files beside it, step_000020/<line>-<name>.npy, and their names below
-    ``samples/``.
+    Each of a row's ``arrays`` is saved as step_000020/<line>-<name>.npy beside the file. In the
+    written row, ``arrays`` holds the names of these files, relative to ``samples/``.
     """
-    path, told = samples_path(run_dir, step), []
+    path = samples_path(run_dir, step)
+    told = []
     for line, row in enumerate(rows):
         arrays = {name: f"{path.stem}/{line}-{name}.npy" for name in row.get("arrays", {})}
         try:
@@ -159,13 +166,15 @@ def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
 
 
 def write_position(run_dir: Path, position: Mapping[str, Any]) -> None:
-    """Replaces ``position.json``; on a full disk the position before stays, which is logged and
-    ends no run.
+    """Replaces ``position.json``.
+
+    On a full disk the earlier position stays. That is logged and does not end the run.
     """
     _write_or_log(run_dir / POSITION, _json(position).decode() + "\n")
 
 
 def _write_or_log(path: Path, text: str) -> None:
+    """Writes a file, or logs why it could not be written."""
     try:
         write_text(path, text)
     except ConfigError as error:
@@ -173,8 +182,9 @@ def _write_or_log(path: Path, text: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """All of ``text`` or nothing: whoever reads ``path`` never sees half of it. Raises ConfigError
-    when it cannot.
+    """Writes a file by writing beside it and renaming, so that no reader ever sees half of it.
+
+    Raises ConfigError when it cannot be written.
     """
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -185,18 +195,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _json(value: Any) -> bytes:
-    """One line of JSON. Numbers of numpy become floats; NaN and infinities become null, for JSON
-    has none.
+    """Encodes a value as one line of JSON, without a newline.
+
+    Numbers of numpy become floats. NaN and infinities become null, because JSON has neither.
     """
     return msgspec.json.encode(value, enc_hook=float)
 
 
 class MetricsFile:
-    """``metrics.jsonl``, open for appending. Each row reaches the operating system before
-    ``append`` returns.
+    """The file ``metrics.jsonl``, open for appending.
 
-    When the disk is full, rows wait in memory and are written, whole and in order, as soon as there
-    is space again; the run goes on, and ``alarm`` is called once for each such stretch.
+    Each row reaches the operating system before ``append`` returns. When the disk is full, rows
+    wait in memory and are written, whole and in order, as soon as there is space again. The run
+    goes on meanwhile, and ``alarm`` is called once for each time the disk fills up.
     """
 
     def __init__(self, run_dir: Path, alarm: Callable[[str], None] = log.error) -> None:
@@ -235,9 +246,11 @@ class MetricsFile:
         self._file.close()
 
     def _drain(self) -> None:
+        """Writes as much of the waiting bytes as the disk takes."""
         try:
             while self._pending:
-                written = self._file.write(self._pending)  # unbuffered: may take a part only
+                # The file is unbuffered, so one write may take only a part of the bytes.
+                written = self._file.write(self._pending)
                 del self._pending[:written]
             self._alarmed = False
         except OSError as error:
@@ -249,6 +262,7 @@ class MetricsFile:
 
 
 def _ends_with_newline(path: Path) -> bool:
+    """Says whether the last line of a file is complete; an empty file counts as complete."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return True

@@ -1,5 +1,7 @@
-"""From a resolved plan to the workers of a run: names, addresses, what each is told. Pure but for
-finding devices.
+"""Derives the workers of a run from a resolved plan: their names, addresses and settings.
+
+Nothing here starts a process. The only thing written is a directory where the workers of one role
+meet.
 """
 
 from __future__ import annotations
@@ -40,20 +42,25 @@ from gcore_core.runtime.worker_settings import (
     TrainerSettings,
 )
 
-#: Sections of the job that choose what a controller calls.
+#: Sections of the job that choose the algorithms that a controller calls.
 ALGORITHMS = ("advantage", "filter", "balance")
-#: How often a worker that was killed, or gives itself up for a timeout, is started again.
+#: Kind of worker -> how often one is started again when it was killed or ends for a timeout.
 RESTARTS = {"scorer": 1000, "generator": 100, "annotator": 100}
-#: Makes what a controller is given. By name, because a run and its controllers know each other only
-#: by what passes between them.
+#: The function that makes a controller's context. It is named by a string and not imported, because
+#: ``run`` and ``controllers`` never import each other.
 CONTROLLER_CONTEXT = "gcore_core.controllers.context:make_context"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A plan with everything known that must be known before processes start.
+    """A plan together with everything that must be known before processes start.
 
-    models: role -> its ``model:`` mapping with ``path`` resolved. rows: dataset -> its size.
+    plan: the resolved configuration.
+    directory: the run's directory.
+    models: role -> its ``model:`` mapping, with ``path`` resolved.
+    rows: dataset ("train", "evaluation") -> number of its rows.
+    placed: which devices each worker has; by default nothing is placed.
+    resumed: the checkpoint that the run goes on from; None for a new run.
     """
 
     plan: Plan
@@ -68,7 +75,7 @@ class Job:
         return self.plan.settings.controller.shards
 
     def names(self) -> list[str]:
-        """Every process that serves or is served, but the supervisor and the agent."""
+        """Returns the names of all processes except the supervisor and the node agent."""
         workers = [name for role in self.plan.settings.roles for name in self.workers(role)]
         scorers = [
             f"{name}.{i}"
@@ -78,27 +85,27 @@ class Job:
         return [*workers, *scorers, *(f"controller.{shard}" for shard in range(self.shards))]
 
     def workers(self, role: str) -> list[str]:
-        """Names of a role's processes."""
+        """Returns the names of a role's processes."""
         return [f"{role}.{rank}" for rank in range(len(self.devices(role)))]
 
     def devices(self, role: str) -> list[list[int]]:
-        """Of each of a role's processes; none where nothing was placed."""
+        """Returns the devices of each of a role's processes; empty lists where none was placed."""
         return self.placed.workers.get(role) or [[]] * self.plan.settings.roles[role].slots
 
     def scorers(self) -> dict[str, list[str]]:
-        """Scorer worker -> the rewards it hosts."""
+        """Returns scorer worker -> names of the rewards that it hosts."""
         found: dict[str, list[str]] = defaultdict(list)
         for name, reward in self.plan.settings.rewards.items():
             found[reward.worker].append(name)
         return dict(found)
 
     def scorer_count(self, rewards: list[str]) -> int:
-        """How many processes there are of the worker that hosts these rewards."""
+        """Returns how many processes the worker that hosts these rewards has."""
         return self.plan.settings.rewards[rewards[0]].workers
 
 
 def worker_specs(job: Job, site: Site) -> list[WorkerSpec]:
-    """One spec per worker: roles, scorers, controllers."""
+    """Returns one spec for each worker: those of roles, then scorers, then controllers."""
     specs = []
     for role in job.plan.settings.roles:
         kind = job.plan.provided[f"roles.{role}"].kind
@@ -120,7 +127,14 @@ def _spec(
     factories: dict[str, FactorySpec],
     settings: AnySettings,
 ) -> WorkerSpec:
+    """Fills in the part of a spec that all kinds of workers share.
+
+    name: "role.rank".
+    ranks: how many workers of this role there are.
+    factories: what the worker builds, by the worker's own names.
+    """
     role, _, rank = name.rpartition(".")
+    # The worker must have the same versions as here of the plugins that it builds something of.
     built = {spec.factory for spec in factories.values()}
     plugins = sorted(
         {
@@ -147,6 +161,7 @@ def _spec(
 
 
 def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> WorkerSpec:
+    """Returns the spec of one worker of a trainer, annotator or generator role."""
     factories = {"backend": job.plan.factory(f"roles.{role}")}
     run = job.plan.settings.run
     context = _context(job, site, role, rank)
@@ -166,6 +181,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
 
 
 def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:
+    """Returns the spec of one scorer worker, which hosts the named rewards."""
     factories = {f"reward/{name}": job.plan.factory(f"rewards.{name}") for name in rewards}
     chosen = {name: job.plan.settings.rewards[name] for name in rewards}
     settings = ScorerSettings(
@@ -180,11 +196,13 @@ def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) ->
 
 
 def _last_ordinal(job: Job) -> int:
+    """Returns the number of groups after which the epochs are over; NEVER without ``epochs``."""
     epochs = job.plan.settings.run.epochs
     return math.ceil(epochs * job.rows["train"]) if epochs else NEVER
 
 
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
+    """Returns the spec of the controller of one shard."""
     moves = ["placement"] if job.placed.moves else []
     factories = _chosen(job, "controller", *ALGORITHMS, *moves)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
@@ -192,11 +210,11 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
 
 
 def _facts(job: Job, shard: int) -> JobFacts:
-    """What the controller of a shard is told."""
+    """Returns the settings of one shard's controller."""
     settings = job.plan.settings
     controller = job.plan.objects["controller"]
     backends = [job.plan.objects[f"roles.{role}"] for role in settings.roles]
-    asked = {reward.role: None for reward in settings.rewards.values()}
+    asked = {reward.role: None for reward in settings.rewards.values()}  # each once, in order
     resumed = job.resumed
     state = resumed.state if resumed else {}
     return JobFacts(
@@ -241,20 +259,23 @@ def _is_of_groups(job: Job, reward: str) -> bool:
 
 
 def _chosen(job: Job, *paths: str) -> dict[str, FactorySpec]:
-    """The factories of those sections in which something is chosen: a step program need not have
-    all of them.
+    """Returns the factories of those of the sections in which something is chosen.
+
+    A step program does not need all of them, so a section may be empty.
     """
     return {path: job.plan.factory(path) for path in paths if path in job.plan.provided}
 
 
 def _annotators(job: Job) -> list[str]:
+    """Returns the names of the roles whose backend is an annotator."""
     roles = job.plan.settings.roles
     return [role for role in roles if job.plan.provided[f"roles.{role}"].kind == "annotator"]
 
 
 def _data_parallel(job: Job) -> list[list[str]]:
-    """The workers of each of the policy's data-parallel ranks: neighbours that hold one replica
-    together.
+    """Returns the workers of each data-parallel rank of the policy.
+
+    The workers of a rank have consecutive numbers and hold one replica together.
     """
     size = replica_slots(job.plan.objects["roles.policy"])
     workers = job.workers(POLICY)
@@ -262,12 +283,16 @@ def _data_parallel(job: Job) -> list[list[str]]:
 
 
 def _datasets(job: Job) -> dict[str, FactorySpec]:
+    """Returns "dataset/<name>" -> the factory of every dataset of the job."""
     where = {"train": "data", "evaluation": "evaluation.data"}
     return {f"dataset/{name}": job.plan.factory(where[name]) for name in job.rows}
 
 
 def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
-    """``role`` is one of the job's roles, or a scorer worker."""
+    """Returns the context of one worker, and makes the directory where its role's workers meet.
+
+    role: one of the job's roles, or a scorer worker.
+    """
     node = job.plan.settings.roles.get(role)
     meeting = site.meeting / f"meet-{role}"
     meeting.mkdir(mode=0o700, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The supervisor: checks the job, opens the site, starts the workers, watches them, and ends them
-all.
+"""The supervisor opens the site of a job, starts its workers, watches them and ends them all.
 
-It is the process of ``g-core run``. It sees reports and exits, the middle of the agreements, and a
-few records to show; it holds no batch.
+It is the process of ``g-core run``. It gets the reports of steps and the exits of processes, it
+serves the agreements between shards, and it reads a few records to write samples. It never holds a
+batch.
 """
 
 from __future__ import annotations
@@ -58,12 +58,19 @@ from gcore_core.runtime.store.client import StoreReader
 
 log = logging.getLogger(__name__)
 LEAD = "controller.0"
-SETTLE_S = 1.0  # after a first failure: time for the worker that caused it to tell
+#: How long the supervisor waits after the first exit, so that the worker that caused it can report.
+SETTLE_S = 1.0
 
 
 class Supervisor:
+    """One run of a job, from the first process to the last.
+
+    Make it inside a running event loop, and await ``run``.
+    """
+
     def __init__(self, job: Job, display: Display) -> None:
-        self._job, self._display = job, display
+        self._job = job
+        self._display = display
         self._run = RunFacts(
             name=job.plan.name,
             directory=str(job.directory),
@@ -84,8 +91,9 @@ class Supervisor:
         )
         self._keeper = Keeper(job.plan, job.directory, display.note)
         self._started_s = time.monotonic()
-        self._once = Gathering(1)  # a controller asks again when the answer was lost
-        self._cpu_s = 0.0  # of all processes, when the last step ended
+        # A controller repeats a report when the answer was lost; each report is handled once.
+        self._once = Gathering(1)
+        self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
 
     def _service(self) -> Service:
@@ -100,8 +108,9 @@ class Supervisor:
         return service
 
     async def run(self) -> None:
-        """Runs the job to its end. Raises the first cause when a worker fails; ends every process
-        in any case.
+        """Runs the job to its end, and ends every process in any case.
+
+        Raises the error of the worker that failed first when one fails.
         """
         launcher: Launcher = build(self._job.plan.factory("launcher"))
         error = ""
@@ -119,7 +128,8 @@ class Supervisor:
                 watch: asyncio.Future[Any] = asyncio.gather(
                     self._start(site), self._watch(site), *looks
                 )
-                try:  # it ends when one of them fails
+                # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
+                try:
                     await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
                     await (self._over if self._over.done() else watch)
                 finally:
@@ -140,14 +150,17 @@ class Supervisor:
                 self._display.note(str(unwritten))
 
     async def _start(self, site: Site) -> None:
+        """Restores a resumed run's state and has the node agent start every worker."""
         resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
         specs = worker_specs(replace(self._job, resumed=resumed), site)
         self._display.phase(f"starting {len(specs)} processes")
         await site.agent.call(SPAWN, SpawnRequest(specs))
 
     def stop(self, within_s: float) -> bool:
-        """Has the lead save the run's state and end; then, or when the seconds are over, all
-        processes end. False when there is nothing to save yet.
+        """Has the lead save the run's state and end; then all processes end.
+
+        They end after ``within_s`` seconds even if the lead has not. Returns False, and does
+        nothing, when there is nothing to save yet.
         """
         if self._site is None or not self._ready.is_set():
             return False
@@ -161,12 +174,13 @@ class Supervisor:
         with contextlib.suppress(GcoreError, TimeoutError):
             async with asyncio.timeout(within_s):
                 await site.network.peer(LEAD).call(STOP_RUN, Nothing())
-                await asyncio.shield(self._over)  # by the lead's end
+                await asyncio.shield(self._over)  # set when the lead's process ends
         self._end()
 
-    # -- what workers tell -------------------------------------------------------------------------
+    # -- messages from workers ---------------------------------------------------------------------
 
     async def hello(self, request: Hello, call: Call) -> Nothing:
+        """A worker is up. A controller gets its answer only when every worker is up."""
         handshake.agree(
             request.name,
             worker=request.versions,
@@ -180,16 +194,18 @@ class Supervisor:
         elif self._waiting:
             self._display.phase(f"waiting for {_some(sorted(self._waiting))}")
         if request.name in self._controllers:
-            await self._ready.wait()  # a controller begins when everybody is up
+            await self._ready.wait()
         return Nothing()
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
+        """A worker reports the error that ends it."""
         self._errors.append(from_wire(request))
         return Nothing()
 
     async def hung(self, request: Hung, call: Call) -> Nothing:
-        """Nobody can wait for it any more: it writes its stacks to its log and is killed, as if it
-        had been lost.
+        """A process does not answer in time: it writes its stacks to its log and is killed.
+
+        From then on it is handled like any process that was lost.
         """
         log_file = run_files.log_path(self._job.directory, request.name)
         self._display.note(
@@ -204,6 +220,8 @@ class Supervisor:
         return Nothing()
 
     async def published(self, request: Published, call: Call) -> Nothing:
+        """A version of the weights was published; observers get each version once."""
+
         async def act(_: list[None]) -> None:
             self._observers.weights_published(self._run, request.version)
 
@@ -211,6 +229,8 @@ class Supervisor:
         return Nothing()
 
     async def step_end(self, request: StepEnd, call: Call) -> Nothing:
+        """A step has ended; its report is handled once, however often it comes."""
+
         async def act(_: list[None]) -> None:
             await self._step_ended(request)
 
@@ -218,11 +238,13 @@ class Supervisor:
         return Nothing()
 
     async def _step_ended(self, request: StepEnd) -> None:
-        """Everything a step leaves behind: metrics with what each process used, samples, the
-        position in the data.
+        """Writes what a step leaves behind: metrics, samples and the position in the data.
+
+        The metrics include the CPU time and memory that each process has used.
         """
         assert self._site is not None
-        report, usage = request.report, await self._site.agent.call(USAGE, Nothing())
+        report = request.report
+        usage = await self._site.agent.call(USAGE, Nothing())
         for note in usage.notes:
             self._display.note(note)
         if self._site.end_agent:
@@ -248,10 +270,10 @@ class Supervisor:
                 )
         self._observers.step_end(self._run, report)
 
-    # -- what the agent tells ----------------------------------------------------------------------
+    # -- messages from the node agent --------------------------------------------------------------
 
     async def _watch(self, site: Site) -> None:
-        """Raises the first cause when a process is lost that nobody replaces."""
+        """Handles every exit; raises the first cause when a lost process is not started again."""
         try:
             async for gone in site.agent.stream(EXITS, Nothing()):
                 await self._exited(gone)
@@ -262,9 +284,12 @@ class Supervisor:
             raise
 
     async def _look_after(self, site: Site, name: str) -> None:
-        """Nobody else calls a controller, and a push, a save or a move is waited for longer than
-        for a process that has stopped altogether. The agent is there from the beginning, and
-        nothing else in its process can hold it up.
+        """Calls one process again and again, and kills it when it no longer answers.
+
+        This is needed because no other process calls a controller, and because the deadline of a
+        push, a save or a move is longer than the time in which a live process answers. The agent
+        runs from the beginning and nothing else in its process can delay its answer, so its
+        deadline is shorter.
         """
         wait = Wait.SOON if name == AGENT else Wait.WORK
         patience_s = site.network.deadlines.seconds(wait)
@@ -276,10 +301,14 @@ class Supervisor:
             except DeadlineExceeded as error:
                 await self.hung(Hung(name, "the supervisor", error.what), Call(lambda: None))
             except WorkerDied:
-                pass  # its exit tells, or has told
+                pass  # ``_watch`` gets its exit
             await asyncio.sleep(patience_s / 2)
 
     async def _exited(self, gone: WorkerExit) -> None:
+        """Handles one exit. The run is over when all controllers have ended without an error.
+
+        When the run is being stopped, the end of the lead is enough.
+        """
         if gone.code == 0 and gone.name in self._controllers:
             self._controllers.discard(gone.name)
             if not self._controllers or (self._stopping and gone.name == LEAD):
@@ -298,7 +327,10 @@ class Supervisor:
         raise self._cause(gone, reason)
 
     def _cause(self, gone: WorkerExit, reason: str) -> GcoreError:
-        """The first failure that is not itself a report of somebody's death."""
+        """Returns the error to raise: the first reported one that is not itself about an exit.
+
+        When there is none, it says how the process ended, with the last line of its log.
+        """
         if causes := [error for error in self._errors if not isinstance(error, WorkerDied)]:
             return causes[0]
         log_file = run_files.log_path(self._job.directory, gone.name)
@@ -320,12 +352,16 @@ class Supervisor:
 
 
 def _some(names: list[str], shown: int = 6) -> str:
+    """Joins the first names, and says how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 
 
 def _last_error(gone: WorkerExit) -> str:
-    """What a worker that gave itself up logged last as an error; empty for any other."""
+    """Returns the last error that a worker logged before it asked to be started again.
+
+    It is empty for a worker that ended otherwise.
+    """
     if gone.code != RESTART_EXIT_CODE:
         return ""
     parts = [line.partition(f" {gone.name} ERROR ") for line in gone.tail.splitlines()]
