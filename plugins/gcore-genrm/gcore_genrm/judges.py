@@ -1,4 +1,4 @@
-"""Judges of single completions: one score, or one for each criterion of a rubric."""
+"""Judges single completions by one score, or by one for each criterion of a rubric."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gcore_genrm.templates import MissingField, text_of
 
 
 class Judged:
-    """The part of completions that a judge sees: the last match of a pattern, or the whole."""
+    """Finds the part of completions that a judge sees: a pattern's last match, or the whole."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern) if pattern else None
 
     def find(self, text: str) -> str | None:
-        """None where the pattern is not in the text."""
+        """Returns the part that is judged; None where the pattern is not in the text."""
         if self._pattern is None:
             return text
         found = None
@@ -32,16 +32,15 @@ class Judged:
 
 
 class PointwiseJudge:
-    """See ``gcore_core.contract.scorer.AsyncScorer``: the judge's score of a completion, on the
-    scale.
+    """Scores a completion by what the judge says, put on the configured scale.
+
+    See ``gcore_core.contract.scorer.AsyncScorer``.
     """
 
     def __init__(self, config: PointwiseConfig, context: WorkerContext) -> None:
-        self._config, self._form, self._judged = (
-            config,
-            config.asked(),
-            Judged(config.completion_pattern),
-        )
+        self._config = config
+        self._form = config.asked()
+        self._judged = Judged(config.completion_pattern)
         self._panel = self._make_panel(context)
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
@@ -57,6 +56,7 @@ class PointwiseJudge:
                 asked[i] = self._cases(record, record.text if completion is None else completion)
             except MissingField as error:
                 scores[i] = failure(f"row {record.prompt.row}: {error}"[:REASON_CHARACTERS])
+        # All records' cases are asked at once; the rulings come in the same order.
         rulings = iter(await self._panel.ask([case for cases in asked.values() for case in cases]))
         for i, cases in asked.items():
             scores[i] = self._scored([next(rulings) for _ in cases])
@@ -102,8 +102,9 @@ class PointwiseJudge:
 
 
 class RubricJudge(PointwiseJudge):
-    """The weighted mean of scores by criteria. One criterion that cannot be parsed fails the
-    record.
+    """Scores a completion by the weighted mean of its scores by criteria.
+
+    A record fails when one of its criteria cannot be parsed.
     """
 
     _config: RubricConfig

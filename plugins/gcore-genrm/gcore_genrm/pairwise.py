@@ -1,6 +1,4 @@
-"""A judge of pairs: the completions of a prompt are compared with each other, every pair in both
-orders.
-"""
+"""Judges pairs: compares the completions of a prompt with each other, every pair in both orders."""
 
 from __future__ import annotations
 
@@ -21,8 +19,10 @@ from gcore_genrm.templates import MissingField, text_of
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two records of a group, by index; ``cases`` has both orders, and none where what is judged is
-    equal: a tie.
+    """Two records of a group that are compared.
+
+    first, second: their indexes in the group.
+    cases: the question in both orders; empty where what is judged is equal, which is a tie.
     """
 
     first: int
@@ -34,11 +34,9 @@ class PairwiseJudge:
     """See ``gcore_core.contract.scorer.AsyncScorer``; a provider of level "group"."""
 
     def __init__(self, config: PairwiseConfig, context: WorkerContext) -> None:
-        self._config, self._form, self._judged = (
-            config,
-            config.asked(),
-            Judged(config.completion_pattern),
-        )
+        self._config = config
+        self._form = config.asked()
+        self._judged = Judged(config.completion_pattern)
         self._seed = context.seed
         read = make_reader(config.parsed_by())
 
@@ -50,6 +48,7 @@ class PairwiseJudge:
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         groups = [list(group) for _, group in groupby(records, key=lambda record: record.ordinal)]
+        # Of each group the pairs to compare, or, as text, why it cannot be judged.
         drawn: list[list[_Pair] | str] = []
         for group in groups:
             try:
@@ -57,6 +56,8 @@ class PairwiseJudge:
             except MissingField as error:
                 drawn.append(f"row {group[0].prompt.row}: {error}"[:REASON_CHARACTERS])
         pairs = [pair for found in drawn if isinstance(found, list) for pair in found]
+        # All groups' questions are asked at once; the rulings come in the order of the cases, so
+        # each pair below takes the next ones.
         rulings = iter(await self._panel.ask([case for pair in pairs for case in pair.cases]))
         scores: list[Score] = []
         for group, found in zip(groups, drawn, strict=True):
@@ -73,13 +74,15 @@ class PairwiseJudge:
                         0.5,
                         0.5,
                     ]
+                    # The second ruling is about the other order, so its share is the other's.
                     share = (shares[0] + 1 - shares[1]) / 2
-                    won[pair.first, pair.second], won[pair.second, pair.first] = share, 1 - share
+                    won[pair.first, pair.second] = share
+                    won[pair.second, pair.first] = 1 - share
             scores += self._scores(won, found, why)
         return scores
 
     def _pairs(self, group: Sequence[ScoredRecord]) -> list[_Pair]:
-        """The pairs to compare. Raises MissingField."""
+        """Returns the pairs to compare. Raises MissingField where the template names one."""
         texts = [
             found if (found := self._judged.find(record.text)) is not None else record.text
             for record in group
@@ -108,10 +111,13 @@ class PairwiseJudge:
         return pairs
 
     def _scores(self, won: np.ndarray, pairs: Sequence[_Pair], why: str) -> list[Score]:
-        """``won`` float64[N, N]: share that the row won against the column, NaN where nothing was
-        decided.
+        """Returns the scores of a group's N records by win rate or strength.
 
         A record of whose comparisons fewer than half were decided is a failure.
+
+        won: float64[N, N], share that the row won against the column; NaN where nothing was
+            decided.
+        why: the reason that failures give.
         """
         met = np.bincount(
             [i for pair in pairs for i in (pair.first, pair.second)], minlength=len(won)
@@ -128,11 +134,12 @@ class PairwiseJudge:
 
 
 def tournament(players: int, opponents: int | None, seed: int) -> Iterator[tuple[int, int]]:
-    """Who meets whom: everybody, or each at least ``opponents`` others.
+    """Yields who meets whom: everybody, or each at least ``opponents`` others.
 
-    Then players stand in a circle, in an order drawn by the seed, and meet their next on both
-    sides: all have equally many opponents (one more where players and opponents are odd), and from
-    two on, everybody can be compared with everybody through others.
+    In the second case players stand in a circle, in an order drawn by the seed, and meet their
+    nearest on both sides. So all have equally many opponents: one more than asked where players
+    and opponents are both odd. From two opponents on, everybody can be compared with everybody
+    through others.
     """
     if opponents is None or opponents >= players - 1:
         yield from combinations(range(players), 2)
@@ -149,13 +156,15 @@ def tournament(players: int, opponents: int | None, seed: int) -> Iterator[tuple
 
 
 def strengths(won: np.ndarray, prior: float) -> np.ndarray:
-    """Log-strengths t, float64[N], whose mean is 0, of the Bradley-Terry model: i beats j with 1 /
-    (1 + exp(tj - ti)).
+    """Returns log-strengths t, float64[N], whose mean is 0, of the Bradley-Terry model.
 
-    won: float64[N, N], share that the row won against the column; NaN where they did not meet. The
-    posterior's mode under a normal prior of precision ``prior`` (Bradley and Terry, 1952; without
-    it, one who won all is infinite), by Newton's method, in steps of at most 1: the function is
-    strictly concave.
+    In this model i beats j with probability 1 / (1 + exp(tj - ti)) (Bradley and Terry, 1952). The
+    result is the posterior's mode under a normal prior; without the prior, one who won all would be
+    infinitely strong. It is found by Newton's method, in steps of at most 1, which converges
+    because the function is strictly concave.
+
+    won: float64[N, N], share that the row won against the column; NaN where they did not meet.
+    prior: precision of the normal prior, whose mean is 0.
     """
     met = ~np.isnan(won)
     theta = np.zeros(len(won))

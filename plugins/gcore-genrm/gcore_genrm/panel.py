@@ -1,5 +1,6 @@
-"""Asks the judge: votes, retries of what cannot be parsed, and the end of a run in which nothing
-can.
+"""Asks the judge for votes and asks again for those that cannot be parsed.
+
+It ends the run when nothing of what the judge wrote can be parsed.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ _PRINTED_CHARACTERS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to be judged. ``numbers`` say what it is about, ordinal and sample first; seeds are
-    made of them.
-    images: for the places of the prompt, in order.
+    """One thing to be judged.
+
+    prompt: what the judge is asked.
+    numbers: what it is about, ordinal and sample first; seeds are made of them.
+    images: one for each place of an image in the prompt, in order.
     """
 
     prompt: Prompt
@@ -38,8 +41,10 @@ class Case:
 
 @dataclass(kw_only=True)
 class Ruling(Generic[T]):
-    """What was parsed of the votes on a case. ``failure``: why there is no ruling; empty when there
-    is one.
+    """The outcome of a case.
+
+    votes: the parsed values of the votes.
+    failure: why there is no ruling; empty when there is one.
     """
 
     votes: list[T] = field(default_factory=list)
@@ -47,27 +52,32 @@ class Ruling(Generic[T]):
 
 
 class Panel(Generic[T]):
-    """Asks a generator role and reads its answers with ``read``, which gives None for what it
-    cannot parse.
+    """Asks a generator role for votes, and parses its answers.
+
+    read: returns the value in an answer's text, None where it cannot parse it.
     """
 
     def __init__(
         self, config: JudgeConfig, context: WorkerContext, read: Callable[[str], T | None]
     ) -> None:
-        self._config, self._seed, self._read = config, context.seed, read
+        self._config = config
+        self._seed = context.seed
+        self._read = read
         self._sampler = judge_of(context)
-        self._unparsed: list[str] | None = (
-            [] if config.stop_after else None
-        )  # None: something could be parsed
+        # The first answers that could not be parsed; None once one could be, or when the run is not
+        # to be ended by it.
+        self._unparsed: list[str] | None = [] if config.stop_after else None
         self._cases = 0
 
     async def ask(self, cases: Sequence[Case]) -> list[Ruling[T]]:
-        """A ruling for each case. Calls may overlap. Raises ConfigError when none of the first
-        answers was parsed.
+        """Returns a ruling for each case; calls may overlap.
+
+        Raises ConfigError when none of the first ``stop_after`` answers could be parsed.
         """
         config = self._config
         rulings: list[Ruling[T]] = [Ruling() for _ in cases]
         raw = ["" for _ in cases]
+        # Every attempt asks for all votes that are still missing at once, each as (case, vote).
         left = [(i, vote) for i in range(len(cases)) for vote in range(config.votes)]
         for attempt in range(config.retries + 1):
             if not left:
@@ -111,15 +121,18 @@ class Panel(Generic[T]):
         return self._read(answer.text)
 
     def _failure(self, ruling: Ruling[T], raw: str) -> str:
-        parsed, votes = len(ruling.votes), self._config.votes
+        """Returns why too few votes were parsed; empty when they are enough."""
+        parsed = len(ruling.votes)
+        votes = self._config.votes
         if parsed >= self._config.fewest:
             return ""
         what = f"unparsable: {raw[:_RAW_CHARACTERS]}" if raw else ruling.failure
         return what if votes == 1 else f"{parsed} of {votes} votes; {what}"
 
     def _watch(self, rulings: Sequence[Ruling[T]], raw: Sequence[str]) -> None:
-        """Ends the run when nothing of what the judge first wrote could be parsed: parser and judge
-        do not fit.
+        """Raises ConfigError, which ends the run, when none of the first answers could be parsed.
+
+        Then parser and judge do not fit each other.
         """
         if self._unparsed is None:
             return
@@ -144,7 +157,7 @@ class Panel(Generic[T]):
 
 
 def judge_of(context: WorkerContext) -> Sampler:
-    """The generator role that the reward asks. Raises ConfigError where it names none."""
+    """Returns the generator role that the reward asks. Raises ConfigError where it names none."""
     if context.sampler is None:
         raise ConfigError(
             "the reward asks a judge, but names no role that is one.",
@@ -155,7 +168,10 @@ def judge_of(context: WorkerContext) -> Sampler:
 
 
 def media_of(record: ScoredRecord, names: Sequence[str]) -> dict[str, Ref]:
-    """Name -> reference, of the media to be shown. Raises ConfigError."""
+    """Returns name -> reference of the media that the judge is shown.
+
+    Raises ConfigError where the record lacks one, or it is not uint8[height, width, 1 or 3].
+    """
     for name in names:
         if name not in record.refs:
             raise ConfigError(
@@ -164,7 +180,8 @@ def media_of(record: ScoredRecord, names: Sequence[str]) -> dict[str, Ref]:
                 why=f"They have: {', '.join(record.refs) or 'none'}.",
                 todo="A policy that makes images has it; its generator says what they are called.",
             )
-        shape, dtype = record.media[name].shape, record.media[name].dtype
+        shape = record.media[name].shape
+        dtype = record.media[name].dtype
         if dtype != "uint8" or len(shape) != 3 or shape[2] not in (1, 3):
             told = f"{dtype}{list(shape)}, not uint8[height, width, 1 or 3]"
             raise ConfigError(f"the medium {name!r} is no image: it is {told}.", where="images")
@@ -172,13 +189,16 @@ def media_of(record: ScoredRecord, names: Sequence[str]) -> dict[str, Ref]:
 
 
 def question_seed(*numbers: int) -> int:
-    """63-bit seed: blake2b of run seed, ordinal, sample and so on, vote, retry."""
+    """Returns a 63-bit seed: blake2b of run seed, ordinal, sample and so on, vote, retry."""
     text = ":".join(["judge", *map(str, numbers)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def combined(votes: Sequence[float], how: str) -> float:
-    """The mean, the median, or the most frequent vote (the mean of those, where several are)."""
+    """Returns the mean, the median or the most frequent of the votes, as ``how`` says.
+
+    Where several votes are equally frequent, their mean counts.
+    """
     if how == "median":
         return median(votes)
     if how == "majority":
@@ -189,6 +209,6 @@ def combined(votes: Sequence[float], how: str) -> float:
 
 
 def _shown(answer: Answer) -> str:
-    """What the judge wrote, in one line."""
+    """Returns what the judge wrote, in one line, with a note where it was cut off."""
     cut = f"(cut off after {answer.n_actions} tokens) " if answer.status == TRUNCATED else ""
     return cut + repr(answer.text)

@@ -1,4 +1,4 @@
-"""From what a judge wrote to scores. What cannot be read is None, never a number."""
+"""Parses scores from what a judge wrote. What cannot be read is None, never a number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Reader = Callable[[str], float | None]
 
 
 def make_reader(parser: ParserConfig) -> Reader:
-    """The last score in a text, as the parser's pattern, key or choices find it."""
+    """Returns a reader of the last score in a text, found by pattern, key or choices."""
     choices = {word.strip().casefold(): score for word, score in parser.choices.items()}
     if parser.key:
         return lambda text: _number(
@@ -31,8 +31,10 @@ def make_reader(parser: ParserConfig) -> Reader:
 def make_rubric_reader(
     parser: ParserConfig, names: Sequence[str]
 ) -> Callable[[str], list[float] | None]:
-    """The last score of every criterion; None unless all are there. Without a pattern they are keys
-    of one object.
+    """Returns a reader that finds the last score of every criterion, in the order of ``names``.
+
+    It returns None unless all are there. Without a pattern the criteria are keys of one JSON
+    object.
     """
     choices = {word.strip().casefold(): score for word, score in parser.choices.items()}
     pattern = re.compile(parser.pattern) if parser.pattern else None
@@ -57,7 +59,11 @@ def make_rubric_reader(
 
 
 def on_scale(score: float, ends: Sequence[float], *, clip: bool) -> float | None:
-    """``score`` with the scale's ends at 0 and 1; None when it lies outside and is not clipped."""
+    """Returns ``score`` on a scale whose ends, the worst and the best, become 0 and 1.
+
+    It returns None when the score lies outside and is not clipped, and the score itself where
+    there are no ends.
+    """
     if not ends:
         return score
     worst, best = ends
@@ -79,8 +85,10 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _number(value: Any, choices: Mapping[str, float]) -> float | None:
-    """A number, or text that is one, or a word that stands for one; where there are choices, only
-    those.
+    """Returns the finite number that a value stands for; None where it stands for none.
+
+    Where there are choices, a value must be one of their words. Else it must be a number or the
+    text of one.
     """
     if choices:
         return choices.get(_plain(value)) if isinstance(value, str) else None
@@ -94,9 +102,11 @@ def _number(value: Any, choices: Mapping[str, float]) -> float | None:
 
 
 def _last_object(text: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The last JSON object in the text that has all the keys, capitals or not, which come back
-    small; empty where there is none.
+    """Returns the last JSON object in the text that has all the keys; empty where there is none.
+
+    Capitals in keys do not matter; the object's keys come back in small letters.
     """
+    # Every brace is tried as the beginning of an object, from the last one backwards.
     wanted = {_plain(key) for key in keys}
     decoder = json.JSONDecoder()
     for start in range(len(text) - 1, -1, -1):

@@ -1,6 +1,4 @@
-"""A circuit breaker: after enough failures in a row, a service that is down is left alone for a
-while.
-"""
+"""Breaks the circuit to a service that is down: after failures in a row it rests for a while."""
 
 from __future__ import annotations
 
@@ -14,24 +12,29 @@ class CircuitOpen(Exception):
 
 
 class Breaker:
-    """Closed until ``failures`` calls have failed one after the other; then open for ``rest_s``;
-    then one call tries.
+    """Counts failures in a row and refuses calls while the circuit is open.
 
-    Its success closes the circuit; its failure opens it for as long again.
+    The circuit is closed until ``failures`` calls have failed one after the other. Then it is open
+    for ``rest_s`` seconds. After that one call is let through: its success closes the circuit, its
+    failure opens it for as long again.
     """
 
     def __init__(
         self, failures: int, rest_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._limit, self._rest_s, self._clock = failures, rest_s, clock
+        self._limit = failures
+        self._rest_s = rest_s
+        self._clock = clock
         self._failed = 0
         self._open_until = 0.0
         self._trying = False
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around one call: an exception, cancellation too, is a failure. Raises CircuitOpen before
-        it begins.
+        """Wraps one call; an exception of it, cancellation too, counts as a failure.
+
+        Raises CircuitOpen before the call begins when the circuit is open, or another call is the
+        one that tries.
         """
         trial = self._failed >= self._limit
         if trial:

@@ -1,7 +1,6 @@
-"""A reward that runs what the model wrote: 1 where the completion's code passes its row's tests,
-else 0.
+"""Rewards code that the model wrote: 1 where it passes its row's tests, else 0.
 
-The code runs confined (see ``confine``) or not at all.
+The code runs confined (see ``confine``) or, unless ``allow_unconfined`` is set, not at all.
 """
 
 from __future__ import annotations
@@ -36,12 +35,13 @@ class NotConfined(Exception):
 
 
 class Confinement:
-    """How programs are run: the settings that all of them share."""
+    """Runs programs, each confined, with the settings that all of them share."""
 
     def __init__(self, config: CodeConfig, *, confined: bool = True) -> None:
         self._place = tempfile.TemporaryDirectory(prefix="g-core-code-")
         here = Path(__file__).parent
-        self._confine, self._time_s = here / "confine.py", config.time_s
+        self._confine = here / "confine.py"
+        self._time_s = config.time_s
         self._told = {
             "confined": confined,
             "python": sys.executable,
@@ -55,7 +55,12 @@ class Confinement:
         }
 
     def passes(self, code: str, tests: Sequence[str]) -> bool:
-        """Whether the code, and then the tests, come to their end in time. Raises NotConfined."""
+        """Returns whether the code, and then the tests, come to their end in time.
+
+        Raises NotConfined when the program could not be started or ended as it should.
+        """
+        # The driver prints this word, which the code is not given, when the tests have ended: a
+        # program that exits early has not passed, whatever its exit code says.
         word = secrets.token_hex(16)
         told = json.dumps({"code": code, "tests": list(tests), "word": word})
         with tempfile.TemporaryDirectory(dir=self._place.name) as base:
@@ -93,8 +98,10 @@ class Confinement:
 
 
 class CodeReward:
-    """See ``gcore_core.contract.scorer.Scorer``. Raises ConfigError where programs cannot be
-    confined.
+    """Scores records by their tests; see ``gcore_core.contract.scorer.Scorer``.
+
+    Raises ConfigError where programs cannot be confined and ``allow_unconfined`` is not set; one
+    program is run at the start to find that out.
     """
 
     def __init__(self, config: CodeConfig, context: WorkerContext) -> None:
@@ -149,6 +156,7 @@ class CodeReward:
 
 
 def _tests(field: Any) -> list[str] | None:
+    """Returns the tests in a row's field; None where it is no text and no list of texts."""
     found = [field] if isinstance(field, str) else field
     if (
         isinstance(found, list)
@@ -160,7 +168,11 @@ def _tests(field: Any) -> list[str] | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of the program where it ran unconfined; its group is its own."""
+    """Kills what is left of the program's process group, and closes its pipes.
+
+    Only an unconfined program can leave processes behind. It leads a group of its own, so nothing
+    else is hit.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

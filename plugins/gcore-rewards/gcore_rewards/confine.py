@@ -1,11 +1,15 @@
-"""Runs a program that nobody trusts: ``python confine.py SETTINGS`` (JSON), its input and output
-those of this process.
+"""Runs a program that nobody trusts: ``python confine.py SETTINGS``, where SETTINGS is JSON.
 
-The program gets name spaces of its own: no network but a loopback interface that is down, a file
-system of nothing but the interpreter (read only) and a directory in memory, no process but its own;
-and limits of CPU and wall-clock time, memory, file size and processes. This needs root, or a kernel
-that lets users make user name spaces. Exit codes: 0 the program ended, TIMED_OUT, NOT_CONFINED with
-the reason on standard error; then it was not started.
+The program's standard input and output are those of this process. The program gets name spaces of
+its own: it sees no network but a loopback interface that is down, no files but the interpreter
+(read only) and a directory in memory, and no process but its own. Its CPU and wall-clock time,
+memory, file size and number of processes are limited. This needs root, or a kernel that lets users
+make user name spaces.
+
+Exit codes:
+    0: the program ended.
+    TIMED_OUT: it was killed when its time was over.
+    NOT_CONFINED: it was not started; the reason is on standard error.
 
 Uses the standard library only, and imports nothing of the project: it runs with ``-I``.
 """
@@ -21,39 +25,41 @@ import signal
 import sys
 from typing import Any
 
-TIMED_OUT, NOT_CONFINED = 124, 125
+TIMED_OUT = 124
+NOT_CONFINED = 125
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 WORK = "/.work"  # a name that no path of the system has
 _NOBODY = 65534
 
-# of linux/sched.h, sys/mount.h and sys/prctl.h
-_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
-    1 << 17,
-    1 << 26,
-    1 << 27,
-    1 << 28,
-    1 << 29,
-    1 << 30,
-)
-_RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE, _RELATIME = (
-    1,
-    2,
-    4,
-    32,
-    4096,
-    16384,
-    1 << 18,
-    1 << 21,
-)
-_KEPT = (
-    2 | 4 | 8 | 1024 | 2048
-)  # flags of a mount that a user name space may not clear, the same in statvfs
-_DETACH, _DEATH_SIGNAL, _DUMPABLE, _NO_NEW_PRIVILEGES = 2, 1, 4, 38
+# Flags of unshare, from linux/sched.h.
+_NEWNS = 1 << 17
+_NEWUTS = 1 << 26
+_NEWIPC = 1 << 27
+_NEWUSER = 1 << 28
+_NEWPID = 1 << 29
+_NEWNET = 1 << 30
+# Flags of mount, from sys/mount.h.
+_RDONLY = 1
+_NOSUID = 2
+_NODEV = 4
+_REMOUNT = 32
+_BIND = 4096
+_REC = 16384
+_PRIVATE = 1 << 18
+_RELATIME = 1 << 21
+#: Flags of a mount that a user name space may not clear; statvfs reports them by the same bits.
+_KEPT = 2 | 4 | 8 | 1024 | 2048
+# The flag of umount2, from sys/mount.h, and options of prctl, from sys/prctl.h.
+_DETACH = 2
+_DEATH_SIGNAL = 1
+_DUMPABLE = 4
+_NO_NEW_PRIVILEGES = 38
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _sure(result: int, what: str) -> None:
+    """Raises OSError, with the C library's error, unless a call returned 0."""
     if result != 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
@@ -64,7 +70,12 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "
 
 
 def _name_spaces() -> None:
-    uid, gid = os.geteuid(), os.getegid()
+    """Gives the processes that this one starts name spaces of their own.
+
+    A user who is not root needs a user name space for that, in which the user is mapped to itself.
+    """
+    uid = os.geteuid()
+    gid = os.getegid()
     flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (0 if uid == 0 else _NEWUSER)
     _sure(_LIBC.unshare(flags), "unshare")
     if uid != 0:
@@ -78,9 +89,14 @@ def _name_spaces() -> None:
 
 
 def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) -> None:
-    """The root is now a file system in memory, over ``base``, that shows what is readable and
-    nothing else.
+    """Replaces the root by a file system in memory that shows what is readable and nothing else.
+
+    base: the directory over which it is mounted.
+    readable: absolute paths that are shown, read only, beside SYSTEM and DEVICES.
+    mebibytes: how much may be written.
+    driver: source text of the driver, which becomes /.driver.py.
     """
+    # Private: what is mounted from here on is not passed on to the machine's other name spaces.
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, f"size={mebibytes}m,mode=755")
     for path in dict.fromkeys((*SYSTEM, *DEVICES, *readable)):
@@ -94,6 +110,8 @@ def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) ->
         if not os.path.isdir(path):
             os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
         _mount(path, place, None, _BIND | _REC)
+        # A bind mount becomes read only by a second mount, which must repeat the flags that a user
+        # name space may not clear. Bit 4096 of statvfs is ST_RELATIME.
         found = os.statvfs(place).f_flag
         kept = (found & _KEPT) | (_RELATIME if found & 4096 else 0)
         extra = 0 if path in DEVICES else _NODEV
@@ -104,6 +122,7 @@ def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) ->
         os.chown(base + WORK, _NOBODY, _NOBODY)
     with open(base + "/.driver.py", "w") as file:
         file.write(driver)
+    # The new root takes the place of the old one, which is then detached from under /.old.
     _sure(_LIBC.pivot_root(base.encode(), (base + "/.old").encode()), "pivot_root")
     os.chdir("/")
     _sure(_LIBC.umount2(b"/.old", _DETACH), "umount")
@@ -125,17 +144,17 @@ def _limit(told: dict[str, Any]) -> None:
 
 
 def _program(told: dict[str, Any]) -> None:
-    """Becomes the program. What it prints is dropped; only the driver knows where standard output
-    was.
+    """Turns this process into the program, with its limits and as an unprivileged user.
+
+    What the program prints is dropped; only the driver knows where standard output was.
     """
     if told["confined"]:
         if os.geteuid() == 0:
             os.setgroups([])
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-            _sure(
-                _LIBC.unshare(_NEWUSER), "unshare"
-            )  # processes are counted, and limited, by user name space
+            # The kernel counts, and limits, processes by user name space.
+            _sure(_LIBC.unshare(_NEWUSER), "unshare")
         os.chdir(WORK)
     _sure(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
     _limit(told)
@@ -151,8 +170,9 @@ def _program(told: dict[str, Any]) -> None:
 
 
 def _start(told: dict[str, Any]) -> None:
-    """The first process of the name spaces: prepares them, starts the program, ends when it does,
-    and all with it.
+    """Is the first process of the name spaces: prepares them, starts the program, ends with it.
+
+    When the first process of a process name space ends, the kernel ends all others in it.
     """
     _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if told["confined"]:
@@ -168,10 +188,11 @@ def _start(told: dict[str, Any]) -> None:
             os.write(failed, str(error).encode()[:1000])
         os._exit(NOT_CONFINED)
     os.close(failed)
-    _LIBC.prctl(
-        _DUMPABLE, 0, 0, 0, 0
-    )  # so that the program, which may have the same user, cannot look into it
-    if why := os.read(ready, 1000):  # nothing, once the program has replaced the copy of this one
+    # The program may have the same user, and must not look into this process.
+    _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)
+    # The pipe closes without a word when the copy of this process is replaced by the program;
+    # what can be read says why it was not.
+    if why := os.read(ready, 1000):
         raise OSError(why.decode("utf-8", "replace"))
     for number in (0, 1):
         os.close(number)

@@ -1,8 +1,7 @@
-"""Inside the confinement: runs the code, then the tests in the code's names, and says so when both
-came to their end.
+"""Runs inside the confinement: executes the code, then the tests with the code's names.
 
-The tests' end is told by a word that the code was not given: code that ends the process early has
-not passed.
+When both have come to their end it prints a word that the code was not given. So code that ends
+the process early has not passed.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pathlib import Path
 
 def main() -> None:
     told = json.load(sys.stdin)
+    # Standard output is kept under another number, and the code gets /dev/null in its place.
     out = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

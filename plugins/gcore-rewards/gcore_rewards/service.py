@@ -1,9 +1,7 @@
-"""A reward that a service computes. The protocol is one POST of JSON.
+"""Gets rewards from a service, by one POST of JSON for each batch of records.
 
-docs/how-to/rewards.md describes it.
-
-A service that is slow, busy or gone costs records their score, with a reason, and never gives a
-wrong one.
+docs/how-to/rewards.md describes the protocol. When the service is slow, busy or gone, records get
+a failure with a reason in place of a score, and never a wrong score.
 """
 
 from __future__ import annotations
@@ -37,7 +35,10 @@ class _Refused(Exception):
 
 
 class _Unavailable(Exception):
-    """The service gave no scores now; ``after_s``: when it asks to be tried again."""
+    """The service gave no scores now.
+
+    after_s: seconds after which it asks to be tried again; 0 where it does not say.
+    """
 
     def __init__(self, what: str, after_s: float = 0.0) -> None:
         super().__init__(what)
@@ -89,7 +90,10 @@ class HttpReward:
         }
 
     async def _insist(self, content: bytes) -> Mapping[str, Any]:
-        """Id -> the answer's item. Raises what the last attempt raised."""
+        """Posts until the service answers, and returns id -> the answer's item.
+
+        Raises _Refused, and _Unavailable or CircuitOpen when that is what ended the last attempt.
+        """
         config = self._config
         for attempt in itertools.count():
             try:
@@ -100,8 +104,8 @@ class HttpReward:
             except _Unavailable as error:
                 if attempt == config.retries or error.after_s > config.longest_wait_s:
                     raise
-                # the whole wait is drawn, so that those who failed together do not come back
-                # together
+                # The whole wait is drawn, from 0 on, so that requests that failed together do not
+                # come back together.
                 drawn_s = random.uniform(0, config.backoff_s * 2**attempt)
                 wait_s = min(config.longest_wait_s, error.after_s + drawn_s)
             await asyncio.sleep(wait_s)
@@ -110,8 +114,10 @@ class HttpReward:
         return _items(answer)
 
     async def _post(self, content: bytes) -> tuple[int, bytes]:
-        """Status and content of any answer that another attempt would not change. Raises
-        _Unavailable, _Refused.
+        """Returns status and content of an answer that another attempt would not change.
+
+        Raises _Unavailable for 429, 5xx, a broken connection and no answer in time, and _Refused
+        for an answer that is too long.
         """
         if self._client is None:
             limits = httpx2.Limits(max_connections=self._config.max_in_flight)
@@ -145,8 +151,10 @@ class HttpReward:
 
 
 def read_headers(path: str) -> dict[str, str]:
-    """The headers of a file, ``Name: value`` a line. Raises ConfigError, which never shows a
-    value.
+    """Reads headers from a file that has ``Name: value`` a line.
+
+    Raises ConfigError, which never shows a value, when the file cannot be read, others may read or
+    write it, or a line has another form.
     """
     file = Path(path).expanduser()
     try:
@@ -172,8 +180,9 @@ def _id(record: ScoredRecord) -> str:
 
 
 def _items(content: bytes) -> Mapping[str, Any]:
-    """Id -> item of ``{"scores": [{"id", "score"}, ...]}``. Raises _Refused when it is something
-    else.
+    """Returns id -> item of ``{"scores": [{"id", "score"}, ...]}``.
+
+    Raises _Refused when the answer has another form or scores a record twice.
     """
     try:
         told = json.loads(content)
@@ -190,7 +199,10 @@ def _items(content: bytes) -> Mapping[str, Any]:
 
 
 def _score(item: Any) -> Score:
-    """The score in one item of the answer; None where the answer has none for that record."""
+    """Returns the score in one item of the answer, or a failure that says why there is none.
+
+    item: None where the answer leaves the record out.
+    """
     if item is None:
         return failure("the service left this record out")
     if item.get("error"):
@@ -206,7 +218,10 @@ def _score(item: Any) -> Score:
 
 
 def _seconds(retry_after: str) -> float:
-    """Of a Retry-After header: seconds, or a date; 0 where it says neither."""
+    """Returns the seconds that a Retry-After header asks for; 0 where it has none that is valid.
+
+    The header holds a number of seconds or a date.
+    """
     try:
         told = float(retry_after)
     except ValueError:

@@ -1,5 +1,6 @@
-"""Verifiers: 1 where a completion has its row's answer, else 0. A row without an answer is a
-failure, not a 0.
+"""Verifies completions: 1 where a completion has its row's answer, else 0.
+
+A row without an answer is a failure, not a 0.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NUMBER = re.compile(
 
 
 class ExactMatch:
-    """1 when the completion, stripped, is the row's answer; else 0."""
+    """Scores 1 when the completion is the row's answer, both stripped of white space; else 0."""
 
     def __init__(self, config: VerifierConfig, context: WorkerContext) -> None:
         self._config = config
@@ -43,8 +44,9 @@ class ExactMatch:
 
 
 class Numeric:
-    """1 when the last number of the completion is that of the row's answer, up to the tolerance;
-    else 0.
+    """Scores 1 when the last numbers of completion and answer differ at most by the tolerance.
+
+    Otherwise it scores 0. An answer without a number is a failure.
     """
 
     def __init__(self, config: VerifierConfig, context: WorkerContext) -> None:
@@ -83,7 +85,10 @@ def _no_answer(record: ScoredRecord, field: str) -> Score:
 
 
 def _extracted(text: str, pattern: re.Pattern[str] | None) -> str | None:
-    """The text, or what the last match of the pattern holds; None where nothing matches."""
+    """Returns the text, or what the pattern's last match holds; None where nothing matches.
+
+    The match's first group counts where the pattern has groups.
+    """
     if pattern is None:
         return text
     matches = list(pattern.finditer(text))
@@ -93,6 +98,7 @@ def _extracted(text: str, pattern: re.Pattern[str] | None) -> str | None:
 
 
 def _last_number(text: str) -> Decimal | None:
+    """Returns the last number in a text; None where it has none that Decimal can hold."""
     found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
     try:
         return Decimal(found[-1].replace(",", "")) if found else None
