@@ -1,5 +1,6 @@
-"""How long records take: a rank's seconds are a fixed time and non-negative multiples of what its
-records add up to.
+"""Models how long records take, from a prior and from measured seconds of ranks.
+
+A rank's seconds are a fixed time and non-negative multiples of what its records add up to:
 
     seconds = fixed + per_record N + per_token sum(L) + per_pair sum(L^2) + per_extra sum(extra)
 
@@ -17,44 +18,54 @@ import numpy as np
 
 from gcore_core.contract.algorithms import Work
 
-#: What a step's measurements count for after the next step: the latest twenty or so decide.
+#: The weight that measurements keep with each later step: the latest twenty or so decide.
 _KEEP = 0.95
-#: A measurement's squared error (5 %) over the squared doubt in what a term of the prior adds up to
-#: (all of it).
+#: A measurement's squared error (5 %) over the squared error of a term of the prior, which may be
+#: wrong by all of what it adds up to.
 _TRUST = 0.05**2
 
 
 def features(work: Work, shared: bool) -> np.ndarray:
-    """float64[N, 4]: records, tokens, pairs of tokens (twice), extra."""
-    lengths, prompt = work.lengths.astype(np.float64), work.prompt.astype(np.float64)
+    """Returns float64[N, 4], for each record: 1, its tokens, their square, its extra work.
+
+    The square counts every pair of tokens twice.
+
+    shared: whether the records of a group share the cost of their prompt.
+    """
+    lengths = work.lengths.astype(np.float64)
+    prompt = work.prompt.astype(np.float64)
     together: np.ndarray = np.ones(len(work))
     if shared:
         _, group, sizes = np.unique(work.group, return_inverse=True, return_counts=True)
         together = sizes[group]
+    # Of L^2 the part P^2 is the prompt's own, which k records share.
     pairs = lengths**2 - prompt**2 + prompt**2 / together
     return np.stack([np.ones(len(work)), work.actions + prompt / together, pairs, work.extra], 1)
 
 
 class CostModel:
-    """Costs of records from a prior, then from measured seconds.
+    """Computes costs of records, at first from a prior, then from measured seconds too.
 
-    terms float64[5]: fixed, per record, per token, per pair, per extra; in seconds once something
-        was measured. A prior
-    fills in what measurements leave open: ranks that are well balanced differ too little to tell
-        its terms apart.
+    The prior fills in what measurements leave open: well balanced ranks differ too little to tell
+    the terms apart.
+
+    terms: float64[5]: fixed, per record, per token, per pair, per extra; in seconds once something
+        was measured, before that relative to the cost of one token.
     """
 
     def __init__(self, hidden_size: int, shared: bool) -> None:
         self._shared = shared
         self._prior = np.array([0.0, 0.0, 1.0, 1 / (12 * hidden_size), 1.0])
         self.terms = self._prior
-        self._gram, self._moment, self._count = np.zeros((5, 5)), np.zeros(5), 0.0
-        self._told = np.zeros(
-            4
-        )  # of measured seconds y and predicted ones p: count, sums of y, y^2 and (y - p)^2
+        # Least squares over ranks with features x and measured seconds y needs only these sums:
+        self._gram = np.zeros((5, 5))  # of x x'
+        self._moment = np.zeros(5)  # of x y
+        self._count = 0.0  # of ranks
+        # Of measured seconds y and predicted ones p: count, sums of y, y^2 and (y - p)^2.
+        self._told = np.zeros(4)
 
     def costs(self, work: Work) -> np.ndarray:
-        """float64[N], in any unit; the fixed time is left out."""
+        """Returns the records' costs, float64[N], in any unit and without the fixed time."""
         return np.asarray(features(work, self._shared) @ self.terms[1:])
 
     def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
@@ -68,17 +79,18 @@ class CostModel:
         self._moment = _KEEP * self._moment + rows.T @ seconds
         self._count = _KEEP * self._count + len(seconds)
         self._fit()
+        # 1 - errors / spread is R^2, the share of the seconds' variance that was predicted.
         count, total, squares, errors = self._told
         spread = squares - total**2 / max(count, 1.0)
         return float(1 - errors / spread) if spread > 1e-9 * squares else None
 
     def state(self) -> dict[str, Any]:
-        """All that was measured; the terms follow from it and from the prior."""
+        """Returns all that was measured; the terms follow from it and from the prior."""
         arrays = {"gram": self._gram, "moment": self._moment, "told": self._told}
         return {"count": self._count, **{name: array.tolist() for name, array in arrays.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a ``state``; the prior stays this one's."""
+        """Goes on from the measurements of a ``state``; the prior stays this model's own."""
         self._count = float(state["count"])
         self._gram, self._moment, self._told = (
             np.array(state[name]) for name in ("gram", "moment", "told")
@@ -87,13 +99,16 @@ class CostModel:
             self._fit()
 
     def _fit(self) -> None:
-        """Least squares with the prior as one more measurement of each term, at the scale that
-        suits it best.
+        """Fits the terms by least squares, with the prior as one more measurement of each term.
+
+        The prior is first scaled so that it predicts the measured seconds best.
         """
         size = self._prior @ self._gram @ self._prior
         if not size > 0:
             return  # no rank had a token
         prior = self._prior * (self._prior @ self._moment / size)
+        # Terms whose feature never occurred keep the prior. The others are fitted in units in which
+        # each feature has norm 1, so that one number, `doubt`, weighs the prior of all of them.
         seen = self._gram.diagonal() > 0
         norms = np.sqrt(self._gram.diagonal()[seen])
         doubt = _TRUST / self._count
@@ -102,23 +117,25 @@ class CostModel:
         terms[seen] = (
             nonnegative(gram, self._moment[seen] / norms + doubt * prior[seen] * norms) / norms
         )
-        # all of it fixed: true of ranks that are alike, and no reason to deal records in just any
-        # way
+        # Ranks with equal work look as if all of their time was fixed. With such terms every way to
+        # deal records would seem equally good, so the prior is kept.
         self.terms = terms if terms[seen][1:].any() else prior
 
 
 def nonnegative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
-    """The x >= 0 with the least x'Gx / 2 - m'x, for a positive definite G of a few rows.
+    """Returns the x >= 0 with the least x'Gx / 2 - m'x, for a positive definite G of a few rows.
 
-    Some entries of it are zero, and the others solve their part of Gx = m; so it is the best of all
-    such solutions that have no negative entry.
+    Some entries of x are zero, and the others solve their part of Gx = m. So x is the best of all
+    such solutions that have no negative entry, and all 2^n choices of zeros are tried.
     """
-    found, least = np.zeros(len(moment)), 0.0
+    found = np.zeros(len(moment))
+    least = 0.0
     for chosen in product((False, True), repeat=len(moment)):
         some = np.flatnonzero(chosen)
         part = np.linalg.solve(gram[np.ix_(some, some)], moment[some])
         value = -float(moment[some] @ part) / 2
         if (part >= 0).all() and value < least:
-            found, least = np.zeros(len(moment)), value
+            found = np.zeros(len(moment))
+            least = value
             found[some] = part
     return found

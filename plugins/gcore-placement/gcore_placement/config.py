@@ -21,9 +21,9 @@ def _share(settings: Any, name: str) -> None:
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     share: float = 0.25
-    """Of the cells, for the judges."""
+    """Share of the cells that the judges get."""
     cells: int = 0
-    """How many cells the judges have, instead of a share; 0: by share."""
+    """Number of cells that the judges get, instead of a share; 0: ``share`` decides."""
 
     def __post_init__(self) -> None:
         _share(self, "share")
@@ -33,13 +33,15 @@ class SplitConfig:
 @dataclass(frozen=True, kw_only=True)
 class UtilisationConfig:
     cells: int = 1
-    """How many move after a step."""
+    """How many cells move after a step."""
     share: float = 0.5
-    """Of the cells, for the judges, in the first step."""
+    """Share of the cells that the judges get in the first step."""
     signal: Literal["busy", "filled"] = "busy"
-    """Share of a role's time in which a replica ran anything, or of its places that were taken."""
+    """What is compared. busy: share of a role's time in which a replica ran anything. filled: share
+    of its places that were taken.
+    """
     threshold: float = 0.05
-    """Nothing moves while the roles' shares differ by less."""
+    """Difference between the two roles' signals up to which nothing moves."""
 
     def __post_init__(self) -> None:
         _share(self, "share")
@@ -49,37 +51,39 @@ class UtilisationConfig:
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     share: float = 0.25
-    """Of the cells, for the judges, in the first step, when the expected lengths below are not
-    given.
+    """Share of the cells that the judges get in the first step, when the expected lengths below are
+    not given.
     """
     policy_tokens: float = 0.0
-    """Expected length of an answer: with ``judge_tokens`` the first split follows from the work of
-    both.
+    """Expected tokens of an answer. With ``judge_tokens``, the first split follows from the work of
+    both roles.
     """
     judge_tokens: float = 0.0
-    """Expected length of a verdict."""
+    """Expected tokens of a verdict."""
     modes: list[str] = field(default_factory=lambda: ["split", "colocated"])
-    """What may be chosen: split, colocated (once it was measured what changing roles costs),
-    coresident.
+    """Modes that may be chosen: split, colocated, coresident. colocated is considered once the cost
+    of changing roles was measured.
     """
     discount: float = 0.85
-    """How much less a step counts than the one after it."""
+    """Weight of a step relative to the one after it."""
     caution: float = 0.12
-    """How far from the best split of the latest steps that of the next one may lie: a standard
-    deviation, in log-odds of the judges' share.
+    """How far the next step's best split is expected to lie from that of the latest steps: a
+    standard deviation, in log-odds of the judges' share.
     """
     draws: int = 3
-    """Times that a step is replayed, each with other groups drawn from it."""
+    """How often a step is replayed, each time with other groups drawn from it."""
     largest: int = 64
-    """Cells of the replayed cluster; of a larger one a part is replayed that has the same work a
-    cell.
+    """Most cells that are replayed. Of a larger cluster a part is replayed that has the same work
+    in each cell.
     """
     splits: int = 32
-    """Splits that are tried; the choice may lie between two of them."""
+    """How many splits are tried; the choice may lie between two of them."""
     tolerance: float = 0.3
-    """A step is explained when its replay takes as long as it did, within this share."""
+    """Largest relative difference between a step's replayed and measured time at which the replay
+    counts as right.
+    """
     patience: int = 5
-    """After as many steps in a row that were not explained, the best fixed split that was seen is
+    """How many steps in a row may be replayed wrongly; then the best fixed split that was seen is
     taken.
     """
     seed: int = 0

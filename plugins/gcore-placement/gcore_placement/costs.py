@@ -1,5 +1,7 @@
-"""``g-core placement costs RUN``, and the same as a section of the run's summary: where the time of
-every device went, what was idle, what measuring cost, and how far off the predictions were.
+"""Runs ``g-core placement costs RUN``, and writes the same as a section of the run's summary.
+
+It says where the time of every device went, how much of it was idle, what measuring cost and how
+far off the predictions were.
 """
 
 from __future__ import annotations
@@ -22,14 +24,20 @@ _LISTED = 16  # devices that are told one by one
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of all steps that ended. Shares count the time of all devices, from the push to the end of
-    training.
+    """What all steps that ended have cost, from each step's push to the end of its training.
 
-    shares: cause -> share. devices: first device of a cell -> cause -> share of its own time. idle:
-    cause -> share of the rollouts' time. monitoring: share of the same time that telling, hearing
-    and deciding took, as if every device had waited for it. off_median, off_p95: distance of a
-    step's predicted from its measured seconds, over the measured ones; None where nothing was
-    predicted.
+    steps: how many ended.
+    shares: cause -> share of the time of all devices.
+    devices: first device of a cell -> cause -> share of its own time.
+    idle: cause -> share of the rollouts' time.
+    moved: cells that changed roles, over all steps.
+    switch_s: seconds that changing roles took, over all steps.
+    monitoring: share of the steps' time that sending and receiving measurements and deciding took,
+        as if every device had waited for it.
+    off_median, off_p95: distance of a step's predicted from its measured seconds, over the measured
+        ones; None where nothing was predicted.
+    fallbacks: decisions that fell back to the best split that ran, because predictions were wrong
+        for too long.
     """
 
     steps: int
@@ -45,8 +53,9 @@ class Costs:
 
 
 def spent(outcome: run_files.Measured) -> dict[int, dict[str, float]]:
-    """First device of each cell -> cause -> seconds of the step, from the push to the end of
-    training.
+    """Returns first device of each cell -> cause -> seconds of the step.
+
+    A step counts from its push to the end of its training.
     """
     stages = {
         "training": outcome.training_s,
@@ -62,7 +71,7 @@ def spent(outcome: run_files.Measured) -> dict[int, dict[str, float]]:
 
 
 def idle(outcome: run_files.Measured) -> dict[str, float]:
-    """Cause -> share of the devices' time in the rollout."""
+    """Returns cause -> share of the devices' time in the rollout that was idle for it."""
     found: dict[str, float] = defaultdict(float)
     for device, ran in outcome.ran.items():
         found[_waits(ran)] += (
@@ -124,7 +133,7 @@ def costs_of(
 
 
 def section(run_dir: Path) -> str:
-    """The costs as Markdown."""
+    """Returns the costs of a run as a Markdown section. Raises DataError when no step has ended."""
     return (
         "\n".join(
             [

@@ -1,5 +1,7 @@
-"""``g-core placement explain RUN --step N``: what was seen, what was expected of each candidate,
-what was chosen, what came of it.
+"""Runs ``g-core placement explain RUN --step N``, which says why a step was placed as it was.
+
+It prints what the policy saw, what it predicted for each candidate, which it chose, and what was
+then measured.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def run(words: list[str]) -> int:
             where=str(args.run_dir),
             why=f"there are {steps}",
         )
-    decided, measured = decisions[args.step], outcomes.get(args.step)
+    decided = decisions[args.step]
+    measured = outcomes.get(args.step)
     if args.json:
         told = {"decision": msgspec.to_builtins(decided), "outcome": msgspec.to_builtins(measured)}
         print(json.dumps(told, indent=2))
@@ -55,7 +58,8 @@ def _lines(
 ) -> Iterator[str]:
     yield f"{'step':>5}  {'chosen':<12} {'predicted s':>11} {'measured s':>11} {'error':>7}  reason"
     for step, decided in sorted(decisions.items()):
-        predicted, measured = decided.predicted_s.get(decided.chosen), outcomes.get(step)
+        predicted = decided.predicted_s.get(decided.chosen)
+        measured = outcomes.get(step)
         numbers = [
             "" if predicted is None else f"{predicted:.1f}",
             "" if measured is None else f"{measured.measured_s:.1f}",
@@ -118,7 +122,7 @@ def _plain(value: Any) -> str:
 
 
 def _ranges(indexes: list[int]) -> str:
-    """``0-3, 8``."""
+    """Writes indexes as ranges, such as ``0-3, 8``."""
     parts: list[list[int]] = []
     for index in sorted(set(indexes)):
         if parts and index == parts[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Policies that measure nothing: ``colocated``, ``coresident`` and ``split``."""
+"""Provides the policies that measure nothing: ``colocated``, ``coresident`` and ``split``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from gcore_placement.config import SplitConfig
 
 
 class _Together:
-    """All generators on all cells."""
+    """Places all generators on all cells. Raises PlacementError where they cannot all be there.
+
+    mode: how the generators share a cell.
+    reason: what decisions give as their reason.
+    """
 
     mode: Mode
     reason: str
@@ -50,6 +54,8 @@ class Coresident(_Together):
 
 
 class FixedSplit(Rescue):
+    """Gives the judges a fixed number or share of the cells, whatever is measured."""
+
     def __init__(self, config: SplitConfig) -> None:
         self._config = config
 

@@ -1,4 +1,4 @@
-"""The latest step as a workload, replayed on the queueing model."""
+"""Replays the latest step as a workload on the queueing model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from gcore_placement.config import ReplayConfig
 
 
 class Replayed:
-    """Groups of the latest step. Its refills are issued at once: when they came was that step's
-    luck.
+    """Plays the groups of the latest step under other splits.
+
+    All groups are issued at once, refills of the step too: when those came was that step's luck.
+
+    weights: judge role -> seconds that its requests take one after the other.
+    seen: what the replay is based on, for the run's journal.
     """
 
     def __init__(self, window: Window, pool: Pool, config: ReplayConfig) -> None:
@@ -26,16 +30,19 @@ class Replayed:
         policy, judged = lengths(
             window.requests[pool.policy], [window.requests[judge] for judge in present]
         )
-        self._pool, self._switch_s = pool, window.switch_s or 0.0
+        self._pool = pool
+        self._switch_s = window.switch_s or 0.0
         self._groups = as_groups(policy, judged)
         self._random = np.random.default_rng([config.seed, window.step])
-        self._draws, self._largest = config.draws, config.largest
+        self._draws = config.draws
+        self._largest = config.largest
         told = [window.profiles.get(role, Profile()) for role in (pool.policy, *present)]
         work = [
             float(p.seconds(r.prompt, r.actions).sum())
             for p, r in zip(told, (policy, *judged), strict=True)
         ]
         self.weights = dict(zip(present, work[1:], strict=True))
+        # The model has one judge: it gets the profile of the one that has the most work.
         self._profiles = told[0], told[1 + int(np.argmax(work[1:]))]
         self.seen: dict[str, Any] = {
             "policy_requests": len(policy),
@@ -47,9 +54,11 @@ class Replayed:
         }
 
     def costs(self, splits: Sequence[Split], near: float) -> dict[Split, float]:
-        """Mean seconds by candidate. The first draw decides which are worth the others: those
-        within ``near`` times the least; what it cost the rest is scaled by what the others made of
-        those near.
+        """Returns the mean seconds of each candidate over several draws of groups.
+
+        Only candidates whose first draw takes at most ``near`` times the least are played on the
+        other draws. For the rest the first draw's seconds are scaled by the factor by which the
+        other draws changed the sum of the near ones.
         """
         cells = min(len(self._pool.cells), self._largest)
         count = max(round(len(self._groups) * cells / len(self._pool.cells)), 1)
@@ -64,8 +73,10 @@ class Replayed:
         return {split: mean.get(split, cost * ratio) for split, cost in first.items()}
 
     def exact(self, split: Split) -> float:
-        """Seconds of the groups as they were; of a part of them where the cluster is larger than
-        what is replayed.
+        """Returns the seconds of the groups as they were, without drawing.
+
+        Where the cluster is larger than what is replayed, a part of the groups is played on a part
+        of the cells.
         """
         cells = min(len(self._pool.cells), self._largest)
         count = max(round(len(self._groups) * cells / len(self._pool.cells)), 1)
@@ -74,6 +85,7 @@ class Replayed:
     def _play(self, split: Split, which: np.ndarray, cells: int) -> float:
         pool, groups = self._pool, self._groups.take(which)
         per = [pool.per_cell[pool.policy], pool.per_cell[pool.judges[0]]]
+        # The same share of the replayed cells judges; both roles keep at least one cell.
         judge = min(max(round(split.judge * cells / len(pool.cells)), 1), cells - 1)
         profiles = self._profiles
         if split.mode == "split":
@@ -82,22 +94,31 @@ class Replayed:
             engines = Engines("colocated", cells * per[0], cells * per[1])
         else:
             engines, profiles = Engines("coresident", cells, 0), coresident(self._profiles, per)
+        # All groups are taken as kept and as needed, so that none is issued beyond those drawn.
         everything = replace(groups, kept=np.ones(len(groups), bool))
         known = KeepRate(rates=(1.0,) * 4, known=True)
         return play(everything, engines, profiles, len(groups), known, self._switch_s).seconds
 
 
 def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
-    """Groups in the order of their ordinals. What several judges write of a record counts as one
-    verdict; samples that a group lacks have no actions.
+    """Turns requests into tables of float64[groups, largest group], in the order of ordinals.
+
+    What several judges write of a record counts as one verdict. Samples that a group lacks have no
+    actions.
+
+    policy: the requests of the latest step.
+    judges: for each judge its requests, whose ``parent`` is an index into those of the policy.
     """
     ordinals, place = np.unique(policy.group, return_inverse=True)
     first = np.argsort(place, kind="stable")
     counts = np.bincount(place)
+    # Each request's number within its group: its position among the requests sorted by group, less
+    # the position at which its group begins.
     sample = np.empty(len(policy), np.int64)
     sample[first] = np.arange(len(policy)) - np.repeat(np.cumsum(counts) - counts, counts)
     shape = len(ordinals), int(counts.max())
-    written, read = np.zeros(len(policy)), np.zeros(len(policy))
+    written = np.zeros(len(policy))
+    read = np.zeros(len(policy))
     for requests in judges:
         np.add.at(written, requests.parent, requests.actions)
         np.add.at(read, requests.parent, requests.prompt)
@@ -119,10 +140,13 @@ def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
 
 
 def lengths(policy: Requests, judges: Sequence[Requests]) -> tuple[Requests, list[Requests]]:
-    """The requests of the latest step alone; judges' ``parent`` then counts in the policy's that
-    are left.
+    """Returns the requests of the latest step alone, those of the policy and those of each judge.
+
+    ``parent`` of the judges' requests becomes an index into the policy's that are left. Requests
+    without a parent are left out.
     """
     latest = policy.step == policy.step.max()
+    # A kept request's new index is the number of kept requests before it.
     index = np.cumsum(latest) - 1
     found = []
     for requests in judges:

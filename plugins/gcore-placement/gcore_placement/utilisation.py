@@ -1,5 +1,7 @@
-"""``placement/utilisation``: one cell at a time from the role that is used less (arXiv 2507.22789),
-for comparison.
+"""Provides ``placement/utilisation``, which moves cells away from the role that is used less.
+
+It moves the configured number of cells after a step, one by default (arXiv 2507.22789), and is
+there for comparison.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from gcore_placement.config import UtilisationConfig
 
 
 class Utilisation(Rescue):
+    """Moves cells to the role that was used more in the latest step, if the difference is large."""
+
     def __init__(self, config: UtilisationConfig) -> None:
         self._config = config
 
@@ -28,6 +32,7 @@ class Utilisation(Rescue):
             )
         used = window.busy if config.signal == "busy" else window.filled
         policy = used.get(pool.policy, 0.0)
+        # Judges that were not measured are left out of the mean.
         judges = [used[judge] for judge in pool.judges if judge in used]
         judge = sum(judges) / len(judges) if judges else 0.0
         move = (
