@@ -1,4 +1,4 @@
-"""``core/in-order``: records to ranks in the order they come, as many to each as to the others."""
+"""``core/in-order`` gives records to ranks in the order they come, equally many to each rank."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from gcore_core.contract.algorithms import Work
 
 
 class InOrder:
+    """Splits records by number alone, whatever they cost."""
+
     def __init__(self, config: None = None) -> None:
         pass
 
     def costs(self, work: Work) -> np.ndarray:
-        """A record's length. It is told, and not looked at by ``split``."""
+        """Returns the length of each record. ``split`` does not use it."""
         return np.asarray(work.lengths + work.extra)
 
     def split(self, work: Work, bins: int) -> list[list[int]]:
-        """Contiguous runs whose lengths differ by at most one."""
+        """Returns contiguous runs of indexes, whose sizes differ by at most one."""
         return [part.tolist() for part in np.array_split(np.arange(len(work)), bins)]

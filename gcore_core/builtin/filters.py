@@ -1,5 +1,6 @@
-"""Which groups teach: filters of dynamic sampling. A factory takes the config, which these do not
-have.
+"""Filters for dynamic sampling decide which groups teach.
+
+These filters have no settings, so their config is None.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ class KeepAll:
 
 
 class Varied:
-    """A group teaches when its rewards are not all equal: otherwise every advantage is zero (DAPO,
-    section 3.2).
+    """A group teaches when its rewards are not all equal.
+
+    When they are equal, every advantage is zero (DAPO, section 3.2).
     """
 
     def __init__(self, config: None = None) -> None:

@@ -1,5 +1,6 @@
-"""The reward that the core brings: a user's function. A failed reward is a status, never a
-number.
+"""Scores records by a function of the user.
+
+A reward that fails is a status of its record, never a number.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, f
 
 
 class FunctionScorer:
-    """A function in a Python file. Async functions of one record run concurrently, on an event loop
-    of their own.
+    """A reward that is a function in a Python file.
+
+    An async function of one record is called for all records concurrently, on an event loop of its
+    own.
     """
 
     def __init__(self, config: FunctionRewardConfig, context: WorkerContext) -> None:
@@ -35,8 +38,9 @@ class FunctionScorer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        """One score per record. Where the function raises, its record (all, in the batch form) is
-        failed.
+        """Returns one score for each record.
+
+        When the function raises, its record gets a failure. In the batch form, all records do.
         """
         if self._batch:
             return self._score_batch(list(records))
@@ -60,8 +64,7 @@ class FunctionScorer:
         async def value(record: ScoredRecord) -> Any:
             return await self._function(record)
 
-        # return_exceptions also keeps a CancelledError that the function lets out from cancelling
-        # the others
+        # With return_exceptions, a CancelledError from one call does not cancel the others either.
         results = await asyncio.gather(*map(value, records), return_exceptions=True)
         return [
             self._failed(r) if isinstance(r, BaseException) else self._checked(r) for r in results
@@ -85,8 +88,9 @@ class FunctionScorer:
         return [self._checked(value) for value in values]
 
     def _checked(self, value: Any) -> Score:
+        """Returns the value as a score, or a failure when it is no finite number."""
         if inspect.iscoroutine(value):
-            value.close()
+            value.close()  # else Python warns that it was never awaited
         if not isinstance(value, numbers.Real | np.bool_):
             return failure(f"{self._name} returned {type(value).__name__}, not a number")
         try:
@@ -100,14 +104,17 @@ class FunctionScorer:
         )
 
     def _failed(self, error: BaseException) -> Score:
+        """Returns a failure that names the error and the line in the user's file."""
         line = line_in(self._file, error)
         place = f" ({self._file.name}:{line})" if line else ""
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return failure(message[:REASON_CHARACTERS] + place)
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs on a thread of its own: the caller may itself be inside an event loop, and clients
-        outlive a call.
+        """Waits for async work, which runs on an event loop in a thread of its own.
+
+        The caller may itself be inside an event loop. The loop stays between calls, so that clients
+        that the function opens can be used again.
         """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""The plugin named ``core``: what the core itself offers, through the same hooks as anybody's."""
+"""The plugin named ``core`` offers what the core brings, through the same hooks as any plugin."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Rows of prompts from JSON-lines files, read one at a time, and what other datasets of rows in
-files share with them.
+"""Reads rows of prompts from a JSON-lines file, one at a time.
 
-No dataset is ever held in memory.
+The file is never held in memory.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class JsonLines:
-    """A file with one JSON object a line; blank lines do not count.
+    """A dataset in a file with one JSON object a line. Blank lines do not count as rows.
 
-    The first use validates every line and writes where each begins into an index file (int64,
-    little endian; the last entry is the end of the last line), which later uses of the unchanged
-    file find again. A row costs three reads.
+    The first use validates every line and writes an index file. It holds the offset at which each
+    row begins (int64, little endian); the last entry is the end of the last row. Later uses of the
+    unchanged file use the same index. To read a row takes three reads: two offsets and the line.
     """
 
     def __init__(self, config: JsonLinesConfig) -> None:
@@ -79,7 +78,10 @@ class JsonLines:
 
 
 def _require_images(prompt: Prompt, where: str) -> None:
-    """Whoever opens them says whether they are images; this is early."""
+    """Raises DataError when an image of the prompt does not exist.
+
+    Whether a file really is an image is checked only when it is opened. This check comes early.
+    """
     for path in prompt.images:
         if not os.path.isfile(path):
             raise DataError(
@@ -100,7 +102,11 @@ def _opened(path: Path) -> FileIO:
 
 
 def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
-    """Where the index is: named by the file, its size and time, and by all that was validated."""
+    """Returns the path of the index.
+
+    Its name is a hash of the file's path, size and time, and of the settings that rows are
+    validated by.
+    """
     stat = os.fstat(file.fileno())
     key = (os.path.realpath(config.path), stat.st_size, stat.st_mtime_ns)
     checked = (config.prompt, config.messages, config.images, config.limit)
@@ -112,8 +118,9 @@ def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
 
 
 def _build_index(file: FileIO, config: JsonLinesConfig, index: Path) -> None:
-    """Writes beside and renames, so several processes may do it at once: each makes the same
-    file.
+    """Writes the index to a temporary file beside it and renames that.
+
+    So several processes may do it at once: each of them makes the same file.
     """
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
@@ -137,8 +144,12 @@ def _build_index(file: FileIO, config: JsonLinesConfig, index: Path) -> None:
 
 
 def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:
-    """Offset of every line that holds a row, then the end of the last one; validates each."""
-    position, row = 0, 0
+    """Yields the offset of every line that holds a row, then the end of the last line.
+
+    Each row is validated before its offset is yielded. At most ``config.limit`` rows are read.
+    """
+    position = 0
+    row = 0
     with open(os.dup(file.fileno()), "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if row == config.limit:

@@ -1,4 +1,4 @@
-"""``core/even``: every role takes its slots from all devices in turn, and keeps them."""
+"""``core/even`` gives every role its slots from all devices in turn, and never moves them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from gcore_core.contract.placement import Decision, Partition, Window, place_eve
 
 
 class Even:
-    """Roles share devices: in preparation and training every device serves the trainer anyway."""
+    """A placement that never changes, in which roles share devices.
+
+    They can share, because in preparation and training every device serves the trainer anyway.
+    """
 
     def __init__(self, config: None = None) -> None:
         pass

@@ -1,9 +1,9 @@
-"""What a run shows on the terminal: phases before step 1, one line a step, a bar with the time
-left, closing lines.
+"""Shows the progress of a run on the terminal.
 
-``open_display`` gives a live display (rich) when the stream is a terminal and plain lines
-otherwise, in which case rich is not imported. Every step line carries the same parts; a metric that
-a run does not have is left out.
+It shows phases before step 1, then one line for each step and a bar with the time left, and closing
+lines at the end. ``open_display`` returns a live display (rich) when the stream is a terminal.
+Otherwise it returns plain lines, and rich is not imported. Every step line has the same parts,
+except that a metric that a run does not have is left out.
 """
 
 from __future__ import annotations
@@ -34,46 +34,51 @@ _NUMBERS = (  # metric, label, format
 
 
 class Display(Protocol):
-    """What the supervisor calls. Nothing here raises when the stream is gone: a closed pipe ends no
-    run.
+    """The interface that the supervisor calls.
+
+    No method raises when the stream is gone: a closed pipe does not end a run.
     """
 
     def phase(self, text: str, share: float | None = None) -> None:
-        """Something before the first step: "making the model", ``share`` of it (0 to 1) done if
-        that is known.
+        """Shows what is done before the first step, such as "making the model".
+
+        share: how much of it is done, 0 to 1; None when that is not known.
         """
 
     def step(self, report: StepReport) -> None:
-        """One finished step; step 0 is the evaluation before the first."""
+        """Shows one finished step. Step 0 is the evaluation before the first step."""
 
     def note(self, text: str) -> None:
-        """A line among the others: an alarm, a warning."""
+        """Shows a line of text among the steps, such as a warning."""
 
     def finish(self, lines: Iterable[str] = ()) -> None:
-        """The last call: where things are. The terminal is as it was before. Calling it twice is
-        harmless.
+        """Shows the closing lines and leaves the terminal as it was before the run.
+
+        It is the last call; calling it twice is harmless.
         """
 
 
 def open_display(
     steps: int, stream: TextIO, clock: Clock = time.monotonic, *, repeats: bool = True
 ) -> Display:
-    """A live display where ``stream`` is a terminal that can move its cursor, else plain lines.
+    """Returns a live display if ``stream`` is a terminal that can move its cursor, or plain lines.
 
-    repeats: step lines show the latest evaluation until the next. A run that evaluates only at its
-        start and its end would repeat the figure of its first weights.
+    repeats: whether step lines go on showing the latest evaluation until the next one. A run that
+        evaluates only at its start and its end would repeat the figure of its first weights.
     """
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         return LiveDisplay(steps, stream, clock, repeats=repeats)
     return PlainDisplay(steps, stream, clock, repeats=repeats)
 
 
-# -- what a line says ------------------------------------------------------------------------------
+# -- the parts of a line ---------------------------------------------------------------------------
 
 
 def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) -> list[Part]:
-    """(label, value) of everything a step line shows; ``evaluation`` is the latest there was, if
-    earlier.
+    """Returns (label, value) of everything that a step line shows.
+
+    steps: number of steps of the whole run.
+    evaluation: the evaluation to show, which may be that of an earlier step.
     """
     metrics = report.metrics
     parts = [("step", f"{report.step:>{len(str(steps))}}/{steps}")]
@@ -95,15 +100,16 @@ def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) 
 
 
 def _held_out(evaluation: Mapping[str, float]) -> list[Part]:
-    """One number for the held-out prompts: the weighted reward if there is one, else the first;
-    greedy if possible.
+    """Returns one number for the held-out prompts, or nothing when there is none.
+
+    It is taken from greedy answers if there are any. Of their rewards it is the weighted reward if
+    there is one, else the first.
     """
     rewards = [key for key in evaluation if not key.endswith("/length")]
     if not rewards:
         return []
-    rewards.sort(
-        key=lambda key: (not key.startswith("greedy/"), not key.endswith("/reward"))
-    )  # stable: else as given
+    # False sorts before True, and the sort is stable: equal keys stay in the order given.
+    rewards.sort(key=lambda key: (not key.startswith("greedy/"), not key.endswith("/reward")))
     mode, _, name = rewards[0].partition("/")
     only = len({key.partition("/")[2] for key in rewards}) == 1 or name == "reward"
     label = " ".join(("held-out", *([] if only else [name]), *([] if mode == "greedy" else [mode])))
@@ -111,20 +117,22 @@ def _held_out(evaluation: Mapping[str, float]) -> list[Part]:
 
 
 def duration(seconds: float) -> str:
-    """``0:07``, ``12:40``, ``3:05:00``."""
+    """Formats seconds as ``0:07``, ``12:40`` or ``3:05:00``."""
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
 
 
 class _Pace:
-    """Seconds left, from the steps since the first report: that of step 0, or of the step a run was
-    resumed from.
+    """Estimates the seconds left from the mean time of the steps since the first report.
+
+    The first report is that of step 0, or of the first step after a run was resumed.
     """
 
     def __init__(self, steps: int, clock: Clock) -> None:
-        self._steps, self._clock = steps, clock
-        self._first: tuple[int, float] | None = None  # step, when
+        self._steps = steps
+        self._clock = clock
+        self._first: tuple[int, float] | None = None  # step of the first report, and its time
 
     def left_s(self, step: int) -> float | None:
         now_s = self._clock()
@@ -138,7 +146,7 @@ class _Pace:
 
 
 class PlainDisplay:
-    """One line for each thing said; for files, pipes and continuous integration."""
+    """Prints one plain line for each call; for files, pipes and continuous integration."""
 
     def __init__(
         self,
@@ -148,17 +156,17 @@ class PlainDisplay:
         *,
         repeats: bool = True,
     ) -> None:
-        self._steps, self._stream, self._pace = steps, stream, _Pace(steps, clock)
+        self._steps = steps
+        self._stream = stream
+        self._pace = _Pace(steps, clock)
         self._repeats = repeats
         self._evaluation: dict[str, float] = {}
         self._shown = ("", -1)
 
     def phase(self, text: str, share: float | None = None) -> None:
         quarter = -1 if share is None else int(share * 4)
-        if (
-            text,
-            quarter,
-        ) != self._shown:  # four lines for one piece of work, not one for each percent
+        # One line for each quarter of a piece of work, not one for each percent.
+        if (text, quarter) != self._shown:
             self._shown = (text, quarter)
             self.note(text if share is None else f"{text} {share:.0%}")
 
@@ -167,7 +175,7 @@ class PlainDisplay:
         self._evaluation = report.evaluation or earlier
         parts = step_parts(report, self._steps, self._evaluation)
         left_s = self._pace.left_s(report.step)
-        if len(parts) == 1:  # the state before the first step, not evaluated: nothing to tell
+        if len(parts) == 1:  # step 0 without an evaluation has nothing but its number to show
             return
         if left_s is not None:
             parts.append(("left", duration(left_s)))
@@ -176,10 +184,8 @@ class PlainDisplay:
     def note(self, text: str) -> None:
         try:
             print(text, file=self._stream, flush=True)
-        except (
-            OSError,
-            ValueError,
-        ):  # the reader of the pipe has left, the disk is full, the stream is closed
+        except (OSError, ValueError):
+            # The reader of the pipe has left, the disk is full, or the stream is closed.
             return
 
     def finish(self, lines: Iterable[str] = ()) -> None:
@@ -191,7 +197,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """Step lines scroll above one bar that stays at the bottom until ``finish``."""
+    """Prints step lines above one bar, which stays at the bottom until ``finish``."""
 
     def __init__(
         self,
@@ -204,7 +210,8 @@ class LiveDisplay:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._steps, self._pace = steps, _Pace(steps, clock)
+        self._steps = steps
+        self._pace = _Pace(steps, clock)
         self._repeats = repeats
         self._evaluation: dict[str, float] = {}
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
@@ -227,7 +234,8 @@ class LiveDisplay:
         parts = step_parts(report, self._steps, self._evaluation)
         if len(parts) > 1:
             self._print(_wrapped(parts, self._console.width))
-        left_s, share = self._pace.left_s(report.step), report.step / self._steps
+        left_s = self._pace.left_s(report.step)
+        share = report.step / self._steps
         tail = "" if left_s is None else f"{share:.0%}  {duration(left_s)} left"
         self._show_bar(f"step {report.step}/{self._steps}", share, tail)
 
@@ -245,8 +253,9 @@ class LiveDisplay:
             self._console.print(line, soft_wrap=True)
 
     def _show_bar(self, text: str, share: float | None, tail: str) -> None:
-        """Without a share the bar pulses. A new task each time: rich cannot take a task's total
-        away again.
+        """Replaces the bar; without a share, the new one pulses.
+
+        Each call makes a new task, because rich cannot take a task's total away again.
         """
         with suppress(OSError):
             for task in self._progress.task_ids:
@@ -258,8 +267,9 @@ class LiveDisplay:
 
 
 def _wrapped(parts: list[Part], width: int) -> Text:
-    """The parts on as few lines as ``width`` allows, broken only between parts, later lines
-    indented.
+    """Puts the parts on as few lines as ``width`` allows.
+
+    Lines break only between parts, and all but the first are indented.
     """
     from rich.text import Text
 

@@ -1,10 +1,10 @@
-"""Makes a role's model before the run: a function of the user, in a process of its own, once for
-the same content.
+"""Makes a role's model before the run, by calling a function of the user in a child process.
 
 The function is ``f(directory: Path, config: dict, progress: Callable[[float, str], None]) -> None``
-and saves a model into ``directory``. Wire format with the child (``python -m
-gcore_core.run.make_model``): the specification as one JSON object on stdin, progress as JSON lines
-on stdout; everything the function prints goes to the log.
+and saves a model into ``directory``. The result is cached, so that the same specification is made
+only once. The child is ``python -m gcore_core.run.make_model``. It reads the specification as one
+JSON object from stdin and writes its progress as JSON lines to stdout. Everything that the function
+prints goes to the log.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ _SHOWN_LINES = 3
 
 
 class _Spec(msgspec.Struct, frozen=True):
+    """What the child gets on stdin.
+
+    path: the user's Python file.
+    name: the function in it.
+    config: passed to the function.
+    directory: where the function saves the model.
+    """
+
     path: str
     name: str
     config: dict[str, Any]
@@ -42,18 +50,21 @@ class _Spec(msgspec.Struct, frozen=True):
 
 
 class _Progress(msgspec.Struct, frozen=True):
+    """One line of progress from the child. share: how much of the work is done, 0 to 1."""
+
     share: float
     message: str
 
 
 def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> Path:
-    """Directory of the model that ``make`` ({path, name, config}) describes; made now unless the
-    cache has it.
+    """Returns the directory of a model, which is made now unless the cache has it.
 
-    progress: called with the share of the work that is done, 0 to 1, and a line for the reader. The
-    model is cached by the file's bytes, the name, the config and the versions of torch and
+    The model is cached by the file's bytes, the name, the config and the versions of torch and
     transformers. Processes that want the same model wait for the first. Raises ConfigError for a
     wrong ``make`` and DataError when the function fails.
+
+    make: the specification {path, name, config}.
+    progress: called with the share of the work that is done, 0 to 1, and a line for the reader.
     """
     file, name, config = check_make(make)
     key = _key(file, name, config)
@@ -64,7 +75,7 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
     with _locked(cache_dir / f"{key}.lock", progress) as lock:
         if not (made / _COMPLETE).is_file():
             partial = cache_dir / f"{key}.partial"
-            shutil.rmtree(partial, ignore_errors=True)  # of a maker that was killed
+            shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
             partial.mkdir()
             try:
                 spec = _Spec(path=str(file), name=name, config=config, directory=str(partial))
@@ -77,7 +88,7 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
 
 
 def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
-    """(file, name, config) of a specification. Raises ConfigError for one that cannot be made."""
+    """Returns (file, name, config) of a specification. Raises ConfigError when it is wrong."""
     unknown = sorted(set(make) - {"path", "name", "config"})
     if unknown or not (isinstance(make.get("path"), str) and isinstance(make.get("name"), str)):
         raise ConfigError(
@@ -85,7 +96,8 @@ def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
             where="model.make",
             todo="example: model: {make: {path: my_model.py, name: teach, config: {seed: 0}}}",
         )
-    file, config = Path(make["path"]).absolute(), make.get("config") or {}
+    file = Path(make["path"]).absolute()
+    config = make.get("config") or {}
     if not file.is_file():
         raise ConfigError("no such file", where=f"model.make.path: {file}")
     if not isinstance(config, Mapping):
@@ -96,7 +108,7 @@ def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
 
 
 def _key(file: Path, name: str, config: dict[str, Any]) -> str:
-    """<stem of the file>-<hash of all that the model depends on>."""
+    """Returns <stem of the file>-<hash of all that the model depends on>."""
     parts = (
         file.read_bytes().hex(),
         name,
@@ -108,6 +120,7 @@ def _key(file: Path, name: str, config: dict[str, Any]) -> str:
 
 
 def _version(library: str) -> str | None:
+    """Returns the installed version of a library, or None."""
     try:
         return version(library)
     except PackageNotFoundError:
@@ -116,7 +129,7 @@ def _version(library: str) -> str | None:
 
 @contextmanager
 def _locked(file: Path, progress: Progress) -> Iterator[int]:
-    """Holds the lock; the system frees it when its last holder ends, however it ends."""
+    """Holds the lock on a file. The system frees it when its last holder ends, however it ends."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -130,10 +143,11 @@ def _locked(file: Path, progress: Progress) -> Iterator[int]:
 
 
 def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
-    """Runs the function in a process group of its own, which ends with this call, whatever ends it.
+    """Runs the function in a child process, which is killed if this call ends early.
 
-    The child inherits the lock: should this process be killed, no other maker starts before the
-        child has ended, too.
+    The child has a process group of its own, so that processes that it starts are killed with it.
+    It inherits the lock: if this process is killed, nobody else makes the model before the child
+    has ended too.
     """
     with log.open("wb") as errors:
         child = subprocess.Popen(
@@ -162,6 +176,7 @@ def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
 
 
 def _talk(child: subprocess.Popen[bytes], spec: _Spec, progress: Progress) -> None:
+    """Sends the specification to the child and passes its progress on until it closes stdout."""
     if child.stdin is None or child.stdout is None:
         raise RuntimeError("the child has no pipes")
     try:
@@ -190,17 +205,19 @@ def _failure(spec: _Spec, log: Path, what: str) -> DataError:
 
 
 def main() -> NoReturn:
-    """The child."""
+    """Runs in the child: calls the user's function and reports its progress."""
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=_Spec)
+    # Progress goes to a copy of stdout. Then stdout becomes stderr, which is the log, so that what
+    # the function prints does not look like progress.
     reports = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what the function prints must not look like progress
+    os.dup2(2, 1)
 
     def progress(share: float, message: str) -> None:
         reports.write(msgspec.json.encode(_Progress(share=share, message=message)) + b"\n")
 
     try:
         function = load_function(Path(spec.path), spec.name)
-    except GcoreError as error:  # the message alone; a traceback of ours would not help
+    except GcoreError as error:  # the message is enough; a traceback of our code would not help
         sys.exit(str(error))
     function(Path(spec.directory), spec.config, progress)
     sys.exit(0)

@@ -1,5 +1,6 @@
-"""``summary.md``: what a run was, what it changed, and where its files are; and the table printed
-at its end.
+"""Writes ``summary.md``, and makes the table that is printed at the end of a run.
+
+The summary says what ran, what it changed, and where the run's files are.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from gcore_core.contract.run_files import stage_seconds
 from gcore_core.run import directory as d
 from gcore_core.run.display import duration
 
-Rows = Sequence[Mapping[str, Any]]  # as read_metrics returns them
+Rows = Sequence[Mapping[str, Any]]  # rows of metrics as ``read_metrics`` returns them
 
-ANSWERS = 3
-ANSWER_LIMIT = 800  # characters of one answer that are shown
+ANSWERS = 3  # how many prompts are shown with their answers
+ANSWER_LIMIT = 800  # how many characters of one prompt or answer are shown
 
 _FILES = (
     (run_files.CONFIG, "the resolved configuration"),
@@ -36,7 +37,9 @@ _FILES = (
 def write(run: RunFacts, wall_s: float, cpu_s: float) -> Path:
     """Writes ``summary.md`` from the files in the run's directory and returns its path.
 
-    wall_s, cpu_s: seconds of this process tree since the run was started (or resumed).
+    wall_s: seconds since the run was started or resumed.
+    cpu_s: CPU seconds that all its processes have used since then.
+
     Raises ConfigError when it cannot be written.
     """
     run_dir = Path(run.directory)
@@ -61,10 +64,7 @@ def write(run: RunFacts, wall_s: float, cpu_s: float) -> Path:
 
 
 def table(metrics: Rows) -> str:
-    """The before-and-after table in aligned plain text; empty when nothing was evaluated.
-
-    metrics: as ``read_metrics`` returns them.
-    """
+    """Returns the before-and-after table as aligned plain text; "" when nothing was evaluated."""
     rows = _before_and_after(metrics)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -78,6 +78,7 @@ def table(metrics: Rows) -> str:
 
 
 def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
+    """Returns the list at the top: steps, times and plugins."""
     done = metrics[-1]["step"] if metrics else 0
     steps = f"{done} steps" if done >= run.steps else f"ended at step {done} of {run.steps}"
     if run.resumed_from:
@@ -93,19 +94,23 @@ def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
 
 
 def _before_and_after(metrics: Rows) -> list[list[str]]:
-    """Header and rows of cells: every evaluated reward, greedy and sampled, then the length; no
-    rows: no evaluation.
+    """Returns a header and rows of cells that compare the first and the last evaluation.
+
+    There is one row for each evaluated reward and mode (greedy or sampled), and the lengths come
+    last. The list is empty when nothing was evaluated.
     """
     evaluated = [row for row in metrics if row["evaluation"]]
     if not evaluated:
         return []
-    first, last = evaluated[0], evaluated[-1]
+    first = evaluated[0]
+    last = evaluated[-1]
     only = first is last
     after_title = "after" if only else f"after (step {last['step']})"
     rows = [["", f"before (step {first['step']})", after_title, "change"]]
     keys = list(dict.fromkeys([*first["evaluation"], *last["evaluation"]]))
     names = list(dict.fromkeys(key.partition("/")[2] for key in keys))
-    names.sort(key="length".__eq__)  # stable: as evaluated, the length last
+    # False sorts before True, and the sort is stable: the length comes last, all else stays.
+    names.sort(key="length".__eq__)
     for key in sorted(keys, key=lambda key: names.index(key.partition("/")[2])):
         mode, _, name = key.partition("/")
         after = None if only else last["evaluation"].get(key)
@@ -118,6 +123,7 @@ def _before_and_after(metrics: Rows) -> list[list[str]]:
 
 
 def _change(label: str, before: float | None, after: float | None) -> list[str]:
+    """Returns the cells of one row: label, before, after, change. An unknown value is "-"."""
     digits = 1 if label.startswith("length, ") else 3
     cells = ["-" if value is None else f"{value:.{digits}f}" for value in (before, after)]
     change = "" if before is None or after is None else f"{after - before:+.{digits}f}"
@@ -125,8 +131,9 @@ def _change(label: str, before: float | None, after: float | None) -> list[str]:
 
 
 def _stage_times(metrics: Rows) -> list[list[str]]:
-    """Header and rows of cells: seconds of each stage in all, a step, and as a share of the
-    steps.
+    """Returns a header and rows of cells with the time of each stage.
+
+    The columns are the seconds in all, the seconds a step, and the share of the steps' time.
     """
     steps = [row["metrics"] for row in metrics if "seconds/step" in row["metrics"]]
     if not steps:
@@ -148,8 +155,9 @@ def _stage_times(metrics: Rows) -> list[list[str]]:
 
 
 def _answers(run_dir: Path, metrics: Rows) -> str:
-    """The first prompts of the evaluation, never chosen by how well they went, with their first and
-    last answers.
+    """Returns the first prompts of the evaluation with their first and last answers.
+
+    They are the first ones in the file, and are never chosen by how well they went.
     """
     steps = [
         row["step"] for row in metrics if run_files.samples_path(run_dir, row["step"]).exists()
@@ -159,9 +167,8 @@ def _answers(run_dir: Path, metrics: Rows) -> str:
     before, after = (
         _by_prompt(run_files.read_samples(run_dir, step)) for step in (steps[0], steps[-1])
     )
-    shown = [key for key in before if key in after and before[key]["text"]][
-        :ANSWERS
-    ]  # a picture has none
+    # An answer that is a picture has no text and is left out.
+    shown = [key for key in before if key in after and before[key]["text"]][:ANSWERS]
     parts = []
     for key in shown:
         parts.append(f"**Prompt** ({before[key].get('mode', '')})\n\n{_fenced(key[1])}")
@@ -176,7 +183,7 @@ def _answers(run_dir: Path, metrics: Rows) -> str:
 
 
 def _by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """(mode, prompt) -> its first answer, greedy answers first."""
+    """Returns (mode, prompt) -> row of its first answer; greedy answers come first."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row.get("mode") != "greedy"):
         prompt = (
@@ -189,13 +196,14 @@ def _by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
 
 
 def _pictures(run_dir: Path) -> list[Path]:
-    """What observers have drawn, the curves last."""
+    """Returns the pictures that observers have drawn, the curves last."""
     return sorted(
         run_dir.glob("*.png"), key=lambda file: (file.name == run_files.CURVES, file.name)
     )
 
 
 def _files(run_dir: Path) -> str:
+    """Returns a list of the run's files that exist, with their meanings."""
     listed = [f"- `{name}`: {meaning}" for name, meaning in _FILES if (run_dir / name).exists()]
     return "\n".join([f"In `{run_dir}`:\n", *listed]) + "\n"
 
@@ -204,10 +212,12 @@ def _files(run_dir: Path) -> str:
 
 
 def _section(title: str, body: str) -> str:
+    """Returns a section with a title; "" when its body is empty."""
     return f"## {title}\n\n{body}" if body else ""
 
 
 def _markdown(rows: list[list[str]]) -> str:
+    """Returns a Markdown table whose first row is the header; "" when there are no rows."""
     if not rows:
         return ""
     ruler = ["---", *["---:"] * (len(rows[0]) - 1)]
@@ -215,8 +225,9 @@ def _markdown(rows: list[list[str]]) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A code block that nothing in ``text`` can end: answers are a model's, and may hold
-    Markdown.
+    """Returns a code block that nothing in ``text`` can end, since answers may hold Markdown.
+
+    Its fence is longer than any run of backticks in the text.
     """
     if len(text) > ANSWER_LIMIT:
         text = text[:ANSWER_LIMIT] + " [...]"
