@@ -1,19 +1,22 @@
-"""How many groups dynamic sampling issues: a posterior over the keep rate, updated as groups
-finish. Pure.
+"""Computes how many groups dynamic sampling issues, from a belief about the keep rate. Pure.
 
-Groups that finish early are short, and short ones are kept at a rate of their own. So the prior is
-not one rate but one for each quarter of a step's groups in the order in which they finish, as the
-steps before had it, and a group that has finished is compared with its own quarter. What that says
-of the rate as a whole makes a Beta posterior.
+The belief is a posterior that is updated as groups finish. Groups that finish early are short, and
+short ones are kept at a rate of their own. So the prior has not one rate but four: one for each
+quarter of a step's groups in the order in which they finish, as it was in the steps before. A group
+that has finished is compared with its own quarter. What that says of the rate over all quarters
+makes a Beta posterior.
 
-Enough are issued that the groups still missing come with a margin of standard deviations:
-``margin`` of the chance that each group has, ``doubt`` of the rate itself, which early groups will
-tell in time.
+So many groups are issued that the missing ones come with a margin, in standard deviations. There
+are two kinds of deviation: those of chance (``margin``), since each group is kept or not, and those
+of the rate itself (``doubt``), which is only estimated and is known better as groups finish.
 
-A refill costs the less the earlier it is. At first one is made as soon as ``eager`` standard
-deviations of chance are not covered. Later it is made only when the step is more and more likely to
-fall short, since it would wait for whole new answers either way. The doubt of the rate speaks
-against a refill, then for a large one: what the first few groups say is soon known better.
+A refill costs the less the earlier it is made. At the beginning of a step one is made as soon as
+``eager`` standard deviations of chance are not covered. Later one is made only when the step is
+more and more likely to fall short, since it would wait for whole new answers either way.
+
+``doubt`` counts both ways. Whether to refill is tested with the rate that much better than
+estimated: soon it is known better. How much to refill is then computed with the rate that much
+worse.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ QUARTERS = 4
 
 
 def groups_missing(needed: int, kept: int, finished: int, in_flight: int, rule: np.ndarray) -> int:
-    """How many groups to issue now, see ``KeepRate.missing``. Plain arithmetic, like ``covers``, so
-    that a compiler may take both as they are.
+    """How many groups to issue now, see ``KeepRate.missing``.
+
+    It is plain arithmetic, like ``covers``, so that a compiler may take both as they are.
 
     rule: float64[4 + quarters]: weight of the prior in groups, margin, doubt, eager, keep rate of
         each quarter.
@@ -72,9 +76,10 @@ def covers(
     chances: float,
     doubts: float,
 ) -> bool:
-    """Whether ``flight`` groups in flight are enough for the ``lacking`` ones, when ``kept`` of the
-    ``finished`` ones were kept.
+    """Whether ``flight`` groups in flight are enough to get the ``lacking`` ones.
 
+    kept: groups of the ``finished`` ones that were kept.
+    rule: as of ``groups_missing``.
     chances: standard deviations of chance that must be covered: each group is kept or not.
     doubts: standard deviations of the keep rate itself, which is only estimated.
     """
@@ -85,40 +90,44 @@ def covers(
     quarters = len(rates)
     mean = float(np.sum(rates)) / quarters
 
-    # The finished ones were the first: so many quarters of the step (1.5, say), and so many would
-    # have been kept of one group a quarter by the prior.
+    # The finished groups were the step's first: they make ``done`` of its quarters (1.5, say).
+    # ``early`` is the sum of the prior's rates over these: of quarter 0 and half of quarter 1.
     done = quarters * finished / max(finished + flight, 1)
     early = 0.0
     for i in range(quarters):
         early += rates[i] * min(max(done - i, 0.0), 1.0)
 
-    # How many of the finished ones had been kept, had they been like the average of all quarters.
+    # How many of the finished groups would have been kept, had they been like the average of all
+    # quarters; never more than have finished.
     seen = min(kept * mean * done / early, float(finished)) if early > 0 else 0.0
     # The posterior of the rate over all quarters: a Beta distribution's mean and variance. Rates
     # are at least 0.01, so that a filter that has kept nothing yet does not make everything issue.
     rate = min(max((weight * mean + seen) / (weight + finished), 0.01), 1.0)
     variance = rate * (1 - rate) / (weight + finished + 1)
-    # The rate of those in flight, which are of the quarters that are left.
+    # The rate of the groups in flight, which make the other quarters: the posterior's rate times
+    # the prior's mean over these quarters, as a share of its mean over all.
     late = min(
         max(rate * (quarters * mean - early) / max((quarters - done) * mean, 1e-9), 0.01), 1.0
     )
 
+    # How many of the flight are kept, less ``chances`` deviations of chance; then also less
+    # ``doubts`` deviations of the rate, scaled from the rate of all quarters to the flight's.
     by_chance = flight * late - chances * math.sqrt(flight * late * (1 - late))
     return bool(by_chance - doubts * flight * late / rate * math.sqrt(variance) >= lacking)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeepRate:
-    """What is believed of the keep rate before a step.
+    """The belief about the keep rate before a step.
 
-    rates: of each quarter of the groups in the order they finish.
-    change2: mean square of how far the rate moved from one step to the next, which says how many
+    rates: keep rate of each quarter of the groups, in the order in which they finish.
+    change2: mean square of how far the rate moved from one step to the next. It says how many
         groups the prior is worth.
     margin: standard deviations of chance that an issue covers.
     doubt: standard deviations of the rate itself that an issue covers.
-    eager: standard deviations of chance that must not be covered for a refill to be made at a
-        step's beginning.
-    known: no doubt about the rate; what other rules are compared with.
+    eager: a refill is made at a step's beginning when this many standard deviations of chance are
+        not covered; below 0 it counts on luck.
+    known: whether the rate is taken as certain; other rules are compared with that.
     """
 
     rates: tuple[float, ...] = (0.5,) * QUARTERS
@@ -130,36 +139,45 @@ class KeepRate:
 
     @property
     def mean(self) -> float:
+        """The keep rate over all quarters."""
         return float(np.mean(self.rates))
 
     @property
     def weight(self) -> float:
-        """Groups that the prior is worth."""
+        """How many groups the prior is worth."""
         if self.known:
             return 1e9
         return float(np.clip(self.mean * (1 - self.mean) / max(self.change2, 1e-6), 8.0, 1000.0))
 
     def rule(self) -> np.ndarray:
+        """The belief as ``groups_missing`` takes it."""
         return np.array([self.weight, self.margin, self.doubt, self.eager, *self.rates])
 
     def missing(self, *, needed: int, kept: int, finished: int, in_flight: int) -> int:
-        """How many groups to issue now: ``needed`` must be kept, ``kept`` of the ``finished`` ones
-        are, and ``in_flight`` are issued and not finished.
+        """How many groups to issue now.
+
+        needed: groups that must be kept.
+        kept: groups that are, of the ``finished`` ones.
+        in_flight: groups that are issued and have not finished.
         """
         return groups_missing(needed, kept, finished, in_flight, self.rule())
 
     def after(self, kept: Sequence[int], finished: Sequence[int]) -> KeepRate:
-        """The belief before the next step. kept, finished: groups of each quarter in the order they
-        finished, summed over shards.
+        """The belief before the next step.
+
+        kept, finished: groups in each quarter, in the order in which they finished, summed over
+            shards.
         """
         groups = np.asarray(finished, float)
         if not groups.sum():
             return self
-        # A quarter has few groups: how it differs from the whole is learned from many steps.
+        # A quarter has few groups, so how it differs from the whole is learned slowly, from many
+        # steps: by 8 groups at the whole's rate, and by a weight of 0.2.
         whole = float(np.clip(np.sum(kept) / groups.sum(), 0.01, 1.0))
         told = (np.asarray(kept) + 8 * whole) / (groups + 8) / whole
         shape = 0.8 * np.asarray(self.rates) / self.mean + 0.2 * told
         rates = np.clip(whole * shape / shape.mean(), 0.01, 1.0)
+        # The square of the move, less what of it chance explains.
         moved2 = max((whole - self.mean) ** 2 - whole * (1 - whole) / groups.sum(), 0.0)
         return replace(
             self, rates=tuple(map(float, rates)), change2=0.7 * self.change2 + 0.3 * moved2
@@ -167,7 +185,8 @@ class KeepRate:
 
 
 def by_quarter(values: np.ndarray) -> list[int]:
-    """Sums of the four quarters of what is told in the order of finishing; ``np.ones`` counts
-    them.
+    """Sums of the four quarters of ``values``, which stand in the order in which groups finished.
+
+    With ones as values it counts the groups.
     """
     return [int(part.sum()) for part in np.array_split(np.asarray(values, np.int64), QUARTERS)]

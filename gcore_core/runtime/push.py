@@ -77,11 +77,13 @@ from gcore_core.runtime.rpc.retry import insist, shown
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.store.client import copy_hashed, map_file
 
-_BUCKET_BYTES = (
-    64 << 20
-)  # no cache holds one, and what is copied passes by the caches: so few, and few messages
-_AHEAD = 2  # buckets that are filled before they are asked for: the sender waits for no round trip
-_MAY_BE_READ = _AHEAD + 1  # buckets before one that is filled, which receivers have or will get
+# The most bytes of a bucket of several tensors. It need not fit a processor's cache, since copies
+# go past the caches. So buckets are large: then they are few, and so are their messages.
+_BUCKET_BYTES = 64 << 20
+# Buckets that are filled before they are asked for, so that the sender waits for no round trip.
+_AHEAD = 2
+# Buckets before the one that is being filled which receivers still read or are yet to get.
+_MAY_BE_READ = _AHEAD + 1
 
 
 def exhaust(tensors: Iterable[object]) -> None:
@@ -90,20 +92,20 @@ def exhaust(tensors: Iterable[object]) -> None:
 
 
 class PushMemory:
-    """A file in shared memory, made on first use. It stays mapped between pushes, since fresh pages
-    are slow.
+    """A file in shared memory, and the WeightWriter that writes to it.
 
-    It is the WeightWriter of shared memory.
+    It is made on first use and stays mapped between pushes, since fresh pages are slow.
     """
 
-    transport, handle = SHM, b""
+    transport = SHM
+    handle = b""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._mapped = np.zeros(0, np.uint8)
 
     def of(self, nbytes: int) -> np.ndarray:
-        """Its first ``nbytes``, uint8."""
+        """The memory's first ``nbytes`` bytes, uint8; it grows where it is smaller."""
         if len(self._mapped) < nbytes:
             with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
                 file.truncate(nbytes)
@@ -130,7 +132,7 @@ class Place(NamedTuple):
 
 
 def gaps_between(places: Iterable[Place], nbytes: int) -> list[Place]:
-    """What is left of a memory of ``nbytes`` bytes, in order.
+    """The free gaps between ``places`` in a memory of ``nbytes`` bytes, in order.
 
     An empty place takes no room, so it parts no gap: else a tensor that waits for a large gap could
     wait for ever, since the empty buckets that go out meanwhile lie in it.
@@ -144,7 +146,14 @@ def gaps_between(places: Iterable[Place], nbytes: int) -> list[Place]:
 
 
 class PushSource:
-    """The sending half, in the shell of trainer rank 0."""
+    """The sending half of a push, in the shell of trainer rank 0.
+
+    key: (version, attempt) of the push.
+    plan: the tensors that will come.
+
+    Two sizes: ``_memory_nbytes`` is that of the memory for all buckets, ``_bucket_nbytes`` bounds
+    one bucket of several tensors.
+    """
 
     def __init__(
         self, trainer: Trainer, memory: PushMemory, compute: Compute, request: BeginPush
@@ -157,7 +166,8 @@ class PushSource:
         self._path = memory.path
         sizes = [spec.nbytes for spec in self.plan.tensors]
         self._memory_nbytes = max(1, *sizes, min(request.bucket_bytes, sum(sizes)))
-        # A bucket that has a tensor already gets no more than this: so four fit beside each other.
+        # A bucket that has a tensor already gets no further one beyond this size, so that four
+        # buckets fit beside each other: the one that is filled and three that may be read.
         self._bucket_nbytes = min(_BUCKET_BYTES, request.bucket_bytes // (_MAY_BE_READ + 1))
         memory.of(self._memory_nbytes)
         self._writer: WeightWriter = memory
@@ -171,7 +181,7 @@ class PushSource:
         self._sending: asyncio.Future[None] | None = None  # of the bucket handed out last
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
-        """The bucket of this index, when all receivers have asked for it."""
+        """Returns the bucket of this index when all receivers have asked for it."""
 
         async def act(offers: list[Offers]) -> Bucket:
             return await self._hand_out(request.index, offers)
@@ -188,7 +198,8 @@ class PushSource:
     async def _hand_out(self, index: int, offers: list[Offers]) -> Bucket:
         """Runs once for each index: one row of the table at the top of this module.
 
-        Who asks for one after the last has read all: it gets the last once more.
+        By asking for the index after the last bucket, receivers say that they have read all. They
+        get the last bucket once more, and the writer gives its memory back.
         """
         self._all_asked_for = index
         if index == 0:
@@ -207,8 +218,9 @@ class PushSource:
         return bucket
 
     async def close(self) -> None:
-        """Gives up what is not sent. The export still runs to its end, since other ranks may take
-        part in it.
+        """Gives up what is not sent.
+
+        The export still runs to its end, since other ranks may take part in its collectives.
         """
         self._gathering.abandon(
             ContractError("another push began before this one ended", where="push")
@@ -219,6 +231,7 @@ class PushSource:
         await self._compute(exhaust, self._tensors)
 
     def _choose_transport(self, offers: list[Offers]) -> None:
+        """Takes the writer that the trainer chooses, if it does; else it stays shared memory."""
         trainer = self._trainer
         wanted = self._request.transport
         if isinstance(trainer, SendsDevice):
@@ -236,7 +249,7 @@ class PushSource:
         self._ahead.append(asyncio.ensure_future(self._compute(self._fill_next)))
 
     def _fill_next(self) -> Bucket:
-        """The bucket after the latest, or that one when it is the last."""
+        """Fills the bucket after the latest; when that is the last one, returns it once more."""
         if self._latest is None:
             self._latest = self._fill(0)
         elif not self._latest.last:
@@ -244,7 +257,7 @@ class PushSource:
         return self._latest
 
     def _fill(self, index: int) -> Bucket:
-        """Copies the next tensors to where nobody reads, none of them if there is no room for one.
+        """Copies the next tensors to where nobody reads; copies none where not even one fits.
 
         An example: a memory of 100 bytes, hence at most 25 for a bucket of several tensors, and
         tensors a (10 bytes), b (10), c (20) and d (70). There is no room for d before what lies in
@@ -316,8 +329,9 @@ async def pull_weights(
     progress: Callable[[], None],
     mapped: dict[str, np.ndarray],
 ) -> PushConfirmed:
-    """The receiving half. Raises WeightMismatch for a push that is truncated, altered, or not of
-    this model.
+    """Receives a push and loads it.
+
+    Raises WeightMismatch for a push that is truncated, altered, or not of this model.
 
     progress: told of every bucket that was loaded, and while the source or other receivers are
         waited for.
@@ -393,7 +407,10 @@ def _check_held(held: Mapping[str, int], digests: Mapping[str, int], plan: Weigh
 
 
 def _check_planned(bucket: Bucket, plan: WeightPlan, digests: dict[str, int]) -> None:
-    """Adds the bucket's digests to those of the buckets before."""
+    """Adds the bucket's digests to ``digests``, which has those of the buckets before.
+
+    Raises WeightMismatch where its tensors are not the next ones of the plan.
+    """
     if len(bucket.digests) != len(bucket.tensors):
         what = f"a bucket has {len(bucket.tensors)} tensors and {len(bucket.digests)} digests"
         raise WeightMismatch(what, where=f"version {plan.version}, bucket {bucket.index}")
@@ -413,10 +430,14 @@ def _reader(
 
 
 class _SharedReader:
-    """See WeightReader."""
+    """The WeightReader of shared memory.
+
+    mapped: path -> shared memory, kept by the caller between pushes.
+    """
 
     def __init__(self, receiver: ReceivesWeights, mapped: dict[str, np.ndarray]) -> None:
-        self._receiver, self._mapped = receiver, mapped
+        self._receiver = receiver
+        self._mapped = mapped
 
     def load(self, bucket: Bucket) -> None:
         if bucket.path not in self._mapped:
@@ -441,4 +462,4 @@ class _SharedReader:
         return self._receiver.fingerprint() if isinstance(self._receiver, Fingerprints) else None
 
     def close(self) -> None:
-        """The memory stays mapped for the next push."""
+        """Does nothing: the memory stays mapped for the next push."""

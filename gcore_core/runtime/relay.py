@@ -1,8 +1,7 @@
-"""Passes on what all shards have for some neighbouring ranks, so that a shard speaks to a few
-workers, not to each.
+"""Relays: workers that pass on what all shards have for some neighbouring ranks.
 
-With C shards and K ranks that makes C x K / ``RELAYED`` + K messages of a stage instead of C x K.
-An example with two shards, ``RELAYED`` = 2, and three ranks of one worker each:
+So a shard speaks to a few workers, not to each. With C shards and K ranks a stage has
+C x K / ``RELAYED`` + K messages instead of C x K. An example with two shards, ``RELAYED`` = 2, and three ranks of one worker each:
 
     controller.0 -> policy.0   its parts for ranks 0 and 1
     controller.1 -> policy.0   its parts for ranks 0 and 1: now all shards have come
@@ -26,12 +25,12 @@ from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Handler, Service, decoded, encode
 
-RELAYED = 32  # ranks behind one relay, which is the first worker of the first of them
-Raw = msgspec.Raw
+RELAYED = 32  # ranks behind one relay; the first worker of the first of them is the relay
+Raw = msgspec.Raw  # a part or an answer, encoded
 
 
 class Relay:
-    """What makes a worker of a rank a relay to the ranks after its own."""
+    """Makes a worker of a rank a relay to its own rank and the ranks after it."""
 
     def __init__(self, network: Network, service: Service, shards: int) -> None:
         self._network = network
@@ -41,7 +40,7 @@ class Relay:
     def add(
         self, endpoint: RelayedEndpoint[Part, Answer], handler: Handler[list[Part], list[Answer]]
     ) -> None:
-        """Serves ``endpoint``: for shards as a relay, for other relays as a worker of a rank."""
+        """Serves ``endpoint``: to shards as a relay, to other relays as a worker of a rank."""
         self._service.add(endpoint.of_rank, handler)
         # A relay takes and gives encoded parts: the same bytes, not decoded on their way.
         encoded = Endpoint(endpoint.of_relay.name, RelayRequest, list[Raw])
@@ -54,9 +53,11 @@ class Relay:
         request: RelayRequest,
         call: Call,
     ) -> list[Raw]:
-        """Each rank's answer to this shard. When all shards have come, a rank is asked once: with a
-        list of their parts in shard order. It answers with a list as long. All workers of a rank
-        are asked the same and answer the same.
+        """Returns each rank's answer to the shard of ``request``, encoded.
+
+        It waits until all shards have come. Then each rank is asked once, with a list of all
+        shards' parts in shard order, and answers with a list as long. All workers of a rank are
+        asked the same and answer the same.
         """
 
         async def ask_worker(name: str, parts: list[Raw]) -> list[Raw]:
@@ -69,6 +70,8 @@ class Relay:
             return answers[0]
 
         async def act(requests: list[RelayRequest]) -> list[list[Raw]]:
+            # From shard -> its part for each rank to rank -> each shard's part for it. Every shard
+            # names the same workers, so those of this request serve for all.
             by_rank = zip(*(shard.parts for shard in requests), strict=True)
             return await asyncio.gather(
                 *(ask_rank(w, list(p)) for w, p in zip(request.workers, by_rank, strict=True))
@@ -86,7 +89,7 @@ async def _call_here(
     call: Call,
     name: str,
 ) -> list[Raw]:
-    """The handler of this process, called as if the parts had come in a message."""
+    """Calls the handler of this process as if the parts had come in a message."""
     what = f"request {endpoint.name!r}"
     own = decoded(endpoint.of_rank.request_decoder, encode(parts), what, name)
     return [Raw(encode(answer)) for answer in await handler(own, call)]
