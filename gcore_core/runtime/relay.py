@@ -1,7 +1,8 @@
 """Relays: workers that pass on what all shards have for some neighbouring ranks.
 
 So a shard speaks to a few workers, not to each. With C shards and K ranks a stage has
-C x K / ``RELAYED`` + K messages instead of C x K. An example with two shards, ``RELAYED`` = 2, and three ranks of one worker each:
+C x K / ``RELAYED`` + K messages instead of C x K. An example with two shards, ``RELAYED`` = 2, and
+three ranks of one worker each:
 
     controller.0 -> policy.0   its parts for ranks 0 and 1
     controller.1 -> policy.0   its parts for ranks 0 and 1: now all shards have come
