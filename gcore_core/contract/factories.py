@@ -1,8 +1,7 @@
-"""Makes objects from strings: how a worker builds what the configuration chose, without discovering
-anything.
+"""Makes objects from strings, so that a worker builds what the configuration chose.
 
-A reference is ``"module:attribute"``, or ``"/path/file.py:attribute"`` for a file of the project
-itself.
+It discovers no plugins. A reference is ``"module:attribute"``, or ``"/path/file.py:attribute"`` for
+a file of the project itself.
 """
 
 from __future__ import annotations
@@ -23,8 +22,11 @@ _LOCAL_PREFIX = "gcore_local_"
 
 
 class FactorySpec(msgspec.Struct, frozen=True):
-    """A factory and its plain config, ready for the wire. Without ``config_class`` the factory gets
-    None.
+    """A factory and its plain config, ready for the wire.
+
+    factory: reference to what is called.
+    config_class: reference to the class of its config; "": the factory gets None.
+    config: the config's fields as plain values.
     """
 
     factory: str
@@ -33,7 +35,7 @@ class FactorySpec(msgspec.Struct, frozen=True):
 
 
 def build(spec: FactorySpec, *args: Any) -> Any:
-    """Calls the factory as ``factory(config, *args)``."""
+    """Calls the factory as ``factory(config, *args)`` and returns what it makes."""
     factory = import_attribute(spec.factory)
     if not callable(factory):
         raise ContractError(
@@ -53,8 +55,9 @@ def config_object(spec: FactorySpec) -> Any:
 
 
 def import_attribute(reference: str) -> Any:
-    """What ``reference`` names; PluginBroken, with the cause chained, if its module fails to import
-    or lacks it.
+    """Returns what ``reference`` names.
+
+    Raises PluginBroken, with the cause chained, if the module fails to import or lacks it.
     """
     source, _, path = reference.rpartition(":")
     try:
@@ -80,13 +83,14 @@ def import_attribute(reference: str) -> Any:
 
 
 def import_source(source: str) -> ModuleType:
-    """Imports a module by name or a project's file by path; whatever it raises passes through."""
+    """Imports a module by name or a project's file by path; does not catch what it raises."""
     return import_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
 
 
 def import_file(path: Path) -> ModuleType:
-    """Imports a project's own file once, under a name that no other file has; ``sys.path`` stays as
-    it is.
+    """Imports a project's own file once, under a name that no other file has.
+
+    ``sys.path`` stays as it is.
     """
     path = path.resolve()
     name = f"{_LOCAL_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"  # noqa: E501
@@ -106,7 +110,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def reference_to(cls: type) -> str:
-    """The reference by which another process finds the class again."""
+    """Returns the reference by which another process finds the class."""
     if "<locals>" in cls.__qualname__:
         raise ContractError(
             f"config class {cls.__qualname__} is defined inside a function; a worker cannot "

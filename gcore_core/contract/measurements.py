@@ -1,6 +1,4 @@
-"""What a placement policy may know of past steps: requests as columns, engine profiles, what
-decisions came to.
-"""
+"""What a placement policy may know of past steps: requests, engine profiles, outcomes."""
 
 from __future__ import annotations
 
@@ -19,12 +17,21 @@ def _floats() -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Requests:
-    """Finished requests of one role in the latest steps, as columns of one length. Times count from
-    the start of their step's rollout.
+    """Finished requests of one role in the latest steps, as columns of one length.
 
-    group: the ordinal. parent: of a judge's request, the index of the policy's record in the
-        policy's columns; else -1.
-    kept: the group passed the filter (of the policy's requests). replica: which one served it.
+    Times are in seconds since the start of the step's rollout.
+
+    step: int64[N], the step of the request.
+    group: int64[N], the ordinal of the group that it belongs to.
+    arrival_s: float64[N], when it could begin.
+    start_s: float64[N], when it was sent to the replica.
+    end_s: float64[N], when its answer was there.
+    prompt: int64[N], tokens of the prompt.
+    actions: int64[N], tokens or other actions of the answer.
+    parent: int64[N], of a judge's request the index of the judged record in the policy's columns;
+        -1 for the policy's own.
+    kept: bool[N], whether a step may train on the group; only for the policy's requests.
+    replica: int64[N], number of the replica that served it.
     """
 
     step: np.ndarray = field(default_factory=_ints)
@@ -52,16 +59,26 @@ class Requests:
         return hash((len(self), self.actions.tobytes()))
 
     def take(self, which: np.ndarray) -> Requests:
-        """Some of them, by mask or by index. ``parent`` still counts in all of the policy's
-        columns.
+        """Returns some of the requests, by mask or by index.
+
+        ``parent`` still counts in the policy's columns as they were.
         """
         return Requests(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How long a replica's engine takes: a round of decoding, which gives each running sequence a
-    token, ``base_s + running_s * running + cached_s * cached tokens``.
+    """Says how long a replica's engine takes for its work.
+
+    A round of decoding, which gives each running sequence one token, takes
+    ``base_s + running_s * running sequences + cached_s * cached tokens``.
+
+    base_s: seconds of a round, whatever runs.
+    running_s: further seconds of a round for each sequence that runs.
+    cached_s: further seconds of a round for each token in the cache.
+    prefill_s: seconds for each token of a prompt; nothing else runs meanwhile.
+    max_running: how many sequences may run at once.
+    cache_tokens: how many tokens the cache holds.
 
     The defaults are a roofline, not a measurement: a dense model of 32e9 parameters in bfloat16 on
     four devices of 80 GB, 3.35 TB/s and 989 TFLOP/s.
@@ -70,12 +87,12 @@ class Profile:
     base_s: float = 0.012
     running_s: float = 3.0e-5
     cached_s: float = 2.8e-8
-    prefill_s: float = 6.25e-5  # each token of a prompt; nothing else runs meanwhile
+    prefill_s: float = 6.25e-5
     max_running: int = 256
     cache_tokens: int = 750_000
 
     def seconds(self, prompt: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """float64[N]: a request's share of the engine's time when the batch is as full as memory
+        """float64[N]: each request's share of the engine's time, with the fullest batch that memory
         allows.
         """
         cached = prompt + actions / 2
@@ -85,20 +102,22 @@ class Profile:
 
     @classmethod
     def fit(cls, requests: Requests, prior: Profile, least: int = 64) -> Profile:
-        """The profile that explains the requests' times best; the prior's terms where fewer than
-        ``least`` say nothing.
+        """Returns the profile that explains the requests' times best.
 
-        A request's seconds are its prefill and a round per action, each with as many sequences
-        running and tokens
-        cached as its replica had on average meanwhile: least squares without negative terms. Limits
-            stay the prior's.
+        A request's seconds are taken as its prefill and one round for each action. Each round has
+        as many sequences running and tokens cached as its replica had on average meanwhile. The
+        terms of a round are fitted by least squares without negative terms; ``prefill_s`` and the
+        limits are the prior's. With fewer than ``least`` requests the prior is returned.
         """
         took = requests.end_s - requests.start_s
         if len(requests) < least:
             return prior
-        rows, seconds = [], []
+        rows = []
+        seconds = []
+        # One number for each pair of replica and step: only requests of one pair ran together.
         for replica in np.unique(requests.replica + (requests.step << 32)):
             mine = requests.take(requests.replica + (requests.step << 32) == replica)
+            # [i, j]: seconds in which requests i and j both ran; then that as a share of i's time.
             shared = np.minimum(mine.end_s[:, None], mine.end_s) - np.maximum(
                 mine.start_s[:, None], mine.start_s
             )
@@ -108,7 +127,8 @@ class Profile:
                 np.column_stack([mine.actions, mine.actions * share.sum(1), mine.actions * cached])
             )
             seconds.append(mine.end_s - mine.start_s - prior.prefill_s * mine.prompt)
-        table, target = np.concatenate(rows), np.concatenate(seconds)
+        table = np.concatenate(rows)
+        target = np.concatenate(seconds)
         scale = np.maximum(np.abs(table).max(0), 1e-12)
         base, running, cached_ = (
             _non_negative(table / scale / took[:, None].max(), target / took.max()) / scale
@@ -118,10 +138,13 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a decision came to: the rollout of ``step`` took ``measured_s`` and was predicted to
-    take ``predicted_s``.
+    """What a decision came to.
 
-    work: actions sampled by all roles, so that steps can be compared.
+    step: the step for which it was made.
+    candidate: ``Decision.chosen``.
+    predicted_s: seconds that its rollout was predicted to take; None without a prediction.
+    measured_s: seconds that the rollout took.
+    work: actions that all roles sampled, so that steps can be compared.
     """
 
     step: int
@@ -132,15 +155,18 @@ class Outcome:
 
 
 def _non_negative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares without negative terms: of the few subsets of columns, the best whose terms are
-    all positive.
+    """Least squares without negative terms.
+
+    It tries every subset of the few columns and takes the best one that has no negative term.
     """
-    best, least = np.zeros(table.shape[1]), np.inf
+    best = np.zeros(table.shape[1])
+    least = np.inf
     for mask in range(1, 2 ** table.shape[1]):
         columns = [i for i in range(table.shape[1]) if mask >> i & 1]
         terms = np.linalg.lstsq(table[:, columns], target, rcond=None)[0]
         error = float(((table[:, columns] @ terms - target) ** 2).sum())
         if terms.min() >= 0 and error < least * (1 - 1e-9):
-            best, least = np.zeros(table.shape[1]), error
+            best = np.zeros(table.shape[1])
+            least = error
             best[columns] = terms
     return best

@@ -1,6 +1,6 @@
-"""What there is to place on, where roles are, and the policy that decides.
+"""The types of placement: devices, where roles are on them, and the policy that decides it.
 
-What a policy sees of past steps, ``Requests``, ``Profile`` and ``Outcome``, stands in
+What a policy sees of past steps (``Requests``, ``Profile`` and ``Outcome``) is defined in
 ``gcore_core.contract.measurements``.
 """
 
@@ -17,23 +17,34 @@ from gcore_core.contract.measurements import Outcome, Profile, Requests
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A GPU, or a core on machines without one."""
+    """A GPU, or a core on machines without one.
+
+    index: its number among all devices of the run.
+    kind: "cuda" or "cpu".
+    node: the machine that it belongs to.
+    """
 
     index: int
-    kind: str  # "cuda" or "cpu"
+    kind: str
     node: str = "node0"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The devices that hold whole replicas of a role; the unit of a move."""
+    """The devices that hold whole replicas of a role; they move together.
+
+    devices: one or more.
+    """
 
     devices: tuple[Device, ...]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Which cells each role has in one phase."""
+    """Says which cells each role has in one phase.
+
+    cells: role -> its cells.
+    """
 
     cells: Mapping[str, tuple[Cell, ...]]
 
@@ -44,11 +55,15 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a role asks of placement. follows: the role whose weights it takes, "" for a model of
-    its own. size: slots that one replica takes together. least: replicas that it must keep.
+    """What a role asks of placement.
+
+    kind: "trainer", "generator" or "reward".
+    follows: the role whose weights it takes; "" for a model of its own.
+    size: slots that one replica takes together.
+    least: replicas that must stay awake.
     """
 
-    kind: str  # "trainer", "generator" or "reward"
+    kind: str
     follows: str = ""
     size: int = 1
     least: int = 1
@@ -56,28 +71,28 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What a policy sees at a step boundary: the devices, the slots that every role may occupy, and
-    what was measured.
+    """What a policy sees at a step boundary.
 
-    Generators are the roles between which devices move: they have an engine at every cell, awake or
-    asleep. Mappings are by role; what was not measured is not in them.
+    Devices move between generators: these have an engine at every cell, awake or asleep. Mappings
+    are by role; a role of which something was not measured is not in that mapping.
 
-    devices: all of them.
+    devices: all devices of the run.
     slots: how many devices each role may occupy.
     needs: what each role asks of placement.
     step: the one that is about to begin.
-    needed: groups that it must keep.
-    requests: finished ones of the latest steps; the policy's stand under the role that follows it.
+    needed: groups that the step must keep.
+    requests: finished requests of the latest steps. Those for the policy's records stand under the
+        generator role that follows the policy.
     profiles: how long the role's engines take.
     busy: share of a role's replica-seconds, in the latest rollout, in which anything ran.
     filled: share of a role's places, in the latest rollout, that were taken. A replica has as many
         places as the most requests that one of the role's replicas was ever seen to have at once,
         but no more than its profile's ``max_running``.
-    switch_s: seconds it takes a cell to change roles; None before one did.
+    switch_s: seconds that a change of roles took the last time; None before the first one.
     outcomes: what earlier decisions came to, oldest first.
-    state: what the latest decision carried over.
-    starving: at a rescue, the role of which nobody answers; "" otherwise.
-    lost: device indexes of replicas that do not answer.
+    state: ``Decision.state`` of the latest decision.
+    starving: at a rescue, the role whose replicas all do not answer; "" otherwise.
+    lost: at a rescue, device indexes of the role's replicas that do not answer; else empty.
     """
 
     devices: tuple[Device, ...]
@@ -101,16 +116,19 @@ Mode = Literal["split", "colocated", "coresident"]
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Who is awake where in the next rollout, and why.
+    """Says who is awake where in the next rollout, and why.
 
-    engines: every cell at which a role has an engine, awake or asleep; None: where it is awake.
-    They are made once, so they stay as the first decision says. mode: "split", each cell serves one
-    generator; "colocated", every cell serves the policy until all its records are there, then the
-    judge, and in turn again for a refill; "coresident", both models are awake in every cell.
-    predicted_s: candidate -> seconds of the rollout; ``chosen`` is one of the candidates. reason:
-        one sentence.
-    seen: what the policy looked at, summed up. state: carried to the next decision. Both are plain
-        values, for JSON.
+    partition: the cells at which each role is awake.
+    engines: every cell at which a role has an engine, awake or asleep; None means the cells of
+        ``partition``. Engines are made once, so those of the first decision stay.
+    mode: how generators share cells. "split": each cell serves one generator. "colocated": every
+        cell serves the policy until all its records are there, then the judge, and both in turn
+        again for a refill. "coresident": both models are awake in every cell.
+    chosen: the candidate that the decision takes, of those in ``predicted_s``.
+    predicted_s: candidate -> predicted seconds of the rollout; empty for no prediction.
+    reason: why, in one sentence.
+    seen: a summary of what the policy looked at, for the journal; plain values, for JSON.
+    state: what the policy gets back at the next decision; plain values, for JSON.
     """
 
     partition: Partition
@@ -124,9 +142,12 @@ class Decision:
 
 
 class PlacementPolicy(Protocol):
+    """Decides before each step which generators are awake on which devices."""
+
     def revise(self, partition: Partition | None, window: Window) -> Decision:
-        """The decision for the next step; ``partition`` is the latest one's, None before the first.
-        Pure.
+        """Returns the decision for the next step. It must be pure.
+
+        partition: that of the latest decision; None before the first.
 
         Raises PlacementError naming the role that does not fit.
         """
@@ -134,20 +155,25 @@ class PlacementPolicy(Protocol):
 
 @runtime_checkable
 class Rescues(Protocol):
-    """Of a policy that knows help for a judge of which nobody answers."""
+    """A policy that can also help a judge whose replicas do not answer."""
 
     def rescue(self, partition: Partition, window: Window) -> Decision | None:
-        """Who is awake from here on instead of ``partition``, None where there is no help. Asked at
-        a step's start, or within it when all is drawn and the policy's generators have nothing to
-        do. Pure.
+        """Returns who is awake from here on; None where there is no help. It must be pure.
+
+        It is called at a step's start, or within a step when all is drawn and the policy's
+        generators have nothing to do.
+
+        partition: who was to be awake, as the latest decision says.
         """
 
 
 def every_slot(window: Window) -> Partition:
-    """Cells for every slot that roles may occupy, from all devices in turn: of as many devices as a
-    generator's replica spreads over, else of one.
+    """Makes cells for every slot that roles may occupy, taking all devices in turn.
+
+    A cell of a generator has as many devices as one replica spreads over, any other has one.
     """
-    cells, turn = {}, count()
+    cells = {}
+    turn = count()
     for role, slots in window.slots.items():
         if slots > len(window.devices):
             raise PlacementError(
@@ -165,8 +191,9 @@ def every_slot(window: Window) -> Partition:
 
 
 def place_evenly(partition: Partition | None, window: Window) -> Decision:
-    """What ``core/even`` decides: every role takes its slots from all devices in turn, and keeps
-    them. For policies that have nothing better to say.
+    """Decides as ``core/even`` does: roles take their slots from all devices in turn, once.
+
+    A policy may return this decision when it has nothing better to say.
     """
     if partition is None:
         return Decision(

@@ -1,4 +1,4 @@
-"""How a reward asks a model: questions to a generator role, and its answers."""
+"""How a reward asks a model: its questions to a generator role, and the answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from gcore_core.contract.records import Prompt, Ref
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A prompt that a reward has a generator role answer ``samples`` times; its ``row`` means
-    nothing.
+    """A prompt that a reward has a generator role answer.
 
-    about: (ordinal, sample) of the record it is asked for, so that the work can be planned. images:
-    media that it shows, of ``ScoredRecord.refs``, behind the images of the prompt; they travel by
-    reference.
+    prompt: what is asked; its ``row`` means nothing.
+    seed: of the sampling.
+    samples: how many answers are wanted.
+    greedy: whether the likeliest token is taken each time.
+    about: (ordinal, sample) of the record it is asked for, so that the work can be planned.
+    images: media that it shows, of ``ScoredRecord.refs``, behind the images of the prompt; they
+        travel by reference.
     """
 
     prompt: Prompt
@@ -29,7 +32,14 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One completion as text; ``status`` and ``reason`` as of a record."""
+    """One completion of a question.
+
+    text: the completion.
+    status: how it ended, as of a record.
+    reason: why it ended so, as of a record; "" where that is a matter of course.
+    n_prompt: length of the prompt, in tokens.
+    n_actions: length of the completion, in tokens.
+    """
 
     text: str
     status: str
@@ -39,11 +49,13 @@ class Answer:
 
 
 class Sampler(Protocol):
-    """A generator role as the rewards that name it see it: its replicas that are awake share the
-    work.
+    """A generator role as the rewards that name it see it.
+
+    Its replicas that are awake share the work.
     """
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """The answers to each question, in order. What a lost replica had not answered goes to
-        another one.
+        """Returns the answers to each question, in the order of the questions.
+
+        A question that a lost replica had not answered goes to another one.
         """
