@@ -1,7 +1,7 @@
-"""The provider ``sglang`` of kind generator: SGLang's server, spoken to over HTTP.
+"""Provides the generator ``sglang``, which samples with SGLang's server over HTTP.
 
-What is submitted together goes in one request, whose samples end one by one; those of one prompt
-share it in the radix cache.
+Samples that are submitted together go in one request and end one by one. Samples of one prompt
+share its keys and values in SGLang's radix cache.
 """
 
 from __future__ import annotations
@@ -43,15 +43,20 @@ from gcore_sglang.server import Server
 log = logging.getLogger(__name__)
 
 _SEED_MASK = 2**63 - 1
-#: How long a step waits for something to happen, and how long before any sample has an action.
-_STEP_S, _FIRST_S = 0.05, 2.0
-_ABORT_S, _ABORT_AGAIN_S = 60.0, 0.1
+#: How long a step waits for something to happen once a running sample has an action.
+_STEP_S = 0.05
+#: How long a step waits before any running sample has an action.
+_FIRST_S = 2.0
+#: How long SGLang may take to abort samples, and how long after one request comes the next.
+_ABORT_S = 60.0
+_ABORT_AGAIN_S = 0.1
 #: How long SGLang's process may take to be seen ended after a connection broke.
 _GRACE_S = 5.0
-#: Tokens of the context that SGLang keeps for itself, with room to spare, and those that its first
-#: sample needs.
-_KEPT_TOKENS, _FIRST_TOKENS = 8, 64
-#: Actions between two messages about a sample: its first is told, and its end.
+#: Tokens of the context that SGLang keeps for itself, with room to spare.
+_KEPT_TOKENS = 8
+#: Tokens of context that SGLang's own first sample needs.
+_FIRST_TOKENS = 64
+#: Actions between two messages about a sample: so many that only its first and its end are sent.
 _STREAM_INTERVAL = 2**30
 
 
@@ -60,7 +65,8 @@ class SglangGenerator:
 
     def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:
         ARGUMENTS.check_set_here(context.engine, context.role)
-        self._config, self._context = config, context
+        self._config = config
+        self._context = context
         files = open_model_files(context)
         self._tokenizer = load_tokenizer(
             str(files.directory),
@@ -69,7 +75,8 @@ class SglangGenerator:
             trust_remote_code=config.trust_remote_code,
         )
         self._ends = _end_tokens(files, self._tokenizer)
-        shapes, trust = files.shapes, config.trust_remote_code
+        shapes = files.shapes
+        trust = config.trust_remote_code
         self._reader: ImageReader | None = None
         if (image_config := load_image_config(files, trust_remote_code=trust)) is not None:
             self._reader = ImageReader(str(files.directory), image_config, trust_remote_code=trust)
@@ -98,7 +105,7 @@ class SglangGenerator:
 
     @property
     def version(self) -> int:
-        """Of the weights that SGLang holds."""
+        """The version of the weights that SGLang holds."""
         return self._inbox.version
 
     # -- sampling ----------------------------------------------------------------------------------
@@ -111,9 +118,9 @@ class SglangGenerator:
         self._ended += failed
         bodies: dict[str, dict[str, Any]] = {}
         for ready in fitting:
-            rid = (
-                f"{self._count:012}"  # SGLang aborts all whose id begins with the one that is named
-            )
+            # All ids have one length, because SGLang aborts every sample whose id begins with the
+            # one that is named.
+            rid = f"{self._count:012}"
             self._count += 1
             bodies[rid] = {
                 "input_ids": ready.prompt.tolist(),
@@ -142,7 +149,7 @@ class SglangGenerator:
         }
 
     def step(self) -> list[Finished]:
-        """See ``Generator.step``: waits a moment for samples that end."""
+        """See ``Generator.step``; waits a moment for samples that end."""
         self._inbox.check_idle()
         finished, self._ended = self._ended, []
         if self._running:
@@ -154,7 +161,10 @@ class SglangGenerator:
         return finished
 
     def _ends_of(self, events: Sequence[Event]) -> list[tuple[Ready, Event]]:
-        """The samples that ended. Raises WorkerDied, WorkerError when SGLang is gone."""
+        """Returns the samples that ended, each with its last event.
+
+        Raises WorkerDied when SGLang has ended, WorkerError when only its connection broke off.
+        """
         ended = []
         for event in events:
             if event.lost:
@@ -181,10 +191,12 @@ class SglangGenerator:
         found = []
         for (ready, event), text in zip(ended, texts, strict=True):
             if aborted:
-                status, reason = ABORTED, ""
+                status = ABORTED
+                reason = ""
             elif event.error:
                 log.warning("SGLang refuses a sample: %s", event.error)
-                status, reason = FAILED, "engine_refused"
+                status = FAILED
+                reason = "engine_refused"
             else:
                 status, reason = _status(event.answer["meta_info"]["finish_reason"])
             found.append(
@@ -202,6 +214,7 @@ class SglangGenerator:
     def _record(
         self, ready: Ready, answer: Mapping[str, Any], text: str, status: str, reason: str
     ) -> Finished:
+        # SGLang names the weights version of each span of actions; empty spans do not count.
         spans = [
             span
             for span in answer.get("meta_info", {}).get("weight_versions", [])
@@ -230,7 +243,7 @@ class SglangGenerator:
         return {
             "prompt_ids": ready.prompt,
             "action_ids": np.array(ids, np.int32),
-            # of the logarithm of a softmax, which may round to more than 1
+            # A softmax may round to more than 1, and its logarithm to more than 0.
             "logp": np.minimum(np.array([logp for logp, _, _ in told], np.float32), 0),
             "action_mask": np.ones(len(ids), np.uint8),
             "temperature": np.array(1.0 if greedy else self._config.temperature, np.float32),
@@ -257,8 +270,8 @@ class SglangGenerator:
                     f"SGLang did not abort {len(left)} samples in {_ABORT_S:.0f} s.",
                     where=f"roles.{self._context.role}",
                 )
-            # again, because SGLang ignores what has not reached it yet; the last first: they may
-            # not have begun
+            # Asked again each time, because SGLang ignores ids that have not reached it yet. The
+            # last ids come first: they may not have begun, and are then aborted before they do.
             try:
                 self._client.call_each(
                     "/abort_request", [{"rid": rid} for rid in sorted(left, reverse=True)]
@@ -280,16 +293,16 @@ class SglangGenerator:
     # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.begin_weights``; the tensors are those of the model directory,
-        dtypes may differ.
+        """See ``ReceivesWeights.begin_weights``.
 
-        Samples that run go back to SGLang's queue and lose their cached keys and values.
+        The tensors must be those of the model directory; their dtypes may differ. Samples that run
+        go back to SGLang's queue and lose their cached keys and values.
         """
         self._inbox.begin(plan)
         self._call("/pause_generation", {"mode": "retract"})
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
-        """See ``ReceivesWeights.load_weights``: a file in shared memory, which SGLang reads."""
+        """See ``ReceivesWeights.load_weights``; SGLang reads a file that lies in shared memory."""
         given = self._inbox.take(tensors)
         if self._reader is not None:
             given = [
@@ -331,7 +344,7 @@ class SglangGenerator:
         self._call("/continue_generation", {})
 
     def _forget_cache(self) -> None:
-        """Drops all keys and values of the old weights."""
+        """Has SGLang drop keys and values of the old weights. Raises a mismatch if it refuses."""
         try:
             self._call("/flush_cache")
         except Refused as error:
@@ -350,7 +363,7 @@ class SglangGenerator:
             raise self._no_answer(error) from error
 
     def _no_answer(self, error: Unreachable) -> WorkerError:
-        """What to raise. Raises WorkerDied when SGLang has ended."""
+        """Returns the error to raise when SGLang gave no answer. Raises WorkerDied if it ended."""
         self._server.check(_GRACE_S)
         return WorkerError(
             "SGLang does not answer.", where=f"roles.{self._context.role}", why=str(error)
@@ -358,7 +371,7 @@ class SglangGenerator:
 
 
 def _status(reason: Mapping[str, Any]) -> tuple[str, str]:
-    """SGLang's finish reason as a record's status and reason."""
+    """Turns SGLang's finish reason into a record's status and reason."""
     kind = reason["type"]
     if kind == "stop":
         return FINISHED, "stop" if isinstance(reason.get("matched"), str) else ""
@@ -376,7 +389,7 @@ def _end_tokens(files: ModelFiles, tokenizer: Any) -> list[int]:
 
 
 def _context_length(config: SglangGeneratorConfig, files: ModelFiles) -> int | None:
-    """Of the settings and the model, the smaller; None where neither says it."""
+    """Returns the smaller of the settings' and the model's; None where neither says it."""
     told = (config.context_length, files.config.get("max_position_embeddings"))
     return min((length for length in told if length), default=None)
 
@@ -384,7 +397,7 @@ def _context_length(config: SglangGeneratorConfig, files: ModelFiles) -> int | N
 def _arguments(
     config: SglangGeneratorConfig, context: WorkerContext, files: ModelFiles, length: int | None
 ) -> dict[str, Any]:
-    """What SGLang's ServerArgs get; the role's ``engine:`` comes last."""
+    """Returns what SGLang's ServerArgs get; the role's ``engine:`` overrides the rest."""
     found: dict[str, Any] = {
         "model_path": str(files.directory),
         "load_format": "safetensors",

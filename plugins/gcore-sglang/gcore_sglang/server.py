@@ -43,11 +43,15 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Server:
-    """A running server. ``private``: a directory of this user alone, in shared memory where there
-    is one.
+    """Starts, watches and ends one server.
+
+    private: a directory of this user alone, in shared memory where there is one.
+    log: the file with the server's output.
 
     arguments: of SGLang's ServerArgs, without those that this class sets; a ``port`` among them is
         taken as it is.
+    threads: of each of its processes; 0: as many as it takes by itself.
+    connections: requests for samples that may be open at once.
     """
 
     def __init__(
@@ -68,11 +72,14 @@ class Server:
         self._held: socket.socket | None = None
 
     def start(self, timeout_s: float) -> Client:
-        """Returns when the server has drawn its first sample. Raises ConfigError, DataError,
-        AddressError and others.
+        """Starts the server, and returns a client of it when it has drawn its first sample.
 
         A port that is taken in the meantime is replaced by another one, if it was not asked for by
         number.
+
+        Raises ConfigError for a wrong argument or a port that cannot be taken, DataError when
+        SGLang ends, AddressError when the port is taken by another process, DeadlineExceeded after
+        ``timeout_s``.
         """
         until_s = time.monotonic() + timeout_s
         tries = 1 if "port" in self._arguments else _TRIES
@@ -91,7 +98,7 @@ class Server:
                 self._end()
 
     def check(self, grace_s: float = 0.0) -> None:
-        """Raises WorkerDied when SGLang has ended; waits for that at most ``grace_s``."""
+        """Raises WorkerDied when SGLang has ended, or ends within ``grace_s`` seconds."""
         if self._process is None:
             return
         try:
@@ -111,7 +118,7 @@ class Server:
         shutil.rmtree(self.private, ignore_errors=True)
 
     def _launch(self, key: str) -> int:
-        """Starts the child; returns the port that it is going to listen to."""
+        """Starts the child and returns the port that it is going to listen on."""
         self._held = _hold_port(self._arguments.get("port"), self._context.role)
         port: int = self._held.getsockname()[1]
         arguments = {**self._arguments, "host": HOST, "port": port, "api_key": key}
@@ -198,7 +205,7 @@ class Server:
             process.wait()
 
     def _is_gone(self, group: int) -> bool:
-        """Waits a while for the last process of a group to end."""
+        """Returns whether the last process of a group ends within a while."""
         until_s = time.monotonic() + _END_S
         while time.monotonic() < until_s:
             try:
@@ -214,7 +221,7 @@ class Server:
             return file.read().decode(errors="replace")
 
     def _last_words(self) -> str:
-        """The last error in the log, or its last lines."""
+        """Returns the last error in the log, or its last two lines where it has none."""
         lines = [line.strip()[:300] for line in self._tail().splitlines() if line.strip()]
         errors = [
             line for line in lines if re.match(r"(\[.*\] )?([\w.]+\.)?\w*(Error|Exception)\b", line)
@@ -260,8 +267,11 @@ def _environment(context: WorkerContext, private: Path, threads: int) -> dict[st
 
 
 def _hold_port(wanted: int | None, role: str) -> socket.socket:
-    """A port of this machine, bound so that nobody else is given it, but not listened to, so that
-    SGLang can.
+    """Binds a port of this machine, so that nobody else is given it. Raises ConfigError.
+
+    The socket does not listen, so that SGLang can bind the same port and listen on it.
+
+    wanted: the port's number; None: any free one.
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,8 +1,7 @@
-"""Prompts with images for vLLM, as patches that the worker has made with the image processor beside
-the weights.
+"""Builds vLLM's prompts with images, from patches that the worker has made.
 
-So the engine and the trainer see the same numbers, and an image is opened once for all samples of
-its prompt.
+The worker makes the patches with the image processor beside the weights. So the engine and the
+trainer see the same numbers, and an image is opened once for all samples of its prompt.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ _WITHOUT_TORCHVISION = {
 
 
 def register_models() -> None:
-    """An entry point of vLLM, for each of its processes: models that take images start without
-    torchvision too.
+    """Lets models that take images start without torchvision; does nothing where it is installed.
+
+    vLLM calls it, as an entry point, in each of its processes.
     """
     if importlib.util.find_spec("torchvision") is not None:
         return
@@ -35,8 +35,9 @@ def register_models() -> None:
 
 
 class Showing:
-    """Prompts of a model that takes images, in vLLM's terms. token: that stands for a part of an
-    image.
+    """Turns prompts of a model that takes images into vLLM's inputs.
+
+    config: transformers' config of the model.
     """
 
     def __init__(self, config: Any) -> None:
@@ -44,8 +45,10 @@ class Showing:
         self._merge = int(config.vision_config.spatial_merge_size)
 
     def input(self, ids: np.ndarray, images: Images) -> dict[str, Any]:
-        """What ``add_request`` takes. ids: int32[P], in which the tokens of an image lie
-        together.
+        """Returns what ``add_request`` takes.
+
+        ids: int32[P], the prompt, in which the tokens of each image lie together.
+        images: the patches of its images, in the same order.
         """
         import torch
         from transformers import BatchFeature
@@ -56,6 +59,8 @@ class Showing:
             PlaceholderRange,
         )
 
+        # An image of `patches` patches takes `counts` tokens. The tokens of image i begin at the
+        # image token whose number is the sum of the counts of all images before it.
         patches = images.grid.prod(1)
         counts = patches // self._merge**2
         first = (ids == self._token).nonzero()[0][counts.cumsum() - counts]
@@ -75,7 +80,7 @@ class Showing:
 
 
 def _name(pixels: np.ndarray, grid: np.ndarray) -> str:
-    """By which vLLM tells images apart in its caches."""
+    """Returns the hash by which vLLM tells images apart in its caches."""
     found = xxhash.xxh3_128(np.ascontiguousarray(pixels).data)
     found.update(grid.data)
     return found.hexdigest()

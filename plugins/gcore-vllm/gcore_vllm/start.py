@@ -1,5 +1,6 @@
-"""Starts vLLM's engine in this process; settings of its environment must stand before vLLM is
-imported.
+"""Starts vLLM's engine in this process.
+
+vLLM reads its environment variables when it is imported, so they are set before that.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ def start_engine(
     adapter: Adapter | None,
     image_config: Any | None = None,
 ) -> Any:
-    """vLLM's engine, in this process. Raises PluginBroken, ConfigError, DataError.
+    """Starts vLLM's engine and draws a first sample with it.
 
-    image_config: transformers' config of a model that takes images.
+    Raises PluginBroken when vLLM cannot be imported, ConfigError for a wrong argument under
+    ``engine:``, DataError when vLLM does not start with the model or does not take the adapter.
+
+    image_config: transformers' config of a model that takes images; None for other models.
     """
     set_environment(config, context)
     try:
@@ -48,16 +52,14 @@ def start_engine(
 
         cpu = current_platform.is_cpu()
         if cpu and context.engine.get("enforce_eager", True):
-            # else vLLM compiles a function with the C++ compiler at the first sample, for ranks
-            # that nobody reads
+            # Otherwise vLLM compiles a function with the C++ compiler at the first sample, to
+            # compute ranks of tokens that nobody reads.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         from vllm import EngineArgs, LLMEngine, envs
-    except (
-        ImportError,
-        RuntimeError,
-    ) as error:  # RuntimeError: torchvision for CUDA beside torch for CPUs
+    # RuntimeError: torchvision for CUDA beside torch for CPUs.
+    except (ImportError, RuntimeError) as error:
         raise not_installed(error) from error
-    # an engine that this process had before keeps what the environment said then
+    # vLLM caches its environment; an engine that this process had before would leave its own.
     envs.disable_envs_cache()
     register_models()
     check_engine(
@@ -67,8 +69,8 @@ def start_engine(
         torch.set_num_threads(config.threads)
     arguments = _arguments(config, context, files, cpu=cpu) | _lora_arguments(adapter)
     if image_config is not None:
-        # vLLM's own processor, which tells how large images may be, asks for a tokenizer; on CPUs
-        # it has no processor
+        # vLLM's own processor, which says how large images may be, asks for a tokenizer. On CPUs
+        # there is no processor.
         arguments |= {"skip_tokenizer_init": False, "skip_mm_profiling": cpu}
         arguments |= {"mm_processor_cache_gb": 0, "limit_mm_per_prompt": {"video": 0}}
     arguments |= context.engine
@@ -94,29 +96,28 @@ def start_engine(
 
 
 def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None:
-    """What must stand before vLLM is imported."""
+    """Sets the environment variables that vLLM reads when it is imported."""
     # In this process: arrays reach the worker as they are, and one process group holds all there is
     # to end.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault(
-        "VLLM_USE_V2_MODEL_RUNNER", "0"
-    )  # its sampler is another one, untested here
+    # The second model runner has another sampler, which is untested here.
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if (
-        context.devices
-    ):  # vLLM takes the first CUDA devices that it sees; it does not ask which cores are its own
+    # vLLM takes the first CUDA devices that it sees, so it is shown its own alone. An index of this
+    # worker counts within the devices that are visible already, where some are hidden.
+    if context.devices:
         visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         shown = [
             visible[index] if index < len(visible) else str(index) for index in context.devices
         ]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown)
-    if len(context.devices) > 1:  # a process each, children of this one
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # threads run here: no fork
-        os.environ.setdefault(
-            "VLLM_CPU_OMP_THREADS_BIND", "nobind"
-        )  # else it wants a NUMA node for each
+    if len(context.devices) > 1:  # each device gets a process, a child of this one
+        # Threads run in this process, so it must not fork.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        # Otherwise vLLM wants a NUMA node for each process.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         if config.threads:
             os.environ["OMP_NUM_THREADS"] = str(config.threads)
         if "VLLM_RPC_BASE_PATH" not in os.environ:  # its sockets, which it leaves behind
@@ -125,7 +126,7 @@ def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None
 
 
 def _first(image_config: Any | None) -> dict[str, Any]:
-    """A prompt of one token, and of a blank image where the model takes images."""
+    """Returns a prompt of one token, with a blank image where the model takes images."""
     if image_config is None:
         return {"type": "token", "prompt_token_ids": [0]}
     from gcore_language.image_text import blank
@@ -135,7 +136,7 @@ def _first(image_config: Any | None) -> dict[str, Any]:
 
 
 def _sample_once(engine: Any, prompt: dict[str, Any], lora: Any = None) -> None:
-    """One token: what vLLM has no kernel for shows here, not in the middle of a run."""
+    """Samples one token, so that a missing kernel shows here and not in the middle of a run."""
     from vllm import SamplingParams
 
     engine.add_request("first", prompt, SamplingParams(max_tokens=1, logprobs=0), lora_request=lora)
@@ -146,7 +147,7 @@ def _sample_once(engine: Any, prompt: dict[str, Any], lora: Any = None) -> None:
 def _arguments(
     config: VllmGeneratorConfig, context: WorkerContext, files: ModelFiles, *, cpu: bool
 ) -> dict[str, Any]:
-    """What vLLM's EngineArgs get by this plugin's settings."""
+    """Returns what vLLM's EngineArgs get by this plugin's settings. Raises ConfigError."""
     room = config.kv_cache_gib or (_CPU_CACHE_GIB if cpu else None)
     longest = files.config.get("max_position_embeddings")
     length = config.context_length and min(config.context_length, longest or config.context_length)
