@@ -1,8 +1,8 @@
-"""The plugin named ``fake``: torch-free backends for tests of everything around them.
+"""The plugin named ``fake`` has torch-free backends, for tests of everything around them.
 
 Add it to a job with ``local: [<this file>]`` and choose ``use: fake``. The policy is a table of V
-logits, one distribution for every position; it learns by plain REINFORCE, so a run of fakes has a
-curve that must rise. All of them pass the contracts in ``gcore_core.testing``.
+logits, which is the same distribution at every position. It learns by plain REINFORCE, so the
+reward of a run of fakes must rise. All fakes pass the contracts in ``gcore_core.testing``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.safetensors_files import write_safetensors
 
-VOCABULARY = "abcdefgh."  # the last one ends an answer
+VOCABULARY = "abcdefgh."  # the last character ends an answer
 END = len(VOCABULARY) - 1
 
 
@@ -84,19 +84,20 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def weight_specs() -> list[TensorSpec]:
-    """The table of logits as two tensors, so that a push can have more than one bucket."""
+    """Describes the table of logits as two tensors, so that a push can have several buckets."""
     return [TensorSpec("letters", "F32", (END,), 4 * END), TensorSpec("end", "F32", (1,), 4)]
 
 
 def tensors_of(logits: np.ndarray) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-    """float32[V] as the flat uint8 tensors of a push."""
+    """Yields float32[V] logits as the flat uint8 tensors of a push, each with its description."""
     for spec, part in zip(weight_specs(), (logits[:END], logits[END:]), strict=True):
         yield spec, part.view(np.uint8)
 
 
 class FakeGenerator:
-    """Draws letters until the end mark. A sample's letters depend on its seed and the weights
-    only.
+    """A generator that draws letters until the end mark.
+
+    The letters of a sample depend only on its seed and the weights.
     """
 
     def __init__(self, config: FakeGeneratorConfig, context: WorkerContext) -> None:
@@ -104,11 +105,11 @@ class FakeGenerator:
         self._config = config
         self._logits = initial_logits(0)
         self._running: dict[tuple[int, int], tuple[SampleRequest, list[int]]] = {}
-        self._begun: dict[
-            tuple[int, int], tuple[int, list[float]]
-        ] = {}  # first version, log-probs so far
+        # Key of a running sample -> the version that drew its first letter, and the log-probs of
+        # its letters so far.
+        self._begun: dict[tuple[int, int], tuple[int, list[float]]] = {}
         self._incoming: dict[str, np.ndarray] = {}
-        self._asleep = b""
+        self._asleep = b""  # the logits while it sleeps
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         self._running.update({(r.ordinal, r.sample): (r, []) for r in requests})
@@ -118,7 +119,8 @@ class FakeGenerator:
             raise ContractError(
                 "a sleeping generator was asked to go on", where="fake", todo="wake it first"
             )
-        ended, table = [], log_softmax(self._logits)
+        ended = []
+        table = log_softmax(self._logits)
         for key, (request, letters) in list(self._running.items()):
             letters.append(self._draw(request, len(letters)))
             self._begun.setdefault(key, (self.version, []))[1].append(table[letters[-1]])
@@ -134,6 +136,7 @@ class FakeGenerator:
         return [self._finished(request, letters, ABORTED) for request, letters in taken]
 
     def _draw(self, request: SampleRequest, position: int) -> int:
+        """Draws a letter: a hash of seed and position is the uniform number of an inverse CDF."""
         if request.greedy:
             return int(self._logits.argmax())
         uniform = xxhash.xxh3_64_intdigest(f"{request.seed}/{position}".encode()) / 2**64
@@ -200,8 +203,9 @@ class FakeGenerator:
 
 
 class FakeTrainer:
-    """REINFORCE on the table of logits, with the gradient written out. Ranks do not meet: use one
-    replica.
+    """A trainer that does REINFORCE on the table of logits, with the gradient written out.
+
+    Its ranks do not communicate, so use one replica.
     """
 
     def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
@@ -235,7 +239,8 @@ class FakeTrainer:
             np.abs(logp[columns["action_ids"]] - columns["logp"]).max(initial=0.0)
             for columns in fresh
         ]
-        norms, losses = [], []
+        norms = []
+        losses = []
         for _ in range(epochs):
             for minibatch in range(minibatches):
                 loss, gradient = self._loss(advantages, minibatch)
@@ -258,8 +263,9 @@ class FakeTrainer:
         }
 
     def _loss(self, advantages: np.ndarray, minibatch: int) -> tuple[float, np.ndarray]:
-        """Sum over trained actions of -advantage * logp, over their number; and the gradient that
-        lowers it.
+        """Returns the loss of one minibatch, and minus its gradient, which lowers the loss.
+
+        The loss is the mean of -advantage * logp over the trained actions.
         """
         chosen = [i for i, record in enumerate(self._records) if record.minibatch == minibatch]
         size = self._config.micro_batch or max(len(chosen), 1)
@@ -272,7 +278,11 @@ class FakeTrainer:
     def _micro_batch(
         self, indexes: Sequence[int], advantages: np.ndarray
     ) -> tuple[float, np.ndarray, int]:
-        """Sums over the trained actions of some records: loss, minus its gradient, number."""
+        """Returns sums over the trained actions of some records.
+
+        They are the loss, minus its gradient, and the number of actions. For one record with n
+        letters, the gradient of sum(logp) by the logits is counts - n * softmax(logits).
+        """
         logp = log_softmax(self._logits).astype(np.float64)
         loss, gradient, actions = 0.0, np.zeros(len(VOCABULARY)), 0
         for i in indexes:
@@ -288,7 +298,7 @@ class FakeTrainer:
         return loss, gradient, actions
 
     def _drawn(self, record: TrainRecord, logp: np.ndarray) -> tuple[float, np.ndarray]:
-        """Sum over trained actions of (logp - column)^2 / 2; and minus its gradient."""
+        """Returns the sum over trained actions of (logp - column)^2 / 2, and minus its gradient."""
         trained = record.columns["action_mask"] != 0
         letters = record.columns["action_ids"][trained]
         apart = logp[letters] - record.columns[self._config.toward][trained].astype(np.float64)
@@ -296,7 +306,7 @@ class FakeTrainer:
         return float(apart @ apart) / 2, apart.sum() * np.exp(logp) - weights
 
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
-        """The log-probs of the actions, in every column of the role."""
+        """Returns the log-probs of the actions, in every column of the role."""
         table = log_softmax(self._logits)
         given = [table[record.columns["action_ids"]] for record in records]
         return [dict.fromkeys(self._columns, logp) for logp in given]
@@ -312,11 +322,8 @@ class FakeTrainer:
         self.finish_save()
 
     def begin_save(self, directory: Path) -> None:
-        self._begun = (
-            directory / "state.npz",
-            self._logits,
-            self.version,
-        )  # an update makes a new table
+        # No copy is needed: an update makes a new table and leaves this one as it is.
+        self._begun = (directory / "state.npz", self._logits, self.version)
 
     def finish_save(self) -> None:
         if self._begun is not None:
@@ -338,8 +345,9 @@ class FakeTrainer:
 
 
 class FakeAnnotator:
-    """Log-probs of the letters under a table of its own, drawn by the seed; the same in every
-    column.
+    """An annotator that gives the log-probs of the letters under a table of its own.
+
+    The table is drawn by the seed. Every column of the role has the same values.
     """
 
     def __init__(self, config: FakeAnnotatorConfig, context: WorkerContext) -> None:
@@ -357,7 +365,10 @@ class FakeAnnotator:
 
 
 class FakeScorer:
-    """The share of ``a`` among an answer's letters; an answer without any cannot be scored."""
+    """A reward that is the share of ``a`` among an answer's letters.
+
+    An empty answer cannot be scored.
+    """
 
     def __init__(self, config: None, context: WorkerContext) -> None:
         pass
@@ -372,6 +383,8 @@ class FakeScorer:
 
 
 class FakeDataset:
+    """A dataset whose prompts are "row 0", "row 1" and so on."""
+
     def __init__(self, config: FakeDataConfig) -> None:
         self._rows = config.rows
 
@@ -385,7 +398,7 @@ class FakeDataset:
 
 
 class FakeAdvantage:
-    """Reward minus the mean of its group."""
+    """An advantage that is a record's reward minus the mean of its group."""
 
     requires: frozenset[str] = frozenset()
 
@@ -400,8 +413,9 @@ class FakeAdvantage:
 
 
 class FakeObjective:
-    """-advantage * logp over trained actions, in whatever arrays it gets. The fake trainer has its
-    own built in.
+    """An objective that is the sum of -advantage * logp over the trained actions.
+
+    It works on torch tensors. The fake trainer does not use it and computes its own loss.
     """
 
     requires: frozenset[str] = frozenset()
@@ -423,7 +437,7 @@ class FakeObjective:
 
 
 class FakeBalancer:
-    """Longest first, each to the lightest bin."""
+    """A balancer that gives the longest record first, each to the lightest bin so far."""
 
     def __init__(self, config: None = None) -> None:
         pass

@@ -1,5 +1,7 @@
-"""Faults for simulated runs: messages lost, late, doubled, overtaken; processes killed at a message
-and born again.
+"""Injects faults into simulated runs.
+
+Messages are lost, delayed, doubled or overtaken, and processes are killed at a message and started
+again.
 """
 
 from __future__ import annotations
@@ -17,16 +19,30 @@ from gcore_core.contract.errors import WorkerDied
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Body, Call, Service
 
-#: what can become of a message
+#: What can happen to a message.
+#: noticed: it is lost, and the sender sees a broken connection.
+#: silent: it is lost, and only the sender's deadline notices.
+#: twice: it arrives twice; this happens to requests only.
+#: late: it arrives up to LATE_S seconds later.
+#: overtaken: it arrives after the next message on the same line, or after LATE_S seconds.
+#: kill: it arrives, and some process is killed.
 FAULTS = ("noticed", "silent", "twice", "late", "overtaken", "kill")
-LATE_S, DEAD_S = 20.0, 3.0
+LATE_S = 20.0
+DEAD_S = 3.0  # a killed process starts again after at most so many seconds
 
 
 class Life:
-    """One life of a process: the tasks that it started, which end with it."""
+    """One life of a simulated process; the tasks that it started are cancelled when it ends.
+
+    name: the process.
+    number: which of its lives this is.
+    over: whether the process was killed.
+    """
 
     def __init__(self, name: str, number: int) -> None:
-        self.name, self.number, self.over = name, number, False
+        self.name = name
+        self.number = number
+        self.over = False
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def owns(self, task: asyncio.Task[Any]) -> None:
@@ -40,12 +56,15 @@ class Life:
             task.cancel()
 
 
+# The life on whose behalf code runs. asyncio copies the context into every new task, so that a task
+# belongs to the same life as the code that started it.
 _life: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
 
 class LastingService(Service):
-    """A service of a process that is not killed: what it starts for a caller is its own, and
-    outlives that caller.
+    """A service of a process that is never killed.
+
+    The tasks that it starts for a caller do not end with that caller.
     """
 
     async def handle(self, method: str, body: Body, call: Call, emit: Any) -> bytes:
@@ -54,7 +73,7 @@ class LastingService(Service):
 
 
 class MortalService(Service):
-    """A service whose callers learn that the connection broke when its process ends."""
+    """A service of a process that can be killed; its callers then get WorkerDied."""
 
     def __init__(self, life: Life) -> None:
         super().__init__(life.name)
@@ -77,6 +96,7 @@ def _owned(
     work: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[Any]:
+    """Makes a task, as the loop's task factory, and gives it to the life that started it."""
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
     if (life := _life.get()) is not None:
         life.owns(task)
@@ -84,12 +104,16 @@ def _owned(
 
 
 class Faults:
-    """Weather with the faults of a seed. ``hits``: how often by (sender's role, method, fault)."""
+    """Weather with faults, which are drawn by a seed.
+
+    hits: (sender's role, method, fault) -> how often it happened.
+    seen: (sender's role, method) of every message.
+    """
 
     def __init__(self, seed: int, *, rate: float = 0.08, kills: float = 0.0025) -> None:
         self._random, self._rate, self._kills = random.Random(seed), rate, kills
         self.hits: Counter[tuple[str, str, str]] = Counter()
-        self.seen: set[tuple[str, str]] = set()  # (sender's role, method)
+        self.seen: set[tuple[str, str]] = set()
         self._passed: dict[tuple[str, str], asyncio.Event] = {}
         self._births: dict[str, Callable[[Life], MortalService]] = {}
         self._buried: Callable[[Life], None] = lambda life: None
@@ -100,13 +124,19 @@ class Faults:
         births: dict[str, Callable[[Life], MortalService]],
         buried: Callable[[Life], None],
     ) -> None:
-        """births: makes a process anew; buried: told of every life that ended."""
+        """Starts the faults on a network.
+
+        births: process -> a function that makes its service for a new life.
+        buried: called with every life that has ended.
+        """
         self._network, self._births, self._buried = network, births, buried
         asyncio.get_running_loop().set_task_factory(_owned)
 
     async def travel(self, source: str, target: str, method: str) -> int:
+        """Delays one message and returns how often it arrives: 0, 1 or 2 times."""
         role = source.rstrip("0123456789.")
         self.seen.add((role, method))
+        # If a message on this line waits to be overtaken, this one releases it on its arrival.
         line = source, target
         arrived = self._passed.pop(line, None)
         await asyncio.sleep(self._random.uniform(0, 0.5))
@@ -123,7 +153,7 @@ class Faults:
         asked = self._network.services.get(target)
         handlers = asked._handlers if isinstance(asked, Service) else {}
         if fault == "twice" and method not in handlers:
-            return 1  # only requests come twice
+            return 1  # only requests arrive twice
         self.hits[role, method, fault] += 1
         if fault == "silent":
             await asyncio.get_running_loop().create_future()  # for ever
@@ -134,18 +164,20 @@ class Faults:
         return {"noticed": 0, "twice": 2}.get(fault, 1)
 
     async def _overtaken(self, line: tuple[str, str]) -> None:
-        """Until the next message from the same sender has come, if there is one."""
+        """Waits until the next message on the same line has arrived, for at most LATE_S seconds."""
         waiting = self._passed.setdefault(line, asyncio.Event())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LATE_S):
                 await waiting.wait()
 
     def _kill(self, name: str) -> None:
+        """Ends the current life of a process and starts the next one after a while."""
         service = self._network.services.pop(name, None)
         if not isinstance(service, MortalService):
             return  # dead already
         service.life.end()
         self._buried(service.life)
+        # An empty context: the new life must not belong to the one whose message kills here.
         born = contextvars.Context().run(
             asyncio.ensure_future, self._again(name, service.life.number + 1)
         )
@@ -153,5 +185,6 @@ class Faults:
         born.add_done_callback(self._network.copies.discard)
 
     async def _again(self, name: str, number: int) -> None:
+        """Makes a new life of a process and has the network serve it."""
         await asyncio.sleep(self._random.uniform(0, DEAD_S))
         await self._network.view(name).serve(name, self._births[name](Life(name, number)))

@@ -1,5 +1,6 @@
-"""One contract class for each kind of provider. A subclass whose name begins with ``Test`` is a
-test file's content.
+"""There is one contract class for each kind of provider.
+
+A test file contains a subclass of one of them, whose name begins with ``Test``.
 """
 
 from __future__ import annotations

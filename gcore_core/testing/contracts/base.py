@@ -1,12 +1,11 @@
-"""What all contracts share: which provider is tested, what it claims, how outcomes are told.
+"""The base of all contracts: which provider is tested, what it claims, and how tests end.
 
     class TestMine(BalancerContract):
         provider = "mine"
 
-Outcomes are pass, fail and not claimed. A test that ``claims`` a capability which the provider's
-description does not
-have ends as not claimed: it is counted and listed. ``known_gaps`` holds failures that the author
-knows of; a gap that has closed fails until it is taken out.
+A test passes, fails or is not claimed. It ends as not claimed when it ``claims`` a capability that
+the provider's description does not have; such tests are counted and listed. ``known_gaps`` names
+failures that the author knows of. A gap that has closed fails until it is removed from there.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class NotClaimed(pytest.skip.Exception):  # type: ignore[name-defined, misc]
-    """Ends a test as not claimed; the message says what is not."""
+    """Ends a test as not claimed. The message names what is not claimed."""
 
 
 def claims(capability: str) -> Callable[[T], T]:
-    """Marks a test that holds a provider to a claim; where nobody claims it, the outcome is not
-    claimed.
-    """
+    """Marks a test of a capability; it ends as not claimed when the provider does not claim it."""
 
     def mark(test: T) -> T:
         test.capability = capability  # type: ignore[attr-defined]
@@ -43,13 +40,14 @@ def claims(capability: str) -> Callable[[T], T]:
 
 
 class Contract:
-    """Base of every contract; a plugin may derive contracts for kinds of its own.
+    """The base of every contract. A plugin may derive contracts for kinds of its own.
 
+    kind: the kind of provider that is tested.
     provider: what ``use:`` says ("torch", "core/varied"), or a description. It may stay None when
-        the fixture that gives the tested object is overridden; ``capabilities`` then says what that
-        object claims.
-    config: settings under which the provider is made. tolerance: what the contract's comparisons of
-        numbers allow.
+        the fixture that gives the tested object is overridden.
+    config: settings that the provider is made with.
+    capabilities: what the tested object claims; None to read it from the provider's description.
+    tolerance: how much numbers may differ; each contract says of which and in what unit.
     known_gaps: name of a test, or of one of its cases ("test_x[case]") -> why it fails, with a link
         where there is one.
     """
@@ -95,16 +93,14 @@ class Contract:
 
     @classmethod
     def claimed(cls) -> frozenset[str]:
-        """The capabilities in the provider's description, or those that the class names."""
+        """Returns the capabilities that the class names, or those in the provider's description."""
         if cls.capabilities is not None:
             return cls.capabilities
         return frozenset() if cls.provider is None else cls.description().capabilities
 
     @classmethod
     def description(cls, kind: str = "") -> Provider:
-        """What the provider says of itself; an installed plugin is loaded as a run would load
-        it.
-        """
+        """Returns the provider's description; an installed plugin is loaded as a run loads it."""
         if cls.provider is None:
             raise ContractError(
                 f"{cls.__name__} says neither which provider it tests nor how to make it.",
@@ -116,12 +112,16 @@ class Contract:
         return described(cls.provider, kind or cls.kind)
 
     def build(self, *args: Any, **changes: Any) -> Any:
-        """Makes the tested object as a worker would; ``changes`` are further settings."""
+        """Makes the tested object as a worker would.
+
+        args: passed to the factory after the config.
+        changes: settings that are added to ``config``.
+        """
         return make(self.description(), {**self.config, **changes}, *args)
 
     @pytest.fixture
     def model(self) -> Mapping[str, Any]:
-        """The ``model:`` mapping of the role, for backends that need one."""
+        """Gives the ``model:`` mapping of the role, for backends that need one."""
         return {}
 
     @pytest.fixture
@@ -132,7 +132,7 @@ class Contract:
 
 
 def described(provider: str | Provider, kind: str) -> Provider:
-    """The description that ``use: provider`` names for a kind."""
+    """Returns the description that ``use: provider`` names for a kind."""
     if isinstance(provider, Provider):
         return provider
     from gcore_core.config import catalog
@@ -145,13 +145,13 @@ def described(provider: str | Provider, kind: str) -> Provider:
 
 
 def make(spec: Provider, settings: Mapping[str, Any], *args: Any) -> Any:
-    """Calls the factory with its own config object."""
+    """Calls a provider's factory with its own config object, made of ``settings``."""
     config = None if spec.config is None else msgspec.convert(dict(settings), spec.config)
     return import_attribute(spec.factory)(config, *args)
 
 
 def closing(backend: Any) -> Iterator[Any]:
-    """Gives a fixture's backend and closes it, if it can be closed."""
+    """Yields the backend for a fixture, and closes it afterwards if it can be closed."""
     yield backend
     close = getattr(backend, "close", None)
     if close is not None:
