@@ -1,5 +1,6 @@
-"""Saving the run's state while the next step runs: the lead has the ranks begin, and at a later
-boundary finish.
+"""Saves the run's state while the next step runs.
+
+The lead has the ranks begin a save, and has them finish it at a later boundary of steps.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ T = TypeVar("T")
 
 
 class Checkpointing:
-    """Done by the lead alone: the others cannot train before it goes on. A save that fails is told,
-    and training too goes on; the checkpoints before stay whole.
+    """Saves checkpoints; only the lead does, and the other shards cannot train before it goes on.
+
+    When a save fails, the supervisor is told and training goes on; earlier checkpoints stay whole.
     """
 
     def __init__(self, context: ControllerContext, state: Mapping[str, Any]) -> None:
         facts = context.facts
         self._context = context
-        self._newest = CommitCheckpoint(
-            facts.start_step, dict(state), {}
-        )  # what the trainers hold between two steps
+        # What the trainers hold between two steps.
+        self._newest = CommitCheckpoint(facts.start_step, dict(state), {})
         self._saved = facts.start_step if facts.state else -1  # the step of the latest save
-        self._begun: CommitCheckpoint | None = None
+        self._begun: CommitCheckpoint | None = None  # the save that is not finished
 
     async def carry(self, step: int, headers: list[Header]) -> None:
-        """What this shard keeps for the next step goes into a checkpoint of ``step``, whenever it
-        is made.
+        """Hands over the records that this shard carries to the next step; every shard calls it.
+
+        They go into the checkpoint of ``step``, whenever that is made.
         """
         if headers:
             await self._tell(CARRIED, Carried(step, self._context.facts.shard, headers))
@@ -53,11 +55,19 @@ class Checkpointing:
     async def at(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], last: bool
     ) -> dict[str, float]:
-        """A step's end. Finishes the save that was begun before, begins another where one is due;
-        how long both held the run up. One that is to end early is saved, too, where nothing else
-        is.
+        """Finishes the save that was begun before, and begins another where one is due.
+
+        It is called at the end of each step. A run that ends early is saved even where no
+        checkpoints were asked for.
+
+        state: what a resumed run of the controller needs.
+        last: whether the run ends with this step.
+
+        Returns the seconds for which both held the run up, as a metric; empty where nothing was
+        due to be saved.
         """
-        every, stopping = self._context.facts.checkpoint.every, self._context.stopping.is_set()
+        every = self._context.facts.checkpoint.every
+        stopping = self._context.stopping.is_set()
         self._newest = CommitCheckpoint(step, dict(state), dict(metrics))
         if not self._context.agree.lead or not (every or (last and stopping)):
             return {}
@@ -71,7 +81,10 @@ class Checkpointing:
         return {"seconds/checkpoint": clock() - began_s}
 
     async def flush(self) -> None:
-        """The run ends here, while the trainers hold the state of the last step's end."""
+        """Saves what is not saved yet, since the run ends here, between two steps.
+
+        The trainers must hold the state of the last step's end.
+        """
         if self._context.agree.lead:
             await self._finish()
             if self._saved != self._newest.step:
@@ -93,7 +106,7 @@ class Checkpointing:
             await self._tell(COMMIT_CHECKPOINT, begun)
 
     async def _ask(self, endpoint: Endpoint[SaveState, Nothing], request: SaveState) -> None:
-        """Every rank takes part, since saving may need collectives."""
+        """Asks every rank, since saving may need collectives; a save that failed is given up."""
         ranks = self._context.trainers
         try:
             await asyncio.gather(*(insist(rank, endpoint, request) for rank in ranks))
@@ -107,11 +120,11 @@ class Checkpointing:
 
 
 class Stopped(Exception):
-    """The run is to end, and its trainers hold the state of the end of a step."""
+    """Raised when the run is to end while its trainers hold the state of a step's end."""
 
 
 async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` gives. Ends it and raises Stopped when ``stopping`` is set before."""
+    """Returns what ``work`` gives; cancels it and raises Stopped when ``stopping`` is set first."""
     tasks = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

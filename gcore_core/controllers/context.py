@@ -1,5 +1,6 @@
-"""What a controller is given: facts of the job, peers, agreements, the small objects that
-algorithms plug in.
+"""Defines what a controller is given.
+
+These are facts of the job, peers, agreements and the objects of the algorithms that were chosen.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ControllerContext:
 
     @property
     def advantage(self) -> Advantage:
-        """Raises ContractError in a program that says that it needs none, and uses it."""
+        """The chosen advantage; raises ContractError in a program that said that it needs none."""
         if self.chosen_advantage is None:
             raise ContractError(
                 "the step program uses an advantage, and its description does not name that part.",
@@ -70,7 +71,7 @@ class ControllerContext:
 
     @property
     def advantage_code(self) -> PluginCode:
-        """What errors say of the advantage; those of filter and balancer follow."""
+        """Calls the advantage's code and names its plugin in errors; so do the next two."""
         return advantage_code(self.advantage, self.facts.providers.get("advantage", ""))
 
     @property
@@ -90,8 +91,9 @@ class ControllerContext:
 def make_context(
     config: None, facts: JobFacts, factories: Mapping[str, FactorySpec], network: Network
 ) -> ControllerContext:
-    """A factory like any other, so that a worker needs no more than its name; it has no
-    ``config``.
+    """Makes the context of a controller.
+
+    It is a factory like any other, so that a worker needs only its name; it takes no ``config``.
     """
     supervisor = network.peer("supervisor")
     return ControllerContext(

@@ -1,4 +1,7 @@
-"""Held-out prompts, drawn greedily and at the training temperature, scored by the same rewards."""
+"""Evaluates weights on held-out prompts.
+
+Records are drawn greedily and at the training temperature, and scored by the same rewards.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,9 @@ class Evaluation:
         self._drawing = Drawing(context, placement)
 
     async def at(self, version: int, last: bool) -> Evaluated | None:
-        """Evaluates weights ``version`` where one is due: at the start, at the end and every so
-        many steps.
+        """Evaluates weights ``version`` if an evaluation is due; returns None if it is not.
+
+        One is due at the start, at the end (``last``) and every so many steps.
         """
         facts = self._context.facts
         rows = min(facts.evaluation.prompts, facts.rows.get("evaluation", 0))

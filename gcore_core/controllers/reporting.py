@@ -1,4 +1,7 @@
-"""A step in numbers: each shard sums its own records, the lead merges and tells the supervisor."""
+"""Reports a step in numbers.
+
+Each shard sums its own records; the lead merges the sums and sends them to the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,12 @@ from gcore_core.runtime.rpc.retry import insist
 
 
 class ShardReport(msgspec.Struct, array_like=True):
-    """What one shard adds to the report. ``sums``: name -> (sum, weight); ``counts`` are simply
-    added.
+    """What one shard adds to the report.
+
+    sums: name -> (sum, weight); the report has the quotient of these over all shards.
+    counts: name -> a number that is added over all shards.
+    evaluation: as ``sums``; empty without an evaluation.
+    samples: a few evaluated records, by reference.
     """
 
     sums: dict[str, tuple[float, float]]
@@ -29,9 +36,11 @@ class ShardReport(msgspec.Struct, array_like=True):
 
 
 class Reporting:
+    """Makes one shard's part of each step's report; the lead's also sends the whole."""
+
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
-        self._before = Traffic()
+        self._before = Traffic()  # up to the latest summary
 
     def summary(
         self,
@@ -40,7 +49,12 @@ class Reporting:
         verdicts: Mapping[int, tuple[str, str]],
         evaluated: Evaluated | None,
     ) -> ShardReport:
-        """This shard's sums over the records it trained on."""
+        """This shard's sums over the records it trained on.
+
+        counts: name -> groups, reported as ``groups/NAME``.
+        verdicts: ordinal -> (verdict, reason) of the step's groups; they are counted by verdict.
+        evaluated: this shard's part of an evaluation, if one was made.
+        """
         records = [header for group in groups for header in group]
         rewards, n = self._context.facts.rewards, float(len(records))
         before, self._before = self._before, replace(self._context.traffic)
@@ -65,7 +79,7 @@ class Reporting:
         return ShardReport(sums, told, *_of(evaluated))
 
     async def begin(self, version: int, evaluated: Evaluated | None) -> None:
-        """The report of the state before the first step: an evaluation, if one was due."""
+        """Reports the state before the first step: an evaluation, if one was due."""
         await self.end(version, ShardReport({}, {}, *_of(evaluated)), {}, {})
 
     async def end(
@@ -75,8 +89,12 @@ class Reporting:
         metrics: Mapping[str, float],
         ledger: Mapping[str, Any],
     ) -> None:
-        """Merges the shards' parts; ``metrics`` (trainer, stages) are the lead's, taken as they
-        are.
+        """Merges the shards' parts and sends the report; all shards call it.
+
+        version: of the weights after the step.
+        mine: this shard's part.
+        metrics: of the trainer and the stages; the lead's are reported as they are.
+        ledger: what a resumed run needs of the ledger.
         """
         agree = self._context.agree
         parts = await agree.collect("report", msgspec.msgpack.encode(mine))
@@ -105,6 +123,7 @@ def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:
     return (evaluated.sums, evaluated.samples) if evaluated else ({}, [])
 
 
+# Each name's sum over all parts, divided by its weight over all parts; none where that is 0.
 def _means(parts: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
     totals: dict[str, tuple[float, float]] = {}
     for sums in parts:

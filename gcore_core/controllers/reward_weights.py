@@ -1,5 +1,6 @@
-"""From the named rewards of records to one number each: normalised as each reward's settings say,
-then weighted.
+"""Makes one number from the named rewards of a record.
+
+Each reward is normalised as its settings say, then weighted.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ BATCH = "batch"
 
 
 def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Reward]) -> np.ndarray:
-    """float64[K, 3]: count, sum and sum of squares of each reward that is normalised over the
-    batch, by name.
+    """float64[K, 3]: count, sum and sum of squares of each reward that is normalised by batch.
 
-    Summed over the shards they are what ``rewards_of`` needs; empty where no reward is.
+    The K rewards are in order of their names; K is 0 where no reward is normalised so.
+    ``rewards_of`` needs the sum over the shards.
     """
     rows = []
     for name in _batched(weighings):
@@ -36,11 +37,12 @@ def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Rewar
 def rewards_of(
     group: Sequence[Header], weighings: Mapping[str, Reward], totals: np.ndarray | None = None
 ) -> np.ndarray:
-    """float64[records]: the weighted sum of each record's rewards; one that a record has not
-    (skipped) adds nothing.
+    """float64[records]: the weighted sum of each record's rewards.
 
-    totals: of ``statistics``; without them nothing is normalised, as for a filter, which must not
-        depend on others.
+    A reward that a record does not have, since it was skipped, adds nothing.
+
+    totals: what ``statistics`` returned, summed over the shards. Without it nothing is normalised:
+        so it is for a filter, whose verdict on a group must not depend on other groups.
     """
     found = np.zeros(len(group))
     moments = dict(zip(_batched(weighings), totals, strict=True)) if totals is not None else {}
@@ -66,7 +68,7 @@ def _batched(weighings: Mapping[str, Reward]) -> list[str]:
 
 
 def _standardised(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
-    """0 where all values are equal, but for what rounding made of their difference."""
+    """The values less their mean, over their deviation; all 0 if they differ by rounding only."""
     if deviation <= 1e-6 * abs(mean):
         return np.zeros_like(values)
     return np.asarray((values - mean) / deviation)

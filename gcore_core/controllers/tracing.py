@@ -1,9 +1,10 @@
-"""Writes what a shard saw of every record and stage, with times: a JSON line each, in
-``trace/controller.<shard>.jsonl``.
+"""Writes what a shard saw of every record and stage, with times.
+
+Each is one JSON line of ``trace/controller.<shard>.jsonl``. ``gcore_core.contract.run_files`` has
+the types of the lines and reads them.
 
 Times are seconds of the event loop's clock, which the processes of one machine share; the first
-line of a file says how far that is from the time of day. ``gcore_core.contract.run_files`` has the
-types of the lines and reads them.
+line of a file says how far that is from the time of day.
 """
 
 from __future__ import annotations
@@ -23,23 +24,27 @@ _FLUSH_LINES = 1024
 
 
 class Stopwatch:
-    """Seconds of each stage of a step, by the clock of the event loop; they go into the trace."""
+    """Measures the seconds of each stage of a step, by the event loop's clock, for the trace.
+
+    laps_s: stage -> its seconds.
+    """
 
     def __init__(self, trace: Trace, step: int) -> None:
         self.laps_s: dict[str, float] = {}
-        self._trace, self._step = trace, step
+        self._trace = trace
+        self._step = step
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
 
     def lap(self, name: str) -> None:
-        """The stage ``name`` ends here; it began where the one before it ended."""
+        """Ends the stage ``name`` here; it began where the one before it ended."""
         before_s = self._last_s
         self._last_s = self._loop.time()
         self.laps_s[name] = self._last_s - before_s
         self._trace.stage(self._step, name, before_s, self._last_s)
 
     def go_on(self) -> None:
-        """What came since the last lap belongs to no stage."""
+        """Begins the next stage here: the time since the last lap belongs to no stage."""
         self._last_s = self._loop.time()
 
     def metrics(self) -> dict[str, float]:
@@ -60,7 +65,10 @@ class Trace:
         self._lines: list[bytes] = []
 
     def finished(self, step: int, replica: str, sent_s: float, headers: Iterable[Header]) -> None:
-        """Headers came from a replica. An evaluation's, which get no verdict, are left out."""
+        """Notes that headers came from a replica; leaves out an evaluation's, which get no verdict.
+
+        sent_s: when the replica was asked.
+        """
         if self._path is None:
             return
         now_s = asyncio.get_running_loop().time()
@@ -69,7 +77,7 @@ class Trace:
             self._open[h.key] = record(ordinal=h.ordinal, sample=h.sample, attempt=h.attempt)
 
     def scored(self, scores: Iterable[RecordScore]) -> None:
-        """Some rewards of some records came."""
+        """Notes that some rewards of some records came."""
         if self._open:
             now_s = asyncio.get_running_loop().time()
             for score in scores:
@@ -88,17 +96,17 @@ class Trace:
                     ]
 
     def settled(self, group: Iterable[Header], verdict: str, reason: str) -> list[Record]:
-        """A group got its verdict: its records are written, and returned."""
+        """Writes the records of a group that got its verdict, and returns them."""
         found = []
         for h in group:
             record = self._open.pop(h.key, None)
             if record is not None:
-                record.version, record.n_prompt, record.n_actions = (
-                    h.versions[1],
-                    h.n_prompt,
-                    h.n_actions,
-                )
-                record.status, record.verdict, record.reason = h.status, verdict, h.reason or reason
+                record.version = h.versions[1]
+                record.n_prompt = h.n_prompt
+                record.n_actions = h.n_actions
+                record.status = h.status
+                record.verdict = verdict
+                record.reason = h.reason or reason
                 record.chunk_bytes = 0 if h.columns is None else h.columns.nbytes
                 record.media_bytes = sum(ref.nbytes for ref in h.media.values())
                 self._write(record)
@@ -115,7 +123,7 @@ class Trace:
             self.flush()
 
     def flush(self) -> None:
-        """Appends what there is to the file. A disk that is full loses lines, not the run."""
+        """Appends the lines that wait to the file; when it fails, the run goes on untraced."""
         if self._path is None or not self._lines:
             return
         lines, self._lines = self._lines, []

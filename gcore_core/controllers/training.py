@@ -1,5 +1,6 @@
-"""Balance, preparation, advantages, training: the part of a step in which every device serves the
-trainer.
+"""Trains on the records of a step: balance, preparation, advantages, updates.
+
+It is the part of a step in which every device serves the trainer.
 """
 
 from __future__ import annotations
@@ -44,14 +45,17 @@ from gcore_core.runtime.relay import RELAYED
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import encode
 
-Key = tuple[int, int]
+Key = tuple[int, int]  # (ordinal, sample) of a record
 Plan = dict[Key, Assignment]
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A plan, what each rank has by it, and the worst imbalance of a minibatch that the balancer
-    predicts.
+    """A plan and what the balancer predicts of it.
+
+    plan: where each record trains.
+    loads: for each rank, the work that it has by the plan.
+    imbalance: the worst of all minibatches, as predicted: the largest load over the mean.
     """
 
     plan: Plan
@@ -60,17 +64,19 @@ class Drawn:
 
 
 class Training:
-    """One shard's part of a step's update: ``balance``, ``prepare``, ``advantages``, ``train``, in
-    this order.
+    """One shard's part of a step's update.
+
+    A step program calls ``balance``, ``prepare``, ``advantages`` and ``train``, in this order.
 
     The plan of a step says on which data-parallel rank and in which minibatch a record trains. A
-    record that older weights than the trainer's have begun is stale: the trainer does not compare
+    record is stale when older weights than the trainer's began it: the trainer does not compare
     its log-probs with its own.
     """
 
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
-        self._context, self._config = context, config
-        self._drawn: Drawn | None = None  # the lead's
+        self._context = context
+        self._config = config
+        self._drawn: Drawn | None = None  # only the lead has it
         restore_costs(context.balancer, context.facts.state.get("balance", {}))
 
     def state(self) -> dict[str, Any]:
@@ -78,8 +84,9 @@ class Training:
         return learned_costs(self._context.balancer)
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
-        """Facts to the lead, a plan back. Only the lead sees all facts; each shard gets the part of
-        its records.
+        """Sends the facts of this shard's records to the lead; returns the plan for these records.
+
+        Only the lead sees the facts of all shards, and only it asks the balancer.
         """
 
         async def lead(told: list[bytes]) -> list[bytes]:
@@ -111,8 +118,10 @@ class Training:
     async def prepare(
         self, step: int, groups: list[list[Header]], plan: Plan
     ) -> dict[Key, list[float]]:
-        """Has every role that gives columns annotate the records, then sends every rank the
-        references of its records; gets back the scalars that the advantage requires.
+        """Prepares the records on the ranks; returns the scalars that the advantage requires.
+
+        Every role that gives columns annotates the records first. Then each rank gets references
+        to its records. For each record there is a row of scalars, by their sorted names.
         """
         names = sorted(self._context.advantage.requires)
         items: list[list[TrainItem]] = [[] for _ in self._context.ranks]
@@ -130,9 +139,13 @@ class Training:
     async def advantages(
         self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]
     ) -> dict[Key, float]:
-        """One number per record, from this shard's groups and statistics summed over all shards."""
+        """One number per record, from this shard's groups and statistics summed over all shards.
+
+        scalars: what ``prepare`` returned.
+        """
         advantage = self._context.advantage
-        names, rewards = sorted(advantage.requires), self._context.facts.rewards
+        names = sorted(advantage.requires)
+        rewards = self._context.facts.rewards
         totals = statistics(groups, rewards)
         if totals.size:
             totals = (await self._context.agree.sum("rewards", totals)).reshape(totals.shape)
@@ -169,8 +182,10 @@ class Training:
     async def train(
         self, step: int, advantages: Mapping[Key, float], plan: Plan
     ) -> dict[str, float]:
-        """All updates of the step, on all ranks; for the lead, metrics as the ranks agreed on
-        them.
+        """Runs all updates of the step on all ranks.
+
+        Returns the metrics that the ranks agreed on; empty on other shards than the lead. Raises
+        WeightMismatch when log-probs differ by more than the band.
         """
         config = self._config
         parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
@@ -190,7 +205,7 @@ class Training:
     async def _ask(
         self, endpoint: RelayedEndpoint[Part, Answer], step: int, parts: Sequence[Part]
     ) -> list[Answer]:
-        """One part for each data-parallel rank, through relays; the ranks' answers."""
+        """Sends one part to each data-parallel rank, through relays; returns the ranks' answers."""
         facts = self._context.facts
 
         async def ask(ranks: list[list[Peer]], parts: Sequence[Part]) -> list[Answer]:
@@ -206,17 +221,21 @@ class Training:
         return [answer for part in answers for answer in part]
 
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
-        """How even the ranks' work was meant to be and was; shows it to a balancer that learns.
-        Only the lead can.
+        """Metrics of how even the ranks' work was planned and was; empty except in the lead.
+
+        A balancer that learns is shown the seconds too.
+
+        busy_s: float64[ranks], seconds of processor time.
         """
-        drawn, balancer = self._drawn, self._context.balancer
+        drawn = self._drawn
+        balancer = self._context.balancer
         if drawn is None:
             return {}
         found = {"balance_planned": drawn.imbalance}
         if not ((busy_s > 0) & np.isfinite(busy_s)).all():
             return found
         found["balance_achieved"] = most_over_mean(busy_s)
-        # measured time never repeats, so a run that is to repeat may not plan by it
+        # Measured time never repeats, so a run that is to repeat may not plan by it.
         if isinstance(balancer, LearnsCosts) and not self._context.facts.run.deterministic:
             code = self._context.balancer_code
             r2 = code.call(balancer.observe, drawn.loads, busy_s)
@@ -225,14 +244,14 @@ class Training:
 
 
 def train_item(header: Header, plan: Plan) -> TrainItem:
-    """A record by its references, as workers are told of it."""
+    """A record as workers get it: references to its columns instead of arrays."""
     ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
     minibatch = plan[header.key].minibatch
     return TrainItem(*header.key, minibatch, ref, header.slot, header.media, header.versions[0])
 
 
 def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:
-    """A group in numbers: its weighted rewards and its lengths."""
+    """A group in numbers: its weighted rewards and its lengths; the scalars are still missing."""
     return GroupScalars(
         rewards=rewards, lengths=np.array([header.n_actions for header in group], np.int64)
     )
@@ -246,12 +265,12 @@ def draw_plan(
     balancer: Balancer,
     code: PluginCode | None = None,
 ) -> Drawn:
-    """Minibatches by seed over whole groups, so that a prompt is encoded once; inside each, ranks
-    by the balancer.
+    """Assigns records to minibatches and ranks.
 
-    Never by length: a length that decides the update in which a record takes part would bias the
-    gradient. So a balancer is asked about one minibatch at a time, and cannot move a record to
-    another.
+    The seed draws the minibatches, from whole groups, so that a prompt is encoded once. Inside a
+    minibatch the balancer chooses the ranks. Minibatches are never chosen by length: a length that
+    decides the update in which a record takes part would bias the gradient. So a balancer is asked
+    about one minibatch at a time, and cannot move a record to another.
 
     code: what errors say of the balancer; without it they name its class.
     """
@@ -295,15 +314,18 @@ def draw_plan(
 
 
 def most_over_mean(loads: np.ndarray) -> float:
-    """1 when all are equal. Everybody waits for the most burdened, so this is how much longer a
-    step takes.
+    """The largest load over the mean: 1 when all are equal.
+
+    Everybody waits for the most burdened rank, so a step takes this much longer than it must.
     """
     mean = float(loads.mean())
     return float(loads.max()) / mean if mean > 0 else 1.0
 
 
 def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None:
-    """The first forward of a step runs under the weights that sampled it: log-probs must agree
+    """Raises WeightMismatch when the generator's and the trainer's log-probs differ too much.
+
+    The first forward of a step runs under the weights that sampled its records, so they must agree
     within the band.
     """
     gap = metrics.get("logprob_gap_max", 0.0)
@@ -327,8 +349,9 @@ def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None
 
 
 def learned_costs(balancer: Balancer) -> dict[str, Any]:
-    """What goes into a checkpoint, under the balancer's name: a resumed run may have chosen another
-    one.
+    """What the balancer has learned, for a checkpoint; empty for one that keeps nothing.
+
+    It stands under the balancer's name, since a resumed run may have chosen another one.
     """
     return (
         {type(balancer).__qualname__: balancer.state()} if isinstance(balancer, KeepsCosts) else {}
@@ -336,6 +359,6 @@ def learned_costs(balancer: Balancer) -> dict[str, Any]:
 
 
 def restore_costs(balancer: Balancer, learned: Mapping[str, Any]) -> None:
-    """Gives the balancer what one of its name had learned."""
+    """Gives the balancer what ``learned_costs`` returned, if it stands under its name."""
     if isinstance(balancer, KeepsCosts) and (state := learned.get(type(balancer).__qualname__)):
         balancer.restore(state)
