@@ -1,8 +1,8 @@
-"""The role's ``engine:`` mapping: passed on to DeepSpeed's configuration as it is, after its names
-were checked.
+"""Checks the role's ``engine:`` mapping and makes DeepSpeed's configuration from it.
 
-DeepSpeed ignores a name that it does not know outside ``zero_optimization``, so what may be passed
-is listed here.
+The mapping is passed on as it is. Its names are checked first, because DeepSpeed ignores a name
+that it does not know outside ``zero_optimization``. So this module lists the names that may be
+passed.
 """
 
 from __future__ import annotations
@@ -87,10 +87,11 @@ _ARGUMENTS = EngineArguments(
 
 
 def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: str) -> None:
-    """Raises ConfigError for a name that DeepSpeed does not know, or that is set elsewhere or
-    fixed.
+    """Raises ConfigError for a name that may not stand under ``engine:``.
 
-    known_zero: what may stand under ``zero_optimization``.
+    DeepSpeed may not know it, this plugin may take it from ``config:``, or it may be fixed.
+
+    known_zero: the names that DeepSpeed knows under ``zero_optimization``.
     """
     zero = engine.get("zero_optimization", {})
     if not isinstance(zero, Mapping):
@@ -103,7 +104,10 @@ def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: s
 def deepspeed_config(
     config: DeepSpeedTrainerConfig, engine: Mapping[str, Any], *, pin_memory: bool
 ) -> dict[str, Any]:
-    """The mapping that ``deepspeed.initialize`` takes."""
+    """Returns the mapping that ``deepspeed.initialize`` takes.
+
+    pin_memory: whether offloaded tensors lie in pinned host memory.
+    """
     zero: dict[str, Any] = {
         "stage": config.stage,
         "reduce_bucket_size": config.bucket_elements,

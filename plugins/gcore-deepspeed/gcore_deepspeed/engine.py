@@ -1,4 +1,7 @@
-"""Forward, backward and update on DeepSpeed: gloo on CPUs, NCCL on CUDA (not tested there)."""
+"""Runs forward, backward and update on DeepSpeed.
+
+Ranks communicate by gloo on CPUs and by NCCL on CUDA, where it has not been tested.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ from gcore_deepspeed.state import load_state, save_universal, save_whole
 class MixedPolicy(Policy):
     """A policy whose forward runs under autocast if its dtype asks for it.
 
-    DeepSpeed turns off an autocast that is on when its engine is called, so this one lies within.
+    The autocast lies inside the policy, because DeepSpeed turns off one that is on when its engine
+    is called.
     """
 
     def __init__(self, model: Any, dtype: str) -> None:
@@ -51,7 +55,8 @@ class DeepSpeedEngine:
     """See ``gcore_language.training.TrainingEngine``."""
 
     def __init__(self, config: DeepSpeedTrainerConfig, context: WorkerContext) -> None:
-        self._config, self._context = config, context
+        self._config = config
+        self._context = context
         check_objective(context)
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
@@ -83,6 +88,10 @@ class DeepSpeedEngine:
             self._reference = self._open_reference()
 
     def _check_settings(self) -> dict[str, Any]:
+        """Returns DeepSpeed's configuration.
+
+        Raises ConfigError for what may not stand under ``engine:``, or what DeepSpeed refuses.
+        """
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
         from pydantic import ValidationError
 
@@ -112,7 +121,10 @@ class DeepSpeedEngine:
     # -- models ------------------------------------------------------------------------------------
 
     def _open(self, path: str) -> MixedPolicy:
-        """A policy on this device; with stage 3 in host memory, from where it is shared out."""
+        """Opens a model as a policy on this device.
+
+        With stage 3 it lies in host memory, from where ``_share_out`` shares it out.
+        """
         config = self._config
         model = load_model(
             path,
@@ -121,9 +133,8 @@ class DeepSpeedEngine:
             trust_remote_code=config.trust_remote_code,
         )
         if config.gradient_checkpointing:
-            for module in (
-                model.modules()
-            ):  # checkpointing needs training mode, in which dropout would change log-probs
+            # checkpointing needs training mode, in which dropout would change log-probs
+            for module in model.modules():
                 if isinstance(module, torch.nn.Dropout):
                     module.p = 0.0
             model.gradient_checkpointing_enable()
@@ -134,8 +145,8 @@ class DeepSpeedEngine:
         check_layouts(
             policy.to(device),
             device,
-            # "flat" gives gradients in another order, and from stage 2 on all ranks must reduce
-            # them in the same one
+            # "flat" produces gradients in another order, and from stage 2 on all ranks must reduce
+            # them in the same order
             may_flat=config.stage == 1
             and exact
             and device.type == "cpu"
@@ -145,20 +156,22 @@ class DeepSpeedEngine:
         return policy
 
     def _share_out(self, policy: MixedPolicy) -> None:
-        """Stage 3: each rank keeps its part of each parameter, which goes to the device one at a
-        time.
+        """With stage 3, leaves each rank its part of each parameter.
+
+        Parameters go to the device one at a time. With other stages nothing happens.
         """
         if self._config.stage == 3:
             self._deepspeed.zero.Init(module=policy, config_dict_or_path=self._settings)
             policy.to(self.device)  # buffers
 
     def _initialize(self, policy: MixedPolicy, optimizer: torch.optim.Optimizer | None) -> Any:
+        """Wraps a policy in DeepSpeed's engine; without an optimizer it can only go forward."""
         engine, *_ = self._deepspeed.initialize(
             model=policy, optimizer=optimizer, config=self._settings, dist_init_required=False
         )
         if self._config.stage == 3 and policy.head_apart:
-            # its shape is read outside of it, and it runs once for each chunk of logits: gathered
-            # once, with the root
+            # The head's shape is read outside of the head, and the head runs once for each chunk of
+            # logits: so its weight is gathered once, together with the root's parameters.
             self._deepspeed.zero.register_external_parameter(
                 policy, policy.model.get_output_embeddings().weight
             )
@@ -183,7 +196,7 @@ class DeepSpeedEngine:
         return [group for group in groups if group["params"]]
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        # torch's own: DeepSpeed would compile its fused one
+        # torch's own AdamW, because DeepSpeed would compile its fused one
         config = self._config
         return torch.optim.AdamW(
             groups, lr=0.0, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True
@@ -194,8 +207,9 @@ class DeepSpeedEngine:
     def _forward(
         self, model: Any, batch: Batch | None, entropy: Entropy
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies; for None those of a stand-in, because ranks that share must all
-        go forward.
+        """Returns log-probs and entropies of a batch.
+
+        For None it runs a stand-in, because ranks that share parameters must all go forward.
         """
         self._context.progress()
         parts: tuple[Tensor, Tensor | None] = model(
@@ -216,16 +230,16 @@ class DeepSpeedEngine:
         for batch in batches:
             logp, entropies = self._forward(self._engine, batch, entropy)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
-            self._engine.backward(
-                value * self.ranks.count
-            )  # DeepSpeed averages over the ranks; the rule says sum
+            # DeepSpeed averages over the ranks, but an engine has to sum
+            self._engine.backward(value * self.ranks.count)
 
     def update(self, rate: float, clip: float) -> float:
         zero = self._engine.optimizer
         zero.clip_grad = clip
         for group in zero.param_groups:
             group["lr"] = rate
-        self._engine.step()  # none is made when the norm is not finite; then it is told as infinite
+        # DeepSpeed makes no step when the norm is not finite; the norm is then reported as infinite
+        self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         return norm if self._engine.was_step_applied() else math.inf
 
@@ -235,14 +249,16 @@ class DeepSpeedEngine:
     # -- weights -----------------------------------------------------------------------------------
 
     def _gathered(self, tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Makes the tensors whole within a ``with`` block; a collective with stage 3."""
         if self._config.stage < 3:
             return contextlib.nullcontext()
         gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(tensors)
         return gathered
 
     def _whole(self) -> Iterator[tuple[TensorSpec, Tensor]]:
-        """All tensors in order, each whole until the next is asked for; with stage 3 a bucket of
-        them at a time.
+        """Yields all tensors in order, each whole until the next one is requested.
+
+        With stage 3 a bucket of them is gathered at a time, and all ranks must iterate.
         """
         pairs = list(zip(self._specs, self._tensors.values(), strict=True))
         for bucket in buckets(pairs, self._config.bucket_elements):
@@ -296,14 +312,18 @@ class DeepSpeedEngine:
 def buckets(
     pairs: Sequence[tuple[TensorSpec, Tensor]], elements: int
 ) -> Iterator[list[tuple[TensorSpec, Tensor]]]:
-    """Splits into neighbours of together at most ``elements`` numbers, or a single larger one."""
+    """Splits tensors into runs of neighbours with at most ``elements`` numbers together.
+
+    A larger tensor is a bucket of its own.
+    """
     bucket: list[tuple[TensorSpec, Tensor]] = []
     held = 0
     for spec, tensor in pairs:
         size = math.prod(spec.shape)
         if bucket and held + size > elements:
             yield bucket
-            bucket, held = [], 0
+            bucket = []
+            held = 0
         bucket.append((spec, tensor))
         held += size
     if bucket:

@@ -1,8 +1,8 @@
-"""DeepSpeed, imported so that it compiles nothing and waits for nobody else's build.
+"""Imports DeepSpeed so that it compiles nothing and waits for no other process's build.
 
-Its communication starts by building a C++ extension for CPUs, which takes minutes, and a build that
-was killed leaves a lock in the user's cache on which every later start hangs. gloo does the same
-work.
+By itself DeepSpeed's communication starts by building a C++ extension for CPUs, which takes
+minutes. A build that is killed leaves a lock in the user's cache, on which every later start hangs.
+gloo does the same work.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from packaging.specifiers import SpecifierSet
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 
-#: DeepSpeed's optimizers are reached into (discarding a gradient, setting moments), so other
-#: versions may differ.
+#: The plugin reaches into DeepSpeed's optimizers (to discard a gradient, to set moments), so it
+#: may fail with other versions.
 VERSIONS = SpecifierSet(">=0.19.8,<0.20")
 
 
 def import_deepspeed(context: WorkerContext, device: torch.device) -> Any:
-    """The module ``deepspeed``, for this device. Raises ConfigError."""
+    """Imports the module ``deepspeed`` for this device.
+
+    Raises ConfigError for another version, or when this process has imported it for another kind of
+    device.
+    """
     _check_version(context)
     os.environ["DS_ACCELERATOR"] = device.type  # read when deepspeed is first imported
     os.environ["LOCAL_RANK"] = str(device.index or 0)
     if device.type == "cpu":
-        os.environ["LOCAL_SIZE"] = str(context.ranks)  # else it runs numactl to count
+        os.environ["LOCAL_SIZE"] = str(context.ranks)  # without it DeepSpeed runs numactl to count
     private = Path(context.rendezvous or context.directory).absolute()
     os.environ["TORCH_EXTENSIONS_DIR"] = str(private / f"torch_extensions-{os.getpid()}")
     import deepspeed
@@ -45,15 +49,16 @@ def import_deepspeed(context: WorkerContext, device: torch.device) -> Any:
             ),
             where=f"roles.{context.role}.config.device",
         )
-    # no extension can be built, and the compiler is not asked which could
+    # with an empty list DeepSpeed builds no extension, nor runs the compiler to see which it could
     deepspeed.ops.__compatible_ops__ = {}
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return deepspeed
 
 
 def forget_groups() -> None:
-    """After the process group is gone: DeepSpeed keeps groups, and a later engine in this process
-    would use them.
+    """Makes DeepSpeed forget its groups; call it after the process group is gone.
+
+    A later engine in this process would use them otherwise.
     """
     from deepspeed.utils import groups
 

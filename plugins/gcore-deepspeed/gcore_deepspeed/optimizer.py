@@ -1,5 +1,6 @@
-"""DeepSpeed's ZeRO optimizers, where there is no function for what is needed: their moments, and
-their gradients.
+"""Reaches into DeepSpeed's ZeRO optimizers where DeepSpeed has no function for it.
+
+That is how gradients are discarded, and how weights and moments are read and set.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from torch import Tensor
 
 
 def discard_gradient(zero: Any, stage: int) -> None:
-    """Forgets what backward passes have left in a ZeRO optimizer, as its own step does."""
+    """Forgets the gradients that backward passes have left in a ZeRO optimizer.
+
+    It resets what the optimizer's own step resets.
+    """
     zero.zero_grad(set_to_none=True)
     offloaded = zero.offload_optimizer if stage == 3 else zero.cpu_offload
     if offloaded:
@@ -31,27 +35,35 @@ def discard_gradient(zero: Any, stage: int) -> None:
 
 
 class OptimizerState:
-    """Weights and AdamW's moments of a ZeRO optimizer, as whole float32 tensors by Hugging Face
-    name.
+    """Weights and AdamW's moments of a ZeRO optimizer, as whole float32 tensors.
 
-    Each rank holds one flat partition of every parameter group, and AdamW counts its steps once for
-    each.
+    Each rank holds one flat partition of every parameter group, and AdamW counts steps once for
+    each partition.
+
+    stage: ZeRO's stage.
+    tensors: Hugging Face name -> the model's tensor.
+    shapes: Hugging Face name -> shape of the whole tensor.
     """
 
     def __init__(self, zero: Any, stage: int, tensors: Mapping[str, Tensor]) -> None:
-        self._zero, self.stage = zero, stage
+        self._zero = zero
+        self.stage = stage
         self.tensors = tensors
+        # a tensor that stage 3 has shared out is empty here; ds_shape is the shape of the whole
         self.shapes = {name: tuple(getattr(t, "ds_shape", t.shape)) for name, t in tensors.items()}
 
     @property
     def steps(self) -> int:
-        """Steps that AdamW has made."""
+        """How many steps AdamW has made."""
         return max(
             (int(state.get("step", 0)) for state in self._zero.optimizer.state.values()), default=0
         )
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
-        """("part/name", whole tensor), one at a time; a collective."""
+        """Yields ("part/name", whole tensor), one at a time; every rank must iterate.
+
+        There are no moments before the first step.
+        """
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         moments = MOMENTS if self.steps else ()
@@ -68,8 +80,11 @@ class OptimizerState:
 
     @torch.no_grad()
     def set(self, part: str, name: str, whole: Tensor) -> None:
-        """Puts a tensor, which every rank has whole, into its place; a collective. ``prepare``
-        comes first.
+        """Sets a weight or a moment; every rank calls it with the whole tensor.
+
+        ``prepare`` must have been called before.
+
+        part: "weight", or the name of a moment.
         """
         import deepspeed
 
@@ -84,15 +99,17 @@ class OptimizerState:
             self._set_master(tensor, whole, "" if part == "weight" else part)
 
     def _set_master(self, tensor: Tensor, whole: Tensor, moment: str) -> None:
-        """The optimizer's own float32 weights, or a moment."""
+        """Sets the optimizer's own float32 weights, or a moment.
+
+        moment: name of the moment; empty for the weights.
+        """
         if self.stage < 3:
-            tensor.set_full_hp_param(
-                whole, moment or None
-            )  # what deepspeed.utils.safe_set_full_... calls
+            # what deepspeed.utils.safe_set_full_... calls
+            tensor.set_full_hp_param(whole, moment or None)
             return
-        size = (
-            tensor.ds_tensor.numel()
-        )  # the last rank's part may be padded, for which safe_set_full_... fails
+        # The last rank's part may be padded, for which safe_set_full_... fails: so pad the tensor
+        # to whole parts and set this rank's.
+        size = tensor.ds_tensor.numel()
         padded = torch.nn.functional.pad(
             whole.flatten(), (0, size * dist.get_world_size() - whole.numel())
         )
@@ -109,14 +126,17 @@ class OptimizerState:
         self._link()
 
     def _link(self) -> None:
-        """Has stage 1 and 2 look up the moments of every parameter. By themselves they do after the
-        first step of the first parameter group, when the others have none yet.
+        """Makes stages 1 and 2 look up the moments of every parameter.
+
+        By themselves they look after the first step of the first parameter group, when the other
+        groups have no moments yet.
         """
         if self.stage < 3:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
 
     def _partitions(self) -> list[Tensor]:
+        """Returns this rank's flat float32 partition of every parameter group."""
         zero = self._zero
         return list(
             zero.fp32_partitioned_groups_flat

@@ -1,5 +1,6 @@
-"""How a trainer's state is saved: as whole tensors that any trainer can load, or in DeepSpeed's
-universal format.
+"""Saves and loads a trainer's state.
+
+There are two formats: whole tensors, which any trainer can load, and DeepSpeed's universal format.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from gcore_language.state_files import (
 from gcore_core.contract.errors import DataError
 from gcore_deepspeed.optimizer import OptimizerState
 
-_OWN, _UNIVERSAL = "deepspeed", "universal"
+_OWN = "deepspeed"
+_UNIVERSAL = "universal"
 
 
 def save_whole(
     optimizer: OptimizerState, directory: Path, numbers: dict[str, Any], ranks: Ranks
 ) -> None:
-    """In the form of ``gcore_language.state_files``, a tensor at a time."""
+    """Saves the state in the format of ``gcore_language.state_files``, one tensor at a time.
+
+    Every rank calls it. Raises CheckpointError on the rank that writes.
+    """
     steps = optimizer.steps
     trained = [name for name, tensor in optimizer.tensors.items() if tensor.requires_grad]
     counted = dict.fromkeys(trained, float(steps)) if steps else {}
@@ -46,7 +51,10 @@ def save_whole(
 
 
 def load_state(engine: Any, optimizer: OptimizerState, directory: Path) -> dict[str, Any]:
-    """Takes a state of either form; returns the numbers. Raises DataError."""
+    """Loads a state of either format; returns its numbers.
+
+    Raises DataError when this trainer cannot load the state.
+    """
     if (directory / _UNIVERSAL).is_dir():
         return _load_universal(engine, optimizer, directory)
     return _load_whole(optimizer, directory)
@@ -63,9 +71,13 @@ def _load_whole(optimizer: OptimizerState, directory: Path) -> dict[str, Any]:
 def save_universal(
     engine: Any, optimizer: OptimizerState, directory: Path, numbers: dict[str, Any], ranks: Ranks
 ) -> None:
-    """DeepSpeed's own checkpoint of this number of ranks, turned into the one for any number."""
+    """Saves the state in DeepSpeed's universal format; every rank calls it.
+
+    DeepSpeed first writes its own checkpoint, which is for this number of ranks. Rank 0 converts
+    that to the universal one, which is for any number.
+    """
     if not optimizer.steps:
-        optimizer.prepare(0)  # its conversion wants moments
+        optimizer.prepare(0)  # DeepSpeed's conversion requires moments
     directory.mkdir(parents=True, exist_ok=True)
     engine.save_checkpoint(str(directory), tag=_OWN, save_latest=False)
     ranks.wait()
@@ -76,17 +88,19 @@ def save_universal(
 
 
 def _convert(directory: Path) -> None:
+    """Turns DeepSpeed's own checkpoint into the universal one, and removes the former."""
     from deepspeed.checkpoint import ds_to_universal
 
     shutil.rmtree(directory / _UNIVERSAL, ignore_errors=True)
     arguments = Namespace(
         input_folder=str(directory / _OWN),
         output_folder=str(directory / _UNIVERSAL),
-        num_extract_workers=1,  # more are processes that fork this one
+        num_extract_workers=1,  # more of them would be processes that fork this one
         num_merge_workers=1,
         keep_temp_folder=False,
         strict=True,
-        inject_missing_state=True,  # of Megatron's layouts, which a Hugging Face model has none of
+        # fills in the state of Megatron's layouts, which a Hugging Face model does not have
+        inject_missing_state=True,
     )
     with contextlib.redirect_stdout(io.StringIO()):
         ds_to_universal.main(arguments)
@@ -112,8 +126,8 @@ def _load_universal(engine: Any, optimizer: OptimizerState, directory: Path) -> 
     groups = engine.optimizer.param_groups
     kept = [{name: value for name, value in group.items() if name != "params"} for group in groups]
     engine.load_checkpoint(str(directory), tag=_UNIVERSAL)
-    # what DeepSpeed restores is for one parameter group: the others got its settings, and count
-    # steps in its tensor
+    # DeepSpeed restores as if there were one parameter group: the other groups get its settings and
+    # share its tensor of steps. So put the settings back and give each its own tensor.
     for group, settings in zip(groups, kept, strict=True):
         group.update(settings)
     for state in engine.optimizer.optimizer.state.values():

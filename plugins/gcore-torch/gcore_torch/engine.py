@@ -1,5 +1,7 @@
-"""Forward, backward and update on plain torch. One rank holds the model as it is; several share it
-by FSDP2 over gloo (CPU) or NCCL (CUDA; not tested there).
+"""Runs forward, backward and update on plain torch.
+
+A single rank holds the model as it is. Several ranks shard it by FSDP2, over gloo on CPUs and over
+NCCL on CUDA, where it has not been tested.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class TorchEngine:
     """See ``gcore_language.training.TrainingEngine``."""
 
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
-        self._config, self._context = config, context
+        self._config = config
+        self._context = context
         check_objective(context)
         refuse_engine(context)
         files = open_model_files(context)
@@ -65,6 +68,10 @@ class TorchEngine:
         self.staging = Staging()
 
     def _open(self, path: str) -> Policy:
+        """Opens a model as a policy on this device, sharded over the ranks.
+
+        Its layouts are tried before it is sharded.
+        """
         config = self._config
         model = load_model(
             path,
@@ -74,9 +81,8 @@ class TorchEngine:
             images=True,
         ).to(self.device)
         if config.gradient_checkpointing:
-            for module in (
-                model.modules()
-            ):  # checkpointing needs training mode, in which dropout would change log-probs
+            # checkpointing needs training mode, in which dropout would change log-probs
+            for module in model.modules():
                 if isinstance(module, torch.nn.Dropout):
                     module.p = 0.0
             model.gradient_checkpointing_enable()
@@ -94,8 +100,10 @@ class TorchEngine:
         return policy
 
     def _shard(self, policy: Policy, blocks: set[str]) -> None:
-        """FSDP2: each module whose class is named in ``blocks`` is gathered by itself, the rest
-        with the root.
+        """Shards the policy by FSDP2; does nothing for a single rank.
+
+        blocks: names of classes. Each module of these classes is gathered by itself, the other
+            parameters with the root.
         """
         if self._mesh is None:
             return
@@ -131,8 +139,9 @@ class TorchEngine:
     def _forward(
         self, policy: Policy, batch: Batch | None, entropy: Entropy
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies; for None those of a stand-in, because sharded ranks must all go
-        forward.
+        """Returns log-probs and entropies of a batch.
+
+        For None it runs a stand-in, because the ranks of a sharded model must all go forward.
         """
         self._context.progress()
         with self._autocast():
@@ -159,10 +168,11 @@ class TorchEngine:
 
     def update(self, rate: float, clip: float) -> float:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        scale = float(self.ranks.count)  # FSDP2 has averaged over the ranks; the rule says sum
+        # FSDP2 has averaged gradients over the ranks, but an engine has to sum them
+        scale = float(self.ranks.count)
         norm = scale * float(full(torch.nn.utils.get_total_norm(gradients)))
         if math.isfinite(norm):
-            self.staging.wait()
+            self.staging.wait()  # until a save in the background has its copy of the weights
             factor = scale * (min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0)
             if factor != 1:
                 torch._foreach_mul_(gradients, factor)
@@ -211,7 +221,7 @@ class TorchEngine:
         return self.staging.save(self.rows(), write, self._context.progress)
 
     def _counted(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """The numbers, and how many steps the optimizer has made with each tensor."""
+        """Returns the numbers and, by tensor, how many steps the optimizer has made with it."""
         steps = {
             name: float(s["step"])
             for name, t in self._tensors.items()
@@ -220,7 +230,10 @@ class TorchEngine:
         return {**numbers, "optimizer_steps": steps}
 
     def rows(self) -> dict[str, Tensor]:
-        """Weights and moments by the keys of ``state_files``, what this rank saves of them."""
+        """Returns what this rank saves: its rows of weights and moments.
+
+        The keys are those of ``state_files``.
+        """
         found: dict[str, Tensor | None] = {}
         for name, tensor in self._tensors.items():
             parts = {"weight": tensor} | {

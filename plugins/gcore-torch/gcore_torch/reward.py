@@ -1,9 +1,9 @@
-"""The provider ``torch`` of kind reward: a scalar reward model, as trained on preferences (Bradley
-and Terry, 1952).
+"""The provider ``torch`` of kind reward: a scalar reward model that was trained on preferences.
 
-Any sequence classifier of transformers with one output. Its logit is the reward: of two completions
-of one prompt, the first is preferred with probability 1 / (1 + exp(r2 - r1)), so only differences
-within a prompt have a meaning.
+It takes any sequence classifier of transformers with one output, whose logit is the reward. Of two
+completions of one prompt with rewards r1 and r2, the first is preferred with probability
+1 / (1 + exp(r2 - r1)) (Bradley and Terry, 1952). So only differences within a prompt have a
+meaning.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from gcore_torch.config import TorchRewardConfig
 
 
 class TorchReward:
-    """See ``gcore_core.contract.scorer.Scorer``. The score is that of the last token, as
-    transformers takes it.
+    """See ``gcore_core.contract.scorer.Scorer``.
+
+    The score is read at the last token, as transformers reads it.
     """
 
     def __init__(self, config: TorchRewardConfig, context: WorkerContext) -> None:
         refuse_engine(context)
-        path, trust = (
-            str(open_model_files(context, config.path).directory),
-            config.trust_remote_code,
-        )
+        path = str(open_model_files(context, config.path).directory)
+        trust = config.trust_remote_code
         self._device = choose_device(config.device, context, config.threads)
         self._model = load_classifier(path, config.dtype, trust).to(self._device)
         embedded = self._model.get_input_embeddings().weight.shape[0]
@@ -73,7 +72,10 @@ class TorchReward:
         return scores
 
     def _encode(self, record: ScoredRecord) -> list[int]:
-        """Prompt and completion as one text; a chat template writes its own special tokens."""
+        """Encodes prompt and completion as one text.
+
+        The tokenizer adds special tokens only without a chat template, which writes its own.
+        """
         prompt = record.prompt
         if prompt.messages is None:
             return list(self._tokenizer((prompt.text or "") + record.text).input_ids)
@@ -82,9 +84,13 @@ class TorchReward:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[list[int]]:
-        """Indexes of records of about one length together, padding included within the budget."""
+        """Yields batches of records' indexes; records of similar length share a batch.
+
+        A batch has at most ``budget_tokens`` tokens, padding included, unless it is one record.
+        """
         batch: list[int] = []
-        for i in sorted(rows, key=lambda i: len(rows[i])):  # so the newest is the longest
+        # in order of length, the record that is added is the longest: all are padded to it
+        for i in sorted(rows, key=lambda i: len(rows[i])):
             if batch and (len(batch) + 1) * len(rows[i]) > self._budget_tokens:
                 yield batch
                 batch = []
@@ -94,6 +100,7 @@ class TorchReward:
 
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """Returns the reward of each row of tokens."""
         lengths = np.array([len(row) for row in rows])
         ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
         for row, tokens in zip(ids, rows, strict=True):
@@ -103,8 +110,8 @@ class TorchReward:
         if not hasattr(self._model, "score"):  # an encoder, which reads from its first token
             logits = self._model(input_ids=ids, attention_mask=mask).logits[:, 0]
         else:
-            # transformers would look for the last token by its id, and take padding for it where
-            # two share one
+            # transformers would look for the last token by its id in the padded rows, and mistake
+            # padding for it where the two ids are equal
             hidden = self._model.base_model(
                 input_ids=ids, attention_mask=mask, use_cache=False
             ).last_hidden_state
@@ -117,7 +124,10 @@ class TorchReward:
 
 
 def load_classifier(path: str, dtype: str, trust_remote_code: bool) -> Any:
-    """A transformers sequence classifier with one output, in evaluation mode. Raises DataError."""
+    """Loads a sequence classifier of transformers with one output, in evaluation mode.
+
+    Raises DataError when it cannot be read, lacks weights or has several outputs.
+    """
     from transformers import AutoModelForSequenceClassification
 
     try:
@@ -147,7 +157,8 @@ def load_classifier(path: str, dtype: str, trust_remote_code: bool) -> Any:
 
 
 def _last(row: Sequence[int], pad: int | None) -> int:
-    """The place of the last token that is not padding by its id, as models with that head were
-    trained.
+    """Returns the place of the last token whose id is not the padding's; 0 when there is none.
+
+    Models with that head were trained so.
     """
     return next((i for i in range(len(row) - 1, -1, -1) if row[i] != pad), 0)

@@ -1,4 +1,7 @@
-"""Tokens from logits, with randomness that depends on a sample's seed and the position alone."""
+"""Draws tokens from logits.
+
+The randomness depends on a sample's seed and the position alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014) over uint64."""
+    """Applies the finalizer of splitmix64 (Steele, Lea, Flood 2014) to each uint64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = x ^ (x >> np.uint64(31))
@@ -18,8 +21,10 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1), one per row, from uint64 seeds and the number of the action in its
-    completion.
+    """Returns one number in [0, 1) for each row, float64.
+
+    seeds: uint64, the samples' seeds.
+    positions: number of each action in its completion.
     """
     hashed = _mix(_mix(seeds + _GOLDEN) + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -34,13 +39,16 @@ def choose(
     top_p: float = 1.0,
     top_k: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """(tokens int64[B], log-probs float32[B]) from logits [B, V] and uniform float64[B], by the
-    inverse of the cdf.
+    """Draws a token for each row by the inverse of the cdf.
 
-    greedy bool[B] or None: rows that take the likeliest token, with its log-prob at temperature 1.
-        Log-probs are of the
-    softmax over all tokens, also when top_p or top_k narrows the choice: they are what a trainer
-        computes.
+    Returns (tokens int64[B], log-probs float32[B]). Log-probs are those of the softmax over all
+    tokens, even when top_p or top_k narrows the choice, because a trainer computes the same.
+
+    logits: [B, V].
+    uniform: float64[B], numbers in [0, 1).
+    temperature: divides the logits; 0 makes all rows greedy.
+    greedy: bool[B], rows that take the likeliest token, with its log-prob at temperature 1; None
+        for no row.
     """
     logits = logits.float()
     if temperature == 0:
@@ -57,8 +65,8 @@ def choose(
     if top_p < 1 or top_k > 0:
         weights = _narrow(weights, top_p, top_k)
     cdf = weights.cumsum(-1, dtype=torch.float64)
-    # searchsorted(right) returns the first token whose cdf exceeds the threshold, so never one of
-    # weight 0
+    # searchsorted(right=True) returns the first token whose cdf exceeds the threshold, so it never
+    # returns a token of weight 0
     tokens = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(
         max=logits.shape[1] - 1
     )
@@ -68,13 +76,15 @@ def choose(
 
 
 def _narrow(weights: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Zero for tokens outside the nucleus (Holtzman et al. 2020) and outside the likeliest
-    ``top_k``.
+    """Sets the weights of tokens to 0 outside the nucleus and outside the likeliest ``top_k``.
+
+    The nucleus is the smallest set of tokens with at least probability ``top_p`` (Holtzman
+    et al. 2020).
     """
     ordered, order = weights.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     drop = before >= top_p
     if top_k > 0:
         drop[:, top_k:] = True
-    drop[:, 0] = False
+    drop[:, 0] = False  # the likeliest token always stays
     return torch.zeros_like(weights).scatter_(-1, order, ordered.masked_fill(drop, 0.0))

@@ -1,4 +1,4 @@
-"""The weights of a generator while it sleeps."""
+"""Keeps or drops the weights of a generator while it sleeps."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from gcore_core.contract.errors import ContractError, WeightMismatch
 
 
 class SleepingWeights:
-    """Gives the memory of tensors back and takes it again, in another place.
+    """Frees the memory of tensors for a sleep, and allocates it again afterwards.
 
-    On an accelerator ``sleep`` moves the weights to host memory. On a CPU they lie there already
-    and stay, unless
-    ``discard``: then they are dropped, and after the wake a push must bring them again.
+    On an accelerator ``sleep`` moves the weights to host memory. On a CPU they are there already,
+    and stay. With ``discard`` the weights are dropped instead, on either, and after the wake a push
+    must bring them again.
+
+    asleep: whether the generator sleeps.
+    lacking: whether it is awake without weights: they were discarded and not pushed yet.
     """
 
     def __init__(self, role: str, tensors: Mapping[str, Tensor], *, discard: bool) -> None:
         self.asleep = False
-        self.lacking = False  # awake, and the discarded weights have not been pushed yet
-        self._role, self._tensors, self._discard = role, tensors, discard
+        self.lacking = False
+        self._role = role
+        self._tensors = tensors
+        self._discard = discard
+        # version and hashes of the weights that fell asleep
         self._version = 0
         self._hashes: dict[str, int] = {}
-        self._copies: dict[
-            str, Tensor
-        ] = {}  # on the host; of those that are discarded, shape and dtype alone
+        # copies on the host; of discarded weights only shape and dtype (tensors on "meta")
+        self._copies: dict[str, Tensor] = {}
 
     def fingerprint(self) -> dict[str, int]:
-        """Name -> xxh3-64 of the bytes that are held."""
+        """Returns name -> xxh3-64 of the tensor's bytes."""
         return {
             name: xxhash.xxh3_64_intdigest(to_bytes(self._tensors[name]).data)
             for name in sorted(self._tensors)
@@ -39,39 +44,45 @@ class SleepingWeights:
 
     @property
     def leaves(self) -> bool:
-        """Whether a sleep takes the weights from where they are."""
+        """Whether a sleep moves or drops the weights."""
         return self._discard or any(
             tensor.device.type != "cpu" for tensor in self._tensors.values()
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all storages."""
+        """Bytes of all storages; one that several tensors share counts once."""
         storages = [tensor.untyped_storage() for tensor in self._tensors.values()]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def sleep(self, version: int) -> None:
-        """Nothing when it is asleep. After the wake of discarded weights that no push brought there
-        is none to keep.
+        """Moves or drops the weights, and remembers their hashes; does nothing when asleep.
+
+        No hashes are taken while weights are lacking: those of the sleep before are kept.
         """
         if self.asleep:
             return
         self.asleep = True
         if not self.lacking:
-            self._version, self._hashes = version, self.fingerprint()
+            self._version = version
+            self._hashes = self.fingerprint()
         if not self.leaves:
             return
         for name, tensor in self._tensors.items():
             host = (
                 torch.empty_like(tensor, device="meta") if self._discard else tensor.detach().cpu()
             )
-            self._copies[name], tensor.data = host, tensor.data.new_empty(0)
+            self._copies[name] = host
+            tensor.data = tensor.data.new_empty(0)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     @torch.no_grad()
     def wake(self) -> None:
-        """Raises WeightMismatch when the weights are not those that fell asleep."""
+        """Allocates the weights again, and fills them unless they were discarded.
+
+        Raises WeightMismatch when they are not the weights that fell asleep.
+        """
         if not self.asleep:
             return
         for name, copy in self._copies.items():
@@ -79,13 +90,17 @@ class SleepingWeights:
             tensor.data = torch.empty_like(copy, device=tensor.device)
             if not self._discard:
                 tensor.data.copy_(copy)
-        self._copies, self.asleep, self.lacking = {}, False, self._discard
+        self._copies = {}
+        self.asleep = False
+        self.lacking = self._discard
         if not self.lacking:
             self._compare()
 
     def pushed(self, version: int) -> None:
-        """A push is loaded: discarded weights are here again. Raises WeightMismatch when it has
-        their version and other bytes.
+        """Notes that a push is loaded, so that no weights are lacking.
+
+        Raises WeightMismatch when the push has the version of the discarded weights and other
+        bytes.
         """
         if self.lacking and version == self._version:
             self._compare()
