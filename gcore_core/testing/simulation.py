@@ -1,8 +1,8 @@
-"""Whole runs on virtual time: the real step program, ledger and worker shells over a network with
-weather.
+"""Simulates whole runs on virtual time.
 
-One seed decides every delay and every loss, so a failure is repeated by its seed. Time passes only
-when nobody can go on; if nobody ever can, the run is deadlocked and says so.
+The step program, the ledger and the worker shells are the real ones; the network between them has
+weather. One seed decides every delay and every loss, so a failure is repeated by its seed. Time
+passes only when no task can go on. If none ever can, the run is deadlocked and says so.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ async def _settle() -> None:
 
 
 class Storm:
-    """Delays every message; loses some, with notice (a broken connection) or without (the deadline
-    must notice).
+    """Weather that delays every message, loses some and lets some arrive twice.
 
-    Some requests arrive twice. ``lost``: how often by (sender, method); a worker's number is left
-    out.
+    The sender of a lost message sees a broken connection, or nothing until its deadline expires.
+
+    lost: (sender, method) -> how often it was lost; a worker's number is left out of the sender.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Storm:
 
 
 class TimedCompute:
-    """Takes a random time before it runs the work."""
+    """Waits for a random time before it runs the work."""
 
     def __init__(self, seed: int) -> None:
         self._random, self._lock = random.Random(seed), asyncio.Lock()
@@ -167,8 +167,9 @@ class TimedCompute:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """The size of a simulated run. The first of several ranks is the one whose weights are pushed;
-    they do not meet.
+    """The size and the settings of a simulated run.
+
+    Where there are several ranks, the weights of the first are pushed. Ranks do not communicate.
     """
 
     shards: int = 4
@@ -203,9 +204,10 @@ class SimulatedJob:
 
 @dataclass
 class Outcome:
-    """What a simulated run left behind. batches: (ordinal, sample, minibatch) of each step, as the
-    trainer got them.
-    stale: ordinals of each step that older weights had sampled.
+    """What a simulated run left behind.
+
+    batches: for each step, (ordinal, sample, minibatch) of the records that the trainer got.
+    stale: for each step, the ordinals that older weights had sampled.
     """
 
     reports: list[StepReport] = field(default_factory=list)
@@ -233,7 +235,7 @@ class _RecordingTrainer(fake.FakeTrainer):
         self._toward = toward
 
     def prepare(self, records: Any, scalars: frozenset[str]) -> list[dict[str, float]]:
-        """The ranks' parts of a step are put together."""
+        """Records the ranks' parts of a step as one batch."""
         step, outcome = next(self._steps), self._outcome
         if step == len(outcome.batches):
             outcome.batches.append([])
@@ -279,7 +281,7 @@ class _RecordingScorer(fake.FakeScorer):
 
 
 def _check_annotations(records: list[TrainRecord], name: str) -> None:
-    """Every record has the column that the role gives, and its own."""
+    """Raises unless every record has the column that the role gives, with that record's values."""
     context = WorkerContext(role=TEACHER, columns=(name,))
     expected = fake.FakeAnnotator(fake.FakeAnnotatorConfig(), context).annotate(records)
     for record, columns in zip(records, expected, strict=True):
@@ -339,7 +341,7 @@ async def simulate(
 async def _run_all(
     controllers: Sequence[Controller], lead_stops: asyncio.Event, stopping: asyncio.Event
 ) -> None:
-    """To the end of all; when the lead was told to stop, to its end."""
+    """Runs all controllers to their end; when the lead is to stop, only until the lead ends."""
 
     async def tell() -> None:
         await stopping.wait()
@@ -407,7 +409,7 @@ async def _serve_supervisor(
 
 
 def _witness(controller: SynchronousController, outcome: Outcome) -> None:
-    """Writes down what every step commits."""
+    """Records the verdicts that every step commits, in ``outcome.verdicts``."""
     ledger, steps = controller._window._ledger, itertools.count()
     commit = ledger.commit
 
@@ -429,7 +431,7 @@ def _datasets() -> dict[str, Any]:
 def _births(
     network: InlineNetwork, job: SimulatedJob, store: Path, outcome: Outcome
 ) -> dict[str, Callable[[Life], MortalService]]:
-    """How generators and scorers are made, with an empty memory."""
+    """Returns process -> a function that makes its service anew, without any earlier state."""
     datasets = _datasets()
     born: dict[str, Callable[[Life], Any]] = {}
     processes = itertools.count(1)
@@ -600,7 +602,11 @@ def _placement(job: SimulatedJob) -> PlacementFacts | None:
 
 
 def violations(found: Outcome, calm: Outcome, weather: Faults, job: SimulatedJob) -> list[str]:
-    """What a run broke of what must hold in any weather. ``calm``: of one shard without faults."""
+    """Returns the names of the rules that a run broke of those that hold in any weather.
+
+    found: the run's outcome.
+    calm: the outcome of the same job with one shard and without faults.
+    """
     consumed, taken = (
         found.ledger["next_ordinal"],
         [sorted({key[0] for key in batch}) for batch in found.batches],

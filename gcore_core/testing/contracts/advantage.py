@@ -1,5 +1,6 @@
-"""What an advantage promises: numbers that follow from the groups alone, however shards hold
-them.
+"""The contract of an advantage.
+
+Its numbers follow from the groups alone, however these are spread over shards.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from gcore_core.testing.contracts.base import Contract
 
 
 class AdvantageContract(Contract):
-    """For level "record". Override ``provider``, or the fixture ``advantage``.
+    """To test an advantage of level "record", override ``provider``, or the fixture ``advantage``.
 
-    ``tolerance``: of an advantage, relative to the largest. ``baseline``: "group", what a record is
-    compared with, or "batch"; in a group of equal rewards the first gives zeros, the second need
-    not.
+    tolerance: how much an advantage may differ, relative to the largest, or to 1 where that is
+        larger.
+    baseline: what a record is compared with, "group" or "batch". In a group of equal rewards,
+        "group" gives zeros; "batch" need not.
     """
 
     kind: ClassVar[str] = "advantage"
@@ -32,14 +34,18 @@ class AdvantageContract(Contract):
 
     @pytest.fixture
     def groups(self, advantage: Any) -> list[GroupScalars]:
-        """Whole groups, one with equal rewards, and one that lost all but a single record."""
-        size, draw = advantage.group_size, np.random.default_rng(0)
+        """Gives whole groups, one with equal rewards, and one that lost all records but one."""
+        size = advantage.group_size
+        draw = np.random.default_rng(0)
         rewards = [draw.standard_normal(size) for _ in range(5)]
         rewards += [np.full(size, 0.1), np.array([0.7]), (np.arange(size) % 2).astype(float)]
         return [self.group(values, advantage.requires) for values in rewards]
 
     def group(self, rewards: np.ndarray, requires: frozenset[str]) -> GroupScalars:
-        """One group with these rewards, read-only, and random values of what else is required."""
+        """Makes a group with these rewards, random lengths, and 0.25 for each required scalar.
+
+        All arrays are read-only.
+        """
         draw = np.random.default_rng(rewards.size)
         lengths = draw.integers(1, 50, rewards.size)
         scalars = {name: np.full(rewards.size, 0.25) for name in sorted(requires)}
@@ -72,7 +78,7 @@ class AdvantageContract(Contract):
     def test_shards_do_not_matter(
         self, advantage: Any, groups: list[GroupScalars], shards: int
     ) -> None:
-        """Statistics are summed over the shards; with more shards than groups some have none."""
+        """Statistics are summed over the shards. With more shards than groups, some have none."""
         parts = [groups[shard::shards] for shard in range(shards)]
         statistics = np.sum([advantage.statistics(part) for part in parts], axis=0)
         expected = whole(advantage, groups)
@@ -99,7 +105,7 @@ class AdvantageContract(Contract):
     def test_a_group_of_equal_rewards_teaches_nothing(
         self, advantage: Any, groups: list[GroupScalars]
     ) -> None:
-        """Exactly nothing: a rest of rounding would be trained on."""
+        """Its advantages are exactly zero, because a rounding error would be trained on."""
         if self.baseline == "batch":
             self.not_claimed("a baseline of the group")
         for group, values in zip(groups, whole(advantage, groups), strict=True):
@@ -122,7 +128,7 @@ class AdvantageContract(Contract):
 
 
 class ActionAdvantageContract(Contract):
-    """For level "action". Override ``provider``, or the fixture ``advantage``."""
+    """To test one of level "action", override ``provider``, or the fixture ``advantage``."""
 
     kind: ClassVar[str] = "advantage"
     tolerance: ClassVar[float] = 1e-9
@@ -133,10 +139,12 @@ class ActionAdvantageContract(Contract):
 
     @pytest.fixture
     def actions(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Rewards, values and mask of records of 1, 2 and 9 actions, read-only; every third action
-        is masked.
+        """Gives rewards, values and mask of records of 1, 2 and 9 actions.
+
+        Every third action is masked, and all arrays are read-only.
         """
-        draw, found = np.random.default_rng(0), []
+        draw = np.random.default_rng(0)
+        found = []
         for size in (1, 2, 9):
             mask = (np.arange(size) % 3 != 1).astype(np.uint8)
             arrays = draw.standard_normal(size) * mask, draw.standard_normal(size), mask
@@ -158,7 +166,7 @@ class ActionAdvantageContract(Contract):
                 assert np.isfinite(values).all()
 
     def test_masked_actions_have_no_influence(self, advantage: Any, actions: Any) -> None:
-        """Whatever rewards and values stand there, the trained actions get the same."""
+        """Other rewards and values at masked actions do not change what trained actions get."""
         for rewards, values, mask in actions:
             trained = mask != 0
             other = advantage.per_action(
@@ -181,6 +189,6 @@ def assert_attributes(advantage: Any) -> None:
 
 
 def whole(advantage: Any, groups: Sequence[GroupScalars]) -> list[np.ndarray]:
-    """Advantages of a batch that one shard holds."""
+    """Returns the advantages of a batch that one shard holds."""
     found: list[np.ndarray] = advantage.of(groups, advantage.statistics(groups))
     return found

@@ -1,4 +1,4 @@
-"""What a generator promises: its records, its seeds, its capabilities."""
+"""The contract of a generator: its records, its seeds and its capabilities."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ _COLUMNS = {
 
 
 class GeneratorContract(EngineTests, SleepTests, Contract):
-    """Override ``provider``, or the fixture ``generator`` and ``capabilities``.
+    """To test a generator, override ``provider``, or both ``generator`` and ``capabilities``.
 
-    ``tolerance``: of log-probs, in nats. ``samples``: per prompt. ``steps_limit``: of ``step``
-    until a batch must have ended. A generator that claims weights.push and has no model directory
-    also gives the fixture ``weights``; one that claims sleep and is not on CUDA, the fixture
-    ``memory``.
+    tolerance: how much log-probs may differ, in nats.
+    samples: number of samples for each prompt.
+    steps_limit: number of calls of ``step`` within which a batch must end.
+
+    A generator that claims weights.push and has no model directory also needs the fixture
+    ``weights``. One that claims sleep and is not on CUDA needs the fixture ``memory``.
     """
 
     kind: ClassVar[str] = "generator"
@@ -46,7 +48,7 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
 
     @pytest.fixture
     def prompts(self) -> list[Prompt]:
-        """Prompts of different lengths that the model can read; the shortest has one character."""
+        """Gives prompts of different lengths that the model can read; one has one character."""
         return [
             Prompt(row=row, text=text) for row, text in enumerate(["1+2=", "7", "12+34=", "5+6+7="])
         ]
@@ -57,7 +59,7 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
 
     @pytest.fixture
     def end_tokens(self) -> frozenset[int]:
-        """Actions that end a sample; those seen at the end of short samples need not be named."""
+        """Gives the actions that end a sample; those that end short samples may be left out."""
         return frozenset()
 
     # -- records -----------------------------------------------------------------------------------
@@ -78,8 +80,9 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     def test_a_record_answers_its_own_request(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
-        """Prompt tokens are those of the request alone, and each record carries its request
-        unchanged.
+        """Each record carries its request unchanged, and the tokens of that request's prompt.
+
+        They are the tokens that the request has when it is submitted alone.
         """
         together = self.run(generator, requests)
         for request in requests[:: self.samples]:
@@ -124,7 +127,10 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     def test_a_record_says_how_it_ended(
         self, generator: Any, requests: list[SampleRequest], end_tokens: frozenset[int]
     ) -> None:
-        """One that reached the limit without ending itself is truncated, and only such a one."""
+        """A record is truncated exactly when it reached the limit without an action that ends it.
+
+        The limit is the length of the longest record.
+        """
         records = list(self.run(generator, requests).values())
         limit = max(record.columns["action_ids"].size for record in records)
         ends = set(end_tokens)
@@ -164,11 +170,13 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     def test_two_batches_in_flight_do_not_mix(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
-        """Where the same seed gives the same tokens, the second batch has those that it has
-        alone.
+        """A batch submitted while another runs gets its own records.
+
+        Where the same seed gives the same tokens, they are those that the batch has alone.
         """
         half = len(requests) // 2 // self.samples * self.samples
-        first, second = requests[:half], requests[half:]
+        first = requests[:half]
+        second = requests[half:]
         alone = {**self.run(generator, first), **self.run(generator, second)}
         generator.submit(first)
         ended = list(generator.step())
@@ -225,7 +233,7 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     def test_the_seed_decides_and_not_the_place(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
-        """Samples of a prompt whose seeds are exchanged have exchanged tokens."""
+        """When two samples of a prompt exchange their seeds, they exchange their tokens."""
         turned = [request_with(r, sample=(r.sample + 1) % self.samples) for r in requests]
         before, after = self.run(generator, requests), self.run(generator, turned)
         for request, other in zip(requests, turned, strict=True):
@@ -236,13 +244,13 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     def test_logprobs_are_those_at_the_temperature_told(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
-        """What it says of its own actions, scored again, at the record's temperature."""
+        """A record's log-probs are those of its actions, scored again at its temperature."""
         assert isinstance(generator, ScoresLogprobs)
         records = list(self.run(generator, requests).values())
         scored = generator.logprobs([record.columns for record in records])
         assert len(scored) == len(records)
         for record, logp in zip(records, scored, strict=True):
-            shared = min(logp.size, record.columns["logp"].size)  # lengths are another test's
+            shared = min(logp.size, record.columns["logp"].size)  # another test checks the lengths
             np.testing.assert_allclose(
                 logp[:shared], record.columns["logp"][:shared], atol=self.tolerance, rtol=0
             )
@@ -255,7 +263,8 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
         ended = [record for _ in range(3) for record in generator.step()]
         running = sorted({key_of_request(r) for r in requests} - {key_of(r) for r in ended})
         assert running, "everything ended within three steps: let samples be longer"
-        kept, taken = running[0], running[1:]
+        kept = running[0]
+        taken = running[1:]
         aborted = generator.abort([*taken, (99_999, 0)])
         assert sorted(map(key_of, aborted)) == taken, (
             "abort returns the named samples, and ignores unknown ones"
@@ -271,14 +280,14 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     # -- running -----------------------------------------------------------------------------------
 
     def run(self, generator: Any, requests: Sequence[SampleRequest]) -> dict[Key, Finished]:
-        """Submits and waits; (ordinal, sample) -> record."""
+        """Submits requests and waits for them; returns (ordinal, sample) -> record."""
         generator.submit(requests)
         return {key_of(record): record for record in self.drain(generator, requests)}
 
     def drain(
         self, generator: Any, requests: Iterable[SampleRequest], ended: Sequence[Finished] = ()
     ) -> list[Finished]:
-        """Steps until all requests have ended that are not in ``ended``."""
+        """Calls ``step`` until all requests that are not in ``ended`` have ended."""
         missing = {key_of_request(r) for r in requests} - {key_of(r) for r in ended}
         found: list[Finished] = []
         for _ in range(self.steps_limit):
@@ -294,7 +303,7 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
 def requests_of(
     prompts: Sequence[Prompt], samples: int, *, greedy: bool = False
 ) -> list[SampleRequest]:
-    """Every prompt ``samples`` times, each with a seed of its own."""
+    """Makes ``samples`` requests for every prompt, each with a seed of its own."""
     return [
         SampleRequest(
             ordinal=ordinal,
@@ -309,7 +318,7 @@ def requests_of(
 
 
 def request_with(request: SampleRequest, *, sample: int) -> SampleRequest:
-    """The same seed and prompt under another number."""
+    """Returns a request with the same seed and prompt and another sample number."""
     return SampleRequest(
         ordinal=request.ordinal, sample=sample, seed=request.seed, prompt=request.prompt
     )
@@ -324,5 +333,5 @@ def key_of_request(request: SampleRequest) -> Key:
 
 
 def actions(record: Finished) -> bytes:
-    """The actions as something that can be compared and put into a set."""
+    """Returns the actions as bytes, which can be compared and put into a set."""
     return record.columns["action_ids"].tobytes()

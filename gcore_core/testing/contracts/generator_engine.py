@@ -1,4 +1,4 @@
-"""The half of the generator's contract that is about its engine: claims, weights, fingerprints."""
+"""The half of a generator's contract about its engine: claims, weights and fingerprints."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ _PROTOCOLS: dict[str, tuple[type, tuple[str, ...]]] = {
 
 
 class EngineTests(Contract):
-    """Mixed into ``GeneratorContract``, which runs and drains.
+    """Tests of the engine, which are mixed into ``GeneratorContract``.
 
-    runs_between_steps: the engine goes on by itself, so a sample may end before a push and be given
-        after it.
+    That class has ``run`` and ``drain``.
+
+    runs_between_steps: whether the engine goes on by itself between calls of ``step``. Then a
+        sample may end before a push and be returned after it.
     """
 
     runs_between_steps: ClassVar[bool] = False
@@ -51,8 +53,9 @@ class EngineTests(Contract):
 
     @pytest.fixture
     def weights(self, model: Mapping[str, Any]) -> Tensors:
-        """The tensors that the generator was made with, as a trainer would push them: those of its
-        model directory.
+        """Gives the tensors that the generator was made with, as a trainer would push them.
+
+        By default they are read from its model directory.
         """
         found = read_model(model)
         if not found:
@@ -63,8 +66,9 @@ class EngineTests(Contract):
 
     @pytest.mark.parametrize("capability", _PROTOCOLS)
     def test_a_claim_is_implemented_and_nothing_else(self, generator: Any, capability: str) -> None:
-        """What is not claimed is absent or refuses: a method that does nothing looks like one that
-        works.
+        """The methods of a capability that is not claimed are absent, or they raise.
+
+        A method that does nothing would look like one that works.
         """
         protocol, methods = _PROTOCOLS[capability]
         if capability in self.claimed():
@@ -116,8 +120,10 @@ class EngineTests(Contract):
         )
 
     def _same(self, one: Mapping[Any, Finished], other: Mapping[Any, Finished]) -> bool:
-        """Whether first actions have one log-prob where they are equal, and under determinism
-        whether all are.
+        """Says whether two batches were sampled by the same weights.
+
+        Under determinism, all log-probs are bitwise equal. Otherwise, wherever the first
+        actions are equal, their log-probs agree within ``tolerance``; at least one must be equal.
         """
         if "determinism" in self.claimed():
             return all(
@@ -134,10 +140,12 @@ class EngineTests(Contract):
     def test_samples_that_run_through_a_push_say_so(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
-        """Their versions are the first and the last that sampled them; what older weights sampled
-        stays theirs.
+        """Their versions are the first and the last that sampled them.
+
+        Log-probs of actions that older weights sampled stay those of the older weights.
         """
-        before, undisturbed = generator.version, self.run(generator, requests)
+        before = generator.version
+        undisturbed = self.run(generator, requests)
         generator.submit(requests)
         ended = [record for _ in range(2) for record in generator.step()]
         push(generator, perturbed(weights), before + 1)
@@ -146,7 +154,8 @@ class EngineTests(Contract):
         assert later, "everything ended within two steps: let samples be longer"
         told = {record.versions for record in later}
         assert (before, before + 1) in told, "no sample says that older weights began it"
-        allowed = {(before, before + 1), (before + 1, before + 1)}  # the second: those that waited
+        # A sample that still waited at the push has only the new version.
+        allowed = {(before, before + 1), (before + 1, before + 1)}
         assert told <= allowed | ({(before, before)} if self.runs_between_steps else set())
         if "determinism" in self.claimed():
             for record in later:
@@ -202,7 +211,7 @@ class EngineTests(Contract):
     def test_a_half_loaded_push_shows_in_the_fingerprint(
         self, generator: Any, weights: Tensors
     ) -> None:
-        """Until the rest has come and been committed, or the push begun anew."""
+        """The fingerprint is not that of the new weights until all of them are committed."""
         new = perturbed(weights)
         plan = WeightPlan(generator.version + 1, [spec for spec, _ in weights])
         generator.begin_weights(plan)
@@ -213,6 +222,7 @@ class EngineTests(Contract):
         assert generator.fingerprint() == digests(new)
 
 
+#: Arguments with which a method that is not claimed is called; it must raise.
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "logprobs": ([],),
     "begin_weights": (WeightPlan(1, []),),

@@ -1,8 +1,8 @@
-"""What an objective promises: one value and gradient, however an update's records are laid out and
-split.
+"""The contract of an objective.
 
-Everything is float64. An update's value is sum(loss_sum) / sum(weight_sum) over its parts, as a
-trainer computes it.
+An update has the same value and gradient however its records are laid out and split. Everything is
+float64. An update's value is sum(loss_sum) / sum(weight_sum) over its parts, as a trainer computes
+it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Batch = Mapping[str, "Tensor"]
-#: what carries a gradient: always logp, the others where they are required
+#: Outputs of the model that carry a gradient: logp always, the others where they are required.
 CURRENT = ("logp", "entropy", "values")
-#: columns that every objective gets
+#: Columns that every objective gets.
 GIVEN = frozenset({"record", "mask", "advantage", "rollout_logp"})
 #: (columns, current) -> (value of the update, weight_sum)
 Reference = Callable[[Batch, Batch], tuple["Tensor", "Tensor"]]
 
 
 class ObjectiveContract(Contract):
-    """Override ``provider``, or the fixture ``objective``; and ``reference``, a slow one written
-    from the paper.
+    """To test an objective, override ``provider``, or the fixture ``objective``.
 
-    ``tolerance``: of values, gradients and metrics, relative to the largest; sums in another order
-    differ by rounding.
+    Override ``reference`` too, with a slow implementation written from the paper.
+
+    tolerance: how much values, gradients and metrics may differ, relative to the largest, or to 1
+        where that is larger. Sums in another order differ by rounding.
     """
 
     kind: ClassVar[str] = "objective"
@@ -46,15 +47,18 @@ class ObjectiveContract(Contract):
 
     @pytest.fixture
     def reference(self) -> Reference | None:
-        """A function (columns, current) -> (loss_sum / weight_sum, weight_sum) of a whole batch, by
-        plain loops; the gradient of the first is compared too. None when there is none.
+        """Gives a slow reference, or None when there is none.
+
+        It is a function (columns, current) -> (loss_sum / weight_sum, weight_sum) of a whole batch,
+        written with plain loops. The gradient of the first is compared too.
         """
         return None
 
     @pytest.fixture
     def batch(self) -> Batch:
-        """Every column and output, of records of different lengths; some actions are masked, and
-        all of one record.
+        """Gives every column and output for records of different lengths.
+
+        Some actions are masked, and all actions of one record are.
         """
         return make_batch()
 
@@ -90,8 +94,9 @@ class ObjectiveContract(Contract):
     def test_data_parallel_ranks_do_not_matter(
         self, objective: Any, batch: Batch, ranks: int
     ) -> None:
-        """Records are dealt to the ranks, two micro-batches each; with eight ranks some have no
-        record at all.
+        """Records are dealt to the ranks in turn, and each rank has two micro-batches.
+
+        With more ranks than records, some have no record at all.
         """
         parts = []
         for rank in range(ranks):
@@ -104,7 +109,10 @@ class ObjectiveContract(Contract):
         self._assert_same(update(objective, batch, turned), update(objective, batch))
 
     def test_interleaved_records_are_the_same_records(self, objective: Any, batch: Batch) -> None:
-        """First actions of all records, then second ones, and so on: a record's own order stays."""
+        """The first actions of all records come first, then the second ones, and so on.
+
+        The order of actions within a record stays.
+        """
         places = [_actions(batch, [record]) for record in range(_count(batch))]
         mixed = [
             place for row in itertools.zip_longest(*places) for place in row if place is not None
@@ -112,7 +120,10 @@ class ObjectiveContract(Contract):
         self._assert_same(update(objective, batch, [mixed]), update(objective, batch))
 
     def test_padding_does_not_matter(self, objective: Any, batch: Batch) -> None:
-        """Masked actions behind every record, and a record of nothing but masked actions."""
+        """Masked actions behind every record, and a record of masked actions alone, change nothing.
+
+        The padding gets no gradient.
+        """
         padded = _padded(batch)
         value, gradients, metrics = update(objective, padded)
         kept = padded["original"]
@@ -135,8 +146,9 @@ class ObjectiveContract(Contract):
     def test_the_weight_does_not_depend_on_the_parameters(
         self, objective: Any, batch: Batch
     ) -> None:
-        """The same under other log-probs, old and new, entropies and values, and without a
-        gradient.
+        """The weight is the same under other log-probs (old and new), entropies and values.
+
+        It carries no gradient.
         """
         weight = call(objective, leaves(batch))[1]
         assert not weight.requires_grad, "weight_sum carries a gradient"
@@ -150,8 +162,9 @@ class ObjectiveContract(Contract):
     def test_the_weight_alone_is_that_of_the_loss(
         self, objective: Any, batch: Batch, size: int
     ) -> None:
-        """In every micro-batch, of records without trained actions too; told before any log-probs
-        but the rollout's are there.
+        """``weight()`` gives the weight of ``loss()`` in every micro-batch.
+
+        That holds for records without trained actions too. It gets no log-probs but the rollout's.
         """
         records = list(range(_count(batch)))
         for start in range(0, len(records), size):
@@ -163,7 +176,7 @@ class ObjectiveContract(Contract):
             assert float(weight) == float(expected), "weight() and loss() disagree"
 
     def test_asking_twice_gives_the_same(self, objective: Any, batch: Batch) -> None:
-        """And leaves what it was given as it was."""
+        """A second call gives the same result, and the columns are not written to."""
         copy = {name: column.clone() for name, column in batch.items()}
         first = update(objective, batch)
         self._assert_same(update(objective, batch), first)
@@ -186,7 +199,7 @@ class ObjectiveContract(Contract):
         )
 
     def _assert_same(self, found: Sequence[Any], expected: Sequence[Any]) -> None:
-        """Value, gradients and, where both have them, metrics."""
+        """Compares values, gradients and, where both have them, metrics."""
         self._assert_close("value", found[0], expected[0])
         for name, one, other in zip(CURRENT, found[1], expected[1], strict=False):
             self._assert_close(f"gradient by {name}", one, other)
@@ -207,8 +220,9 @@ class ObjectiveContract(Contract):
 def update(
     objective: Any, batch: Batch, parts: Sequence[Any] = (slice(None),)
 ) -> tuple[Any, list[Any], dict[str, Any]]:
-    """(value, gradients by what is live, means of metrics) of an update whose micro-batches are
-    ``parts``.
+    """Returns (value, gradients, means of metrics) of an update whose micro-batches are ``parts``.
+
+    There is one gradient for each output that the objective uses, in the order of CURRENT.
     """
     data = leaves(batch)
     results = [call(objective, data, part) for part in parts]
@@ -224,14 +238,15 @@ def update(
 
 
 def call(objective: Any, data: Batch, part: Any = slice(None)) -> Any:
-    """The loss of the actions ``part``, whose records are numbered anew; only what is required is
-    given.
+    """Calls the objective's ``loss`` on the actions ``part``, with only what it requires.
+
+    The records of the part are numbered anew.
     """
     return objective.loss(*_arguments(objective, select(data, part)))
 
 
 def select(data: Batch, part: Any) -> dict[str, Any]:
-    """The actions ``part``, whose records are numbered anew."""
+    """Returns the columns of the actions ``part``, whose records are numbered anew."""
     torch = pytest.importorskip("torch")
     index = part if isinstance(part, slice) else torch.tensor(part, dtype=torch.long)
     chosen = {name: column[index] for name, column in data.items()}
@@ -252,7 +267,7 @@ def _live(objective: Any) -> list[str]:
 
 
 def leaves(batch: Batch) -> dict[str, Any]:
-    """The batch with fresh leaves where gradients are wanted."""
+    """Returns the batch with fresh leaf tensors for the outputs that need gradients."""
     return {**batch, **{name: batch[name].detach().clone().requires_grad_() for name in CURRENT}}
 
 
@@ -264,8 +279,9 @@ def _gradient(data: Batch, name: str) -> Any:
 
 
 def make_batch(lengths: Sequence[int] = (4, 1, 6, 3, 2, 5, 7), seed: int = 0) -> dict[str, Any]:
-    """Random float64 columns; the ratio of log-probs goes from 0.4 to 2.5, so that clips bind on
-    some actions.
+    """Makes random float64 columns for records of these lengths.
+
+    The ratio of log-probs goes from 0.4 to 2.5, so that clips bind on some actions.
     """
     torch = pytest.importorskip("torch")
     draw = torch.Generator().manual_seed(seed)
@@ -297,8 +313,9 @@ def make_batch(lengths: Sequence[int] = (4, 1, 6, 3, 2, 5, 7), seed: int = 0) ->
 
 
 def _padded(batch: Batch) -> dict[str, Any]:
-    """The batch with two masked actions behind each record and one record of three; "original"
-    marks what was there.
+    """Returns the batch with two masked actions behind each record, and one more record of three.
+
+    The column "original" marks the actions that were there before.
     """
     torch = pytest.importorskip("torch")
     count = _count(batch)
@@ -316,7 +333,7 @@ def _padded(batch: Batch) -> dict[str, Any]:
     padded["record"][-3:] = count
     for name in set(padded) - {"record", "mask"}:
         padded[name][~kept] = 1.5
-    # the original actions stand in their own order: records are numbered as they lie
+    # The original actions keep their order, because records are numbered in the order they lie in.
     return {**padded, "original": kept}
 
 
@@ -325,7 +342,7 @@ def _count(batch: Batch) -> int:
 
 
 def _actions(batch: Batch, records: Sequence[int]) -> list[int]:
-    """Places of the records' actions, record after record."""
+    """Returns the places of the records' actions, record after record."""
     return list(_places(batch, records))
 
 

@@ -1,5 +1,6 @@
-"""What a trainer promises: updates that follow from the records alone, exports and checkpoints that
-are whole.
+"""The contract of a trainer.
+
+Its updates follow from the records alone, and its exports and checkpoints are complete.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ METRICS = [
 
 
 class PolicyGradient:
-    """-advantage * logp over trained actions: linear in the advantages, which some tests use."""
+    """The objective -advantage * logp over trained actions.
+
+    It is linear in the advantages, which some tests rely on.
+    """
 
     requires: frozenset[str] = frozenset()
 
@@ -51,13 +55,16 @@ class PolicyGradient:
 
 
 class TrainerContract(Contract):
-    """Override ``provider``, or the fixture ``trainer``.
+    """To test a trainer, override ``provider``, or the fixture ``trainer``.
 
-    ``tolerance``: of weights after an update that was split differently, and of metrics, relative.
-    ``micro_batches``: settings under which the backend computes an update in its smallest parts.
-    ``vocabulary``: actions are drawn from 3..vocabulary-1. Settings: a learning rate that teaches
-    within a few steps, no weight decay, and for Adam an eps of about the gradients' size, or it
-    makes whole steps of the rounding of gradients that should be zero.
+    tolerance: how much weights may differ after an update that was split differently, and how much
+        metrics may, absolute and relative.
+    micro_batches: settings under which the backend computes an update in its smallest parts.
+    vocabulary: actions are drawn from 3..vocabulary-1.
+
+    ``config`` needs a learning rate that teaches within a few steps and no weight decay. Adam needs
+    an eps of about the gradients' size. Otherwise it turns the rounding errors of gradients that
+    should be zero into whole steps.
     """
 
     kind: ClassVar[str] = "trainer"
@@ -67,7 +74,7 @@ class TrainerContract(Contract):
 
     @pytest.fixture
     def objective(self) -> Any:
-        """The loss that the trainer is made with; linear in the advantages."""
+        """Gives the objective that the trainer is made with. It is linear in the advantages."""
         return PolicyGradient()
 
     @pytest.fixture
@@ -80,7 +87,7 @@ class TrainerContract(Contract):
 
     @pytest.fixture
     def split_trainer(self, trainer_context: WorkerContext) -> Iterator[Any]:
-        """Like ``trainer``, but it computes an update in its smallest parts."""
+        """Gives a trainer that is like ``trainer`` but computes an update in its smallest parts."""
         if not self.micro_batches:
             self.not_claimed("micro-batches (name the settings in `micro_batches`)")
         yield from closing(self.build(trainer_context, **self.micro_batches))
@@ -127,7 +134,7 @@ class TrainerContract(Contract):
         assert losses[-1] < losses[0], losses
 
     def test_every_minibatch_teaches(self, trainer: Any, records: list[TrainRecord]) -> None:
-        """The one that is not the first has an update of its own."""
+        """A minibatch after the first has an update of its own."""
         halved = [replace(record, minibatch=record.ordinal % 2) for record in records]
         advantages = np.array([float(record.minibatch) for record in halved])
         before = exported(trainer)
@@ -137,8 +144,9 @@ class TrainerContract(Contract):
     def test_micro_batches_do_not_matter(
         self, trainer: Any, split_trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
-        """Records of different lengths in one part and in many: the same loss, gradient norm and
-        weights.
+        """One part and many give the same loss, gradient norm and weights.
+
+        The records have different lengths.
         """
         whole, parts = (train(t, records, advantages) for t in (trainer, split_trainer))
         for name in ("loss", "grad_norm"):
@@ -150,7 +158,7 @@ class TrainerContract(Contract):
     def test_the_loss_is_a_mean_over_actions(
         self, trainer: Any, records: list[TrainRecord]
     ) -> None:
-        """Every record once more gives the same loss and gradient norm."""
+        """A batch that holds every record twice gives the same loss and gradient norm."""
         advantages = np.where([r.columns["action_ids"].size > 4 for r in records], 1.0, -1.0)
         twice = [replace(r, ordinal=r.ordinal + shift) for shift in (0, 100) for r in records]
         with restored(trainer) as back:
@@ -163,7 +171,10 @@ class TrainerContract(Contract):
     def test_masked_actions_have_no_influence(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
-        """Other actions at masked places, which nothing follows, leave the update as it was."""
+        """Another action at a masked place leaves the update as it was.
+
+        The masked action is the last of its record, so that no other action depends on it.
+        """
         changed = [
             replace(record, columns=_other_masked_actions(record.columns)) for record in records
         ]
@@ -225,7 +236,7 @@ class TrainerContract(Contract):
     def test_annotating_gives_finite_columns_and_changes_nothing(
         self, trainer: Any, records: list[TrainRecord]
     ) -> None:
-        """A value for each action, which follows from the record alone."""
+        """Each action gets a value, which follows from the record alone."""
         before = digests(exported(trainer))
         given = trainer.annotate(records)
         for record, columns in zip(records, given, strict=True):
@@ -240,7 +251,10 @@ class TrainerContract(Contract):
 
     @claims("sharding")
     def test_two_ranks_train_as_one(self, model: Mapping[str, Any], tmp_path: Path) -> None:
-        """Processes with unequal shares of the records, whose actions differ in number."""
+        """Two processes give the weights that one gives.
+
+        Their shares of the records are unequal, and so are the numbers of actions in them.
+        """
         from gcore_core.testing.contracts.rank import trained_by
 
         one, two = (
@@ -271,7 +285,7 @@ class TrainerContract(Contract):
 
     @claims("weights.device")
     def test_tensors_on_the_device_are_the_exported_ones(self, trainer: Any) -> None:
-        """In the same order, as flat bytes that can be brought to the host."""
+        """They come in the same order, as flat bytes that can be copied to the host."""
         sends = isinstance(trainer, SendsDevice)
         assert sends, "weights.device is claimed, SendsDevice is not implemented"
         found = [
@@ -304,8 +318,9 @@ class TrainerContract(Contract):
     def test_a_save_in_the_background_is_of_the_moment_it_began(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path
     ) -> None:
-        """Twice, since a second save may reuse what the first one left; training goes on
-        meanwhile.
+        """Training goes on during a save and does not change what is saved.
+
+        It is tried twice, since a second save may reuse what the first one left.
         """
         for step in (0, 2):
             train(trainer, records, advantages, step=step)
@@ -342,14 +357,14 @@ class TrainerContract(Contract):
 
 @contextlib.contextmanager
 def restored(trainer: Trainer) -> Iterator[Callable[[], None]]:
-    """Gives a function that puts the trainer back to where it was, by its own files."""
+    """Yields a function that restores the trainer to its present state, by its own files."""
     with tempfile.TemporaryDirectory() as directory:
         trainer.save(Path(directory))
         yield lambda: trainer.load(Path(directory))
 
 
 def on_host(content: Any) -> np.ndarray:
-    """A copy of flat bytes on whatever device; torch's tensors have ``cpu``."""
+    """Copies flat bytes to the host, from whatever device; torch's tensors have ``cpu``."""
     return np.asarray(content.cpu() if hasattr(content, "cpu") else content).copy()
 
 
@@ -361,14 +376,15 @@ def train(
     step: int = 0,
     minibatches: int = 1,
 ) -> dict[str, float]:
-    """Prepares and trains one epoch; returns the metrics."""
+    """Prepares the records, trains on them for one epoch and returns the metrics."""
     trainer.prepare(records, frozenset())
     return trainer.train(step, advantages, minibatches, 1)
 
 
 def make_records(vocabulary: int, groups: int = 4, samples: int = 3) -> list[TrainRecord]:
-    """Sorted random records of 2 to 7 actions; the last one of each is masked. Arrays are
-    read-only, as in a slab.
+    """Makes sorted random records of 2 to 7 actions; the last action of each is masked.
+
+    The arrays are read-only, as in a slab.
     """
     draw = np.random.default_rng(0)
     records = []
@@ -395,8 +411,9 @@ def make_records(vocabulary: int, groups: int = 4, samples: int = 3) -> list[Tra
 
 
 def _other_masked_actions(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The last action, which is masked, is another one of the record's."""
-    actions, logp = columns["action_ids"].copy(), columns["logp"].copy()
+    """Returns the columns with another last action, which is masked, and another log-prob of it."""
+    actions = columns["action_ids"].copy()
+    logp = columns["logp"].copy()
     actions[-1] = 3 if actions[-1] != 3 else 4
     logp[-1] = -9.0
     return {**columns, "action_ids": actions, "logp": logp}
