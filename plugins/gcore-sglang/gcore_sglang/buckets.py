@@ -1,5 +1,6 @@
-"""Buckets of a weight push as files that SGLang reads: one safetensors file, in a directory of its
-own.
+"""Writes buckets of a weight push as files that SGLang reads.
+
+Each bucket is one safetensors file in a directory of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from gcore_core.contract.records import TensorSpec
 def bucket_directory(
     parent: Path, tensors: Sequence[tuple[TensorSpec, np.ndarray]]
 ) -> Iterator[Path]:
-    """A directory with the tensors in it, which is gone afterwards. Arrays are flat uint8."""
+    """Yields a directory that holds the tensors, and removes it afterwards.
+
+    Raises WorkerError when it cannot be written.
+
+    tensors: each with its bytes as a flat uint8 array.
+    """
     directory = parent / "bucket"
     try:
         shutil.rmtree(directory, ignore_errors=True)
@@ -42,7 +48,10 @@ def bucket_directory(
 
 
 def _write(file: Path, tensors: Sequence[tuple[TensorSpec, np.ndarray]]) -> None:
-    header, offset = {}, 0
+    # A safetensors file is the header's length (8 bytes, little endian), the header as JSON, which
+    # says where each tensor lies, and the tensors' bytes.
+    header = {}
+    offset = 0
     for spec, _ in tensors:
         place = [offset, offset + spec.nbytes]
         header[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": place}

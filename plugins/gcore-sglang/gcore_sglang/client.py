@@ -30,9 +30,10 @@ class Unreachable(Exception):
 class Event:
     """Something that happened to the sample ``rid``.
 
-    answer: SGLang's ``output_ids`` and ``meta_info``; empty when it has none. ended: no more comes.
-        error: it was
-    refused. lost: the connection broke off.
+    answer: SGLang's ``output_ids`` and ``meta_info``; empty when it has none.
+    ended: whether this is the sample's last event.
+    error: why SGLang refused it, or what broke off the answer; empty when all is well.
+    lost: whether the connection broke off.
     """
 
     rid: str
@@ -43,12 +44,15 @@ class Event:
 
 
 class Client:
-    """At most ``connections`` requests for samples are open at once; those that wait go together in
-    the next one.
+    """Sends requests to one server, from an event loop in a thread of its own.
+
+    connections: most requests for samples that are open at once. Samples that wait for one go
+        together in the next request.
     """
 
     def __init__(self, url: str, key: str, *, connections: int) -> None:
-        self._url, self._headers = url, {"Authorization": f"Bearer {key}"}
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {key}"}
         self._connections = connections
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._waiting: dict[str, Mapping[str, Any]] = {}  # not sent yet: rid -> body
@@ -78,21 +82,18 @@ class Client:
     # -- samples -----------------------------------------------------------------------------------
 
     def sample(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Begins samples, rid -> body of ``/generate``; returns at once. What comes of them is told
-        by ``wait``.
+        """Begins samples and returns at once; ``wait`` gives their events.
 
-        All bodies have the same keys.
+        bodies: rid -> body of ``/generate``; all bodies have the same keys.
         """
         self._loop.call_soon_threadsafe(self._begin, bodies)
 
     def withdraw(self, rids: Sequence[str]) -> None:
-        """Ends those that were not sent yet, with an empty answer."""
+        """Ends the samples among these that were not sent yet, with an empty answer."""
         self._loop.call_soon_threadsafe(self._take_back, rids)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What has happened since the last call; waits for at least one event, at most that
-        long.
-        """
+        """Returns the events since the last call; waits up to ``timeout_s`` for at least one."""
         found: list[Event] = []
         try:
             found.append(
@@ -121,8 +122,10 @@ class Client:
                 await self._sample(bodies)
 
     async def _sample(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Sends one request for all; what SGLang refuses is divided until those that it refuses
-        stand alone.
+        """Sends one request for all samples, and divides it where SGLang refuses it.
+
+        Halves of a refused request are sent on their own, until each sample that is refused stands
+        alone and the others have been sampled.
         """
         left = set(bodies)
         try:
@@ -130,7 +133,9 @@ class Client:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             self._end(left, str(error), lost=True)
             return
-        if refusal and len(left) == len(bodies) > 1:  # it looks at all of them before it begins any
+        # SGLang checks all samples of a request before it begins any, so a refusal after some have
+        # ended is no reason to divide.
+        if refusal and len(left) == len(bodies) > 1:
             items = list(bodies.items())
             half = len(items) // 2
             await asyncio.gather(self._sample(dict(items[:half])), self._sample(dict(items[half:])))
@@ -142,8 +147,9 @@ class Client:
             self._events.put(Event(rid, {}, error=error, lost=lost))
 
     async def _read_answers(self, bodies: Mapping[str, Mapping[str, Any]], left: set[str]) -> str:
-        """Takes out of ``left`` the samples that end; returns SGLang's words when it refuses the
-        request.
+        """Reads a request's answers and takes the samples that end out of ``left``.
+
+        Returns SGLang's words when it refuses the request, else an empty text.
         """
         first = next(iter(bodies.values()))
         columns = {name: [body[name] for body in bodies.values()] for name in first}
@@ -174,7 +180,10 @@ class Client:
         *,
         timeout_s: float = _CALL_S,
     ) -> str:
-        """The text of an answer. Raises Refused, Unreachable."""
+        """Returns the text of an answer.
+
+        Raises Refused when its status is not 200, Unreachable when there is none in time.
+        """
         status, text = self._request(method, path, body, timeout_s)
         if status != 200:
             raise Refused(f"{path} gives {status}: {text[:300]}")
@@ -183,7 +192,7 @@ class Client:
     def call_each(
         self, path: str, bodies: Iterable[Mapping[str, Any]], *, timeout_s: float = _CALL_S
     ) -> None:
-        """Posts all of them at once. Raises Unreachable; what the answers say is not looked at."""
+        """Posts all bodies at once and ignores what the answers say. Raises Unreachable."""
 
         async def all_of_them() -> None:
             await asyncio.gather(*(self._respond("POST", path, body, timeout_s) for body in bodies))
@@ -191,7 +200,7 @@ class Client:
         asyncio.run_coroutine_threadsafe(all_of_them(), self._loop).result()
 
     def is_healthy(self) -> bool:
-        """Whether a server is there that has drawn its first sample."""
+        """Returns whether there is a server that has drawn its first sample."""
         try:
             return self._request("GET", "/health", None, _HEALTH_S)[0] == 200
         except Unreachable:

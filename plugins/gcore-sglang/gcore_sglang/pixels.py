@@ -1,6 +1,4 @@
-"""The pixels of prompts that are sampled, in files that SGLang reads
-(``gcore_sglang.processors``).
-"""
+"""Keeps the pixels of running samples in files that SGLang reads (``gcore_sglang.processors``)."""
 
 from __future__ import annotations
 
@@ -13,14 +11,16 @@ from gcore_language.images import Images
 
 from gcore_core.contract.errors import DataError, WorkerError
 
-#: Of a patch: 2 frames, 3 colours, 14 x 14 pixels. SGLang takes any other number for images that
-#: are encoded already.
+#: Numbers of a patch: 2 frames, 3 colours, 14 x 14 pixels. SGLang takes any other number for images
+#: that are encoded already.
 _NUMBERS = 1176
 
 
 def check_patches(config: Any, where: str) -> None:
-    """Raises DataError for a model of image-text kind whose patches SGLang would misread. config:
-    transformers'.
+    """Raises DataError for a model that takes images and whose patches SGLang would misread.
+
+    config: transformers' config of the model.
+    where: what the error names as its place.
     """
     vision = config.vision_config
     numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
@@ -36,14 +36,17 @@ def check_patches(config: Any, where: str) -> None:
 
 
 class PixelFiles:
-    """One file for all samples that show the same images, for as long as any of them runs."""
+    """Keeps one file for all samples that show the same images, as long as any of them runs."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._users: Counter[Path] = Counter()
 
     def show(self, images: Images) -> str:
-        """The file of one more sample. Raises WorkerError."""
+        """Counts one more sample of these images and returns the path of their file.
+
+        The first one writes the file. Raises WorkerError when it cannot be written.
+        """
         file = self._file(images)
         if not self._users[file]:
             try:
@@ -59,7 +62,7 @@ class PixelFiles:
         return str(file)
 
     def release(self, images: Images) -> None:
-        """One of its samples has ended."""
+        """Counts one sample of these images less; the last one removes their file."""
         file = self._file(images)
         self._users[file] -= 1
         if not self._users[file]:
@@ -67,4 +70,5 @@ class PixelFiles:
             file.unlink(missing_ok=True)
 
     def _file(self, images: Images) -> Path:
-        return self._directory / f"{id(images):x}.npz"  # a sample that runs keeps them
+        # The object's id is unique while it lives, and running samples keep it alive.
+        return self._directory / f"{id(images):x}.npz"

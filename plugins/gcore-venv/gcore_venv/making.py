@@ -1,6 +1,4 @@
-"""Makes a venv with the venv and the pip of an interpreter, one at a time, and only
-once.
-"""
+"""Makes a venv with the venv and the pip of an interpreter, one at a time, and only once."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """A line for each step, and one every ten seconds for what pip is at."""
+    """Prints a line for each step, and every ten seconds one with pip's latest line."""
 
     def __init__(self) -> None:
         self._told_s = self._began_s = time.monotonic()
@@ -64,10 +62,12 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """On a terminal: the steps that are over, and below them what pip says right now."""
+    """Shows on a terminal the steps so far, and below them pip's latest line."""
 
     def __init__(self, console: Any, status: Any) -> None:
-        self._console, self._status, self._step = console, status, ""
+        self._console = console
+        self._status = status
+        self._step = ""
 
     def begin(self, step: str) -> None:
         self._step = step
@@ -94,8 +94,11 @@ def progress() -> Iterator[Progress]:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A venv that is ready; ``record`` is what is written in it. seconds: 0 when it was
-    ready before.
+    """A venv that is ready.
+
+    directory: where it lies.
+    record: what is written in its record file.
+    seconds: how long making it took; 0 when it was ready before.
     """
 
     directory: Path
@@ -104,11 +107,12 @@ class Made:
 
 
 def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
-    """Makes the venv, unless it is there with the same digest; one that is half made is made
-    anew.
+    """Makes the venv, unless it is there with the same digest.
 
-    Waits while another process makes it. Raises ConfigError when the directory holds something
-    else, PluginError with pip's words when pip fails.
+    One that is half made is made anew. Waits while another process makes it. Raises ConfigError
+    when the directory holds something else, PluginError with pip's words when pip fails.
+
+    fresh: make it anew in any case.
     """
     digest = recipe.digest()
     with _alone(directory) as lock:
@@ -144,7 +148,7 @@ def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
 
 
 def is_being_made(directory: Path) -> bool:
-    """Whether a process holds its lock."""
+    """Returns whether a process holds the venv's lock."""
     try:
         with _lock_file(directory).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -156,8 +160,10 @@ def is_being_made(directory: Path) -> bool:
 
 
 def probe(python: str | Path, distributions: Sequence[str]) -> dict[str, str | None]:
-    """Starts the interpreter, imports the core there, and returns versions. Raises PluginError with
-    its last words.
+    """Starts the interpreter, imports the core there, and returns distribution -> version.
+
+    The version is None where the distribution is missing. Raises PluginError with the interpreter's
+    last line when it fails.
     """
     command = [str(python), "-I", "-c", _PROBE, *distributions]
     try:
@@ -171,17 +177,16 @@ def probe(python: str | Path, distributions: Sequence[str]) -> dict[str, str | N
 
 
 class _Steps:
-    """Runs commands, their output into a log. They hold the lock too, should this process be killed
-    before them.
+    """Runs commands, and writes their output into a log.
+
+    The commands hold the lock too, in case this process is killed before they end.
     """
 
     def __init__(self, directory: Path, shown: Progress, lock: IO[bytes]) -> None:
-        self._log, self._directory, self._shown, self._lock = (
-            directory / LOG,
-            directory,
-            shown,
-            lock,
-        )
+        self._log = directory / LOG
+        self._directory = directory
+        self._shown = shown
+        self._lock = lock
 
     def run(self, step: str, command: list[str]) -> None:
         self._shown.begin(step)
@@ -219,7 +224,7 @@ class _Steps:
 
 
 def _environment() -> dict[str, str]:
-    """Of venv and pip: nothing that would lead them out of the new venv."""
+    """Returns the environment of venv and pip, without what would lead them out of the venv."""
     left_out = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV")
     own = {
         "PIP_USER": "0",
@@ -257,7 +262,7 @@ def _lock_file(directory: Path) -> Path:
 
 
 def _clear(directory: Path, record: dict[str, Any]) -> None:
-    """Removes what is there, if it is a venv of ours."""
+    """Makes the directory empty, if it holds a venv that g-core made. Raises ConfigError if not."""
     if not record and directory.is_dir() and any(directory.iterdir()):
         raise ConfigError(
             "holds files that g-core did not write; nothing was done.",
@@ -270,14 +275,14 @@ def _clear(directory: Path, record: dict[str, Any]) -> None:
 
 
 def _write(directory: Path, record: dict[str, Any]) -> None:
-    """By an atomic rename: what says "complete" is complete."""
+    """Writes the record by an atomic rename, so that what says "complete" is complete."""
     new = directory / f"{venvs.RECORD}.new"
     new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     new.replace(directory / venvs.RECORD)
 
 
 def _verified(recipe: Recipe, python: str) -> dict[str, str | None]:
-    """The versions that came in. Raises PluginError when they are not what was asked for."""
+    """Returns the installed versions. Raises PluginError when they are not what was asked for."""
     found = probe(python, [source.distribution for source in recipe.sources] + [recipe.spec.engine])
     wrong = [
         (
@@ -297,7 +302,7 @@ def _verified(recipe: Recipe, python: str) -> dict[str, str | None]:
 
 
 def _size(directory: Path) -> int:
-    """Bytes on the disk of all files in it; a file under two names counts once."""
+    """Returns the bytes on disk of all files in a directory; a file with two names counts once."""
     seen = {}
     for folder, _, files in os.walk(directory):
         for name in files:

@@ -1,5 +1,6 @@
-"""What goes into a venv: a plugin's tested pins, and G-Core's own distributions as they are
-installed here.
+"""Finds out what goes into a venv: a plugin's tested pins, and G-Core's own distributions.
+
+The latter are installed as they are installed here.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ _FORMAT = 1  # counts changes of how a venv is made, which make those that there
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What is asked for. flavour: empty for what this machine calls for. extra: plugins or
-    distributions besides.
+    """What the user asks for.
+
+    plugin: the plugin that the venv is for.
+    flavour: one of the plugin's venvs; empty: the one that fits this machine.
+    python: path of the interpreter that makes the venv.
+    extra: plugins or distributions to install besides.
     """
 
     plugin: str
@@ -43,8 +48,10 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One of G-Core's own distributions. words: what pip is given to install it as it is installed
-    here.
+    """One of G-Core's own distributions.
+
+    words: arguments by which pip installs it as it is installed here.
+    requires: the requirements in its metadata.
     """
 
     distribution: str
@@ -55,7 +62,12 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A wish with everything looked up. ``requirements`` is a file for pip."""
+    """A wish with everything looked up.
+
+    spec: the plugin's venv.
+    requirements: pip's file with the plugin's tested pins; None where it has none.
+    sources: G-Core's own distributions to install.
+    """
 
     wish: Wish
     spec: VenvProvider
@@ -63,8 +75,9 @@ class Recipe:
     sources: tuple[Source, ...]
 
     def digest(self) -> str:
-        """Changes with anything that would make another venv. Code of an editable install
-        makes none.
+        """Returns a hash that changes with anything that would make another venv.
+
+        Code of an editable install does not change it.
         """
         spec = self.spec
         told = [
@@ -80,13 +93,14 @@ class Recipe:
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
     def pip_steps(self) -> Iterator[tuple[str, list[str]]]:
-        """(what to call it, words after ``pip``), in order."""
+        """Yields pip's steps in order, each as its name for the user and pip's arguments."""
         own = [word for source in self.sources for word in source.words]
         pins = ["-r", str(self.requirements)] if self.requirements else []
         told = ["-r", self.requirements.name] if self.requirements else []
         if pins and self.spec.no_deps:
             yield f"pip install --no-deps {' '.join(told)}", ["install", "--no-deps", *pins]
-            pins, told = [], []
+            pins = []
+            told = []
         told += [source.distribution for source in self.sources]
         yield f"pip install {' '.join(told)}", ["install", *pins, *own]
         if self.spec.remove:
@@ -97,7 +111,10 @@ class Recipe:
 
 
 def interpreter(python: str | None) -> str:
-    """The program that ``--python`` names, looked up as a shell would."""
+    """Returns the path of the program that ``--python`` names, looked up as a shell does.
+
+    Raises ConfigError where there is none.
+    """
     if python is None:
         return sys.executable
     found = shutil.which(os.path.expanduser(python))
@@ -107,8 +124,12 @@ def interpreter(python: str | None) -> str:
 
 
 def recipe(wish: Wish, *, where: str) -> Recipe:
-    """Looks everything up; imports the plugin's root. Raises ConfigError, PluginError."""
-    installed, plugins = catalog.scan().get(wish.plugin, where=where), Plugins()
+    """Looks up everything that a wish needs; imports the plugin's root.
+
+    Raises ConfigError where the plugin has no such venv, PluginError where it cannot be loaded.
+    """
+    installed = catalog.scan().get(wish.plugin, where=where)
+    plugins = Plugins()
     plugins.load(installed, where=where)
     offered = {item.spec.name: item.spec for item in plugins.providers("venv", wish.plugin)}
     flavour = wish.flavour or _flavour(list(offered))
@@ -141,12 +162,15 @@ def recipe(wish: Wish, *, where: str) -> Recipe:
 
 
 def _flavour(offered: Sequence[str]) -> str:
-    """The only one, or that of this machine."""
+    """Returns the only flavour, or where there are several that of this machine's devices."""
     return offered[0] if len(offered) == 1 else find_devices("auto")[0].kind
 
 
 def _distribution(name: str) -> str:
-    """The distribution that ``--with`` names: a plugin, or itself."""
+    """Returns the distribution that ``--with`` names by itself or by its plugin.
+
+    Raises ConfigError where neither is installed here.
+    """
     owners = {plugin.name: plugin.distribution for plugin in catalog.scan().plugins}
     if name in owners:
         return owners[name]
@@ -163,10 +187,12 @@ def _distribution(name: str) -> str:
 
 
 def _with_ours(names: Sequence[str]) -> list[str]:
-    """The core, these, and what of G-Core's they require: installed as they are here, not from an
-    index.
+    """Returns the core, these distributions, and those of G-Core's that they require.
+
+    They are installed as they are here, not from an index.
     """
-    found, queue = [_CORE], [str(canonicalize_name(name)) for name in names]
+    found = [_CORE]
+    queue = [str(canonicalize_name(name)) for name in names]
     while queue:
         name = queue.pop(0)
         if name not in found and (installed := _installed(name)):
@@ -178,7 +204,7 @@ def _with_ours(names: Sequence[str]) -> list[str]:
 
 
 def _requires(installed: Distribution) -> Iterator[str]:
-    """Names of what it requires without its extras."""
+    """Yields the names of what a distribution requires without its extras."""
     for line in installed.requires or ():
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -186,8 +212,9 @@ def _requires(installed: Distribution) -> Iterator[str]:
 
 
 def _installed(name: str) -> Distribution | None:
-    """The distribution that is installed here; of several copies that which says where it came
-    from.
+    """Returns the distribution that is installed here; None where there is none.
+
+    Of several copies it is the one that says where it came from.
     """
     copies = list(distributions(name=name))
     return next(
@@ -208,8 +235,9 @@ def _source(name: str, extras: Sequence[str]) -> Source:
 
 
 def _from_url(asked: str, direct: dict[str, Any], extras: Sequence[str]) -> tuple[str, ...]:
-    """Words for pip, of what it wrote about an install from a directory, an archive or a repository
-    (PEP 610).
+    """Returns pip's arguments for what was installed from a directory, archive or repository.
+
+    direct: what pip wrote about that install (PEP 610).
     """
     url = str(direct["url"])
     if direct.get("dir_info", {}).get("editable"):

@@ -1,5 +1,6 @@
-"""A LoRA adapter in peft's layout, looked at before vLLM loads it, which takes one of a smaller
-model in silence.
+"""Checks a LoRA adapter in peft's layout before vLLM loads it.
+
+vLLM itself takes an adapter of a smaller model in silence.
 """
 
 from __future__ import annotations
@@ -18,21 +19,28 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """``max_rank``: the smallest of vLLM's buffers that holds all of its ranks."""
+    """An adapter that fits the model.
+
+    directory: where it lies.
+    max_rank: the smallest of vLLM's buffers that holds all of its ranks.
+    """
 
     directory: Path
     max_rank: int
 
     def request(self) -> Any:
-        """What names the adapter in a request to vLLM."""
+        """Returns what names the adapter in a request to vLLM."""
         from vllm.lora.request import LoRARequest
 
         return LoRARequest("adapter", 1, str(self.directory))
 
 
 def open_adapter(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Adapter:
-    """Raises DataError unless the directory holds a whole adapter for the model with these
-    tensors.
+    """Opens the adapter in a directory.
+
+    Raises DataError unless the directory holds a whole adapter for the model with these tensors.
+
+    shapes: name -> shape of the model's tensors.
     """
     directory = Path(path).resolve()
     if not directory.is_dir():
@@ -73,8 +81,9 @@ def _largest_rank(file: Path) -> int:
 
 
 def _check_tensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Every pair (A: rank x inputs, B: outputs x rank) must be of a matrix (outputs x inputs) of
-    the model.
+    """Raises DataError unless every pair of the adapter's matrices fits a matrix of the model.
+
+    A (rank x inputs) and B (outputs x rank) fit a matrix of outputs x inputs.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -90,7 +99,8 @@ def _check_tensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     for name, shape in found.items():
         module, _, half = name.removeprefix("base_model.model.").rpartition(".lora_")
         if half not in ("A.weight", "B.weight") or ".experts" in module:
-            # vLLM refuses by itself what it does not take; experts have other names in a checkpoint
+            # vLLM refuses other tensors by itself. Experts have other names in a checkpoint, so
+            # their matrices are not found here.
             continue
         base = shapes.get(f"{module}.weight")
         if base is None:

@@ -1,8 +1,7 @@
-"""The provider ``vllm`` of kind generator: vLLM's engine in the worker's own process, and one for
-each device if many.
+"""Provides the generator ``vllm``, which samples with vLLM's engine in the worker's own process.
 
-Every sample is a request of its own, with its own seed; samples of one prompt share its blocks in
-the prefix cache.
+A replica of several devices has a process more for each of them. Every sample is a request of its
+own, with its own seed. Samples of one prompt share its blocks in the prefix cache.
 """
 
 from __future__ import annotations
@@ -40,9 +39,16 @@ _SEED_MASK = 2**63 - 1
 
 @dataclass(slots=True)
 class _Running:
+    """A sample that runs.
+
+    ready: its request and its encoded prompt.
+    engine_id: vLLM's name of it.
+    first_version: the weights version that sampled its first action; None: the present one.
+    """
+
     ready: Ready
     engine_id: str
-    first_version: int | None = None  # that sampled the first action; None: the one that holds now
+    first_version: int | None = None
 
 
 class VllmGenerator:
@@ -84,8 +90,9 @@ class VllmGenerator:
     # -- sampling ----------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """See ``Generator.submit``; requests of one ordinal have one prompt, which is encoded
-        once.
+        """See ``Generator.submit``.
+
+        Requests of one ordinal have one prompt, which is encoded once.
         """
         fitting, failed = make_ready(
             self._tokenizer, requests, self._context_length, self.version, self._reader
@@ -105,7 +112,7 @@ class VllmGenerator:
             self._running[name] = _Running(ready, engine_id)
 
     def _prompt(self, ready: Ready) -> dict[str, Any]:
-        """In vLLM's terms."""
+        """Returns the prompt as vLLM takes it."""
         if ready.images is not None:
             return self._showing.input(ready.prompt, ready.images)
         return {"type": "token", "prompt_token_ids": ready.prompt.tolist()}
@@ -175,8 +182,9 @@ class VllmGenerator:
         } | image_columns(running.ready.images)
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key
-        is ignored.
+        """See ``Generator.abort``.
+
+        A sample that has not begun ends without actions. An unknown key is ignored.
         """
         from vllm.v1.engine import FinishReason
 
@@ -189,8 +197,8 @@ class VllmGenerator:
         ]
         ended = []
         for running in map(self._running.pop, named):
-            # vLLM's own abort gives what there is to a queue only, which its engine in this process
-            # does not have.
+            # vLLM's own abort hands over the actions so far through a queue, which the engine in
+            # this process does not have. So they are taken from its state first.
             state = self._engine.output_processor.request_states[running.engine_id]
             output = state.make_request_output([], None, FinishReason.ABORT, None)
             self._engine.abort_request([running.engine_id], internal=True)
@@ -204,8 +212,9 @@ class VllmGenerator:
     # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.begin_weights``; the tensors are those of the model directory,
-        dtypes may differ.
+        """See ``ReceivesWeights.begin_weights``.
+
+        The tensors must be those of the model directory; their dtypes may differ.
         """
         self._inbox.begin(plan)
         self._workers("gcore_begin_weights")
@@ -232,8 +241,9 @@ class VllmGenerator:
         self._inbox.commit(plan.version)
 
     def push_offers(self) -> Offers:
-        """See ``ReceivesDevice.push_offers``: of an engine that is in this process, on one
-        device.
+        """See ``ReceivesDevice.push_offers``; empty for an engine of several devices.
+
+        Its devices belong to other processes.
         """
         from gcore_language.device_push import offers_of
 
@@ -248,8 +258,9 @@ class VllmGenerator:
         return DeviceReader(self, transport, receiver, self._workers("gcore_device")[0])
 
     def _forget_cache(self) -> None:
-        """Drops keys, values and encoded images of the old weights, those of running samples
-        included.
+        """Drops keys, values and encoded images of the old weights, also those of running samples.
+
+        Raises a mismatch when vLLM keeps some.
         """
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise self._inbox.mismatch(
@@ -263,14 +274,15 @@ class VllmGenerator:
         return bool(state.detokenizer.num_output_tokens())
 
     def _workers(self, method: str, *args: Any) -> list[Any]:
-        """Calls a method of ``WorkerExtension`` on every device; what each returned."""
+        """Calls a method of ``WorkerExtension`` on every device and returns each one's result."""
         answers: list[Any] = self._engine.collective_rpc(method, args=args)
         return answers
 
 
 def _status(finish_reason: str, stop_reason: int | str | None) -> tuple[str, str]:
-    """vLLM's reasons as a record's status and reason; an end token has the stop reason None or its
-    number.
+    """Turns vLLM's reasons into a record's status and reason.
+
+    stop_reason: the stop string that was found; None or a token's number at an end token.
     """
     if finish_reason == "stop":
         return FINISHED, "stop" if isinstance(stop_reason, str) else ""

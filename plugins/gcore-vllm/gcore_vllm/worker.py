@@ -1,4 +1,4 @@
-"""What this plugin adds to vLLM's worker: weights that come in pieces, and log-probs of all tokens.
+"""Adds to vLLM's worker the loading of weights that come in pieces, and log-probs of all tokens.
 
 vLLM rearranges weights for its kernels when they are loaded, and on CPUs frees the originals, so
 plain ``model.load_weights`` fails there. Its layerwise reload gives every layer its original layout
@@ -31,25 +31,26 @@ class WorkerExtension:
     _gcore_loaded: Any = None  # set[str] of parameters, during a push
 
     def gcore_begin_weights(self) -> None:
-        """Gives all layers their original layout. From here on the engine cannot run until
-        ``gcore_commit_weights``.
+        """Gives all layers their original layout.
+
+        From here on the engine cannot run until ``gcore_commit_weights``.
         """
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config):
-            if (
-                self._gcore_loaded is not None
-            ):  # a push broke off: what it left is overwritten by this one
+            # An earlier push broke off: its reload is ended, and this push overwrites what it left.
+            if self._gcore_loaded is not None:
                 finalize_layerwise_reload(model, self.model_runner.model_config)
             initialize_layerwise_reload(model)
         self._gcore_loaded = set()
 
     def gcore_device(self) -> torch.device:
-        """Where the model is."""
+        """Returns the device on which the model is."""
         return torch.device(self.model_runner.device)
 
     def gcore_load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray | Tensor]]) -> None:
-        """Copies each of them, because a layer keeps its tensors until the last of them has
-        come.
+        """Loads some tensors of the push.
+
+        Each tensor is copied, because a layer keeps its tensors until the last of them has come.
         """
         named = ((spec.name, from_bytes(spec, array)) for spec, array in tensors)
         with set_current_vllm_config(self.vllm_config):
@@ -69,8 +70,9 @@ class WorkerExtension:
         return sorted(untouched)
 
     def gcore_log_probs_of_all_tokens(self) -> None:
-        """Has the sampler take log-probs before top-k and top-p narrow the choice; vLLM takes them
-        afterwards.
+        """Has the sampler take log-probs before top-k and top-p narrow the choice.
+
+        vLLM by itself takes them afterwards.
         """
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler = _AllTokens(sampler.topk_topp_sampler)
