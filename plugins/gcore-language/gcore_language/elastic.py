@@ -1,9 +1,11 @@
-"""For tests of trainers: from a state that one layout of ranks saved, another goes on as if nothing
-had happened.
+"""Lets tests check that a state can be resumed with another layout of ranks.
 
-A job is a trainer on some ranks. Without states it makes ``STEPS`` steps and saves after ``AT``;
-with states it goes on from each. Jobs run one after the other, each rank in a process: ``python -m
-gcore_language.elastic JOBS RANK RANKS``.
+A trainer that loads a state must go on as if it had not been interrupted, whichever trainer and
+however many ranks saved the state.
+
+A job is a trainer on some ranks. A job without states makes ``STEPS`` steps and saves its state
+after ``AT`` of them. A job with states goes on from each of them. Jobs run one after the other, and
+each rank is a process: ``python -m gcore_language.elastic JOBS RANK RANKS``.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.runs import run_recipe, run_together
 from gcore_language.tiny import VOCABULARY
 
-STEPS, AT = 5, 2
-#: Sums of float32 in another order: of a gradient's norm, and of a tensor's largest weight.
+STEPS = 5
+AT = 2
+#: What float32 sums in another order may change, as a fraction of a gradient's norm or of a
+#: tensor's largest weight.
 TOLERANCE = 1e-6
-#: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
-#: that should be zero
+#: About as large as gradients are. With a small eps Adam would make whole steps from the rounding
+#: of gradients that should be zero.
 _EPS = 1e-2
 _SETTINGS = {
     "learning_rate": 2e-3,
@@ -46,7 +50,13 @@ _SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A trainer, as ``module:Class`` like its configuration, and how its ranks share the work."""
+    """A trainer and how its ranks share the work.
+
+    trainer, config: the trainer's class and its configuration's, each as ``module:Class``.
+    ranks: how many ranks.
+    settings: settings of the configuration, besides those of every job.
+    engine: the role's ``engine:`` mapping.
+    """
 
     trainer: str
     config: str
@@ -62,8 +72,12 @@ TORCH = Layout(
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """states: name -> directory of the state that it goes on from. What it finds lies under
-    ``work``.
+    """A trainer that runs, from its model or from states.
+
+    layout: the trainer and its ranks.
+    model: directory of the model.
+    work: directory for what the job writes; see ``outcome``.
+    states: name -> directory of a state to go on from; empty to begin from the model.
     """
 
     layout: Layout
@@ -74,15 +88,22 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Of the steps after ``AT``: gradient norms, and the weights after the last one."""
+    """What the steps after ``AT`` led to.
+
+    norms: gradient norm of each of these steps.
+    weights: Hugging Face name -> float32 array, after the last step.
+    """
 
     norms: list[float]
     weights: Mapping[str, np.ndarray]
 
 
 def run_jobs(jobs: Sequence[Job], room: Path) -> None:
-    """Runs the jobs, first those of fewer ranks; raises RuntimeError with the output of a rank that
-    failed.
+    """Runs the jobs, those of fewer ranks first.
+
+    room: directory for the jobs' descriptions.
+
+    Raises RuntimeError with the output of a rank that failed.
     """
     room.mkdir(parents=True, exist_ok=True)
     for ranks in sorted({job.layout.ranks for job in jobs}):
@@ -99,8 +120,10 @@ def run_jobs(jobs: Sequence[Job], room: Path) -> None:
 def run_sources(
     layouts: Mapping[str, Layout], model: Path, works: Path, room: str
 ) -> dict[str, str]:
-    """Source -> its state; each has gone on, too, without an interruption. ``outcome`` of ``works /
-    source`` tells.
+    """Runs a job for each layout, and returns source -> directory of its state.
+
+    Each job has gone on after its save without an interruption; ``outcome(works / source)`` gives
+    what it came to.
     """
     jobs = [
         Job(layout=layout, model=str(model), work=str(works / name))
@@ -117,8 +140,11 @@ def run_targets(
     model: Path,
     works: Path,
 ) -> dict[str, Path]:
-    """Target -> where it went on from every state from which it ``goes(source, target)``; see
-    ``outcome``.
+    """Runs a job for each target, which goes on from the states of the sources.
+
+    Returns target -> the job's directory; see ``outcome``.
+
+    goes: whether ``goes(source, target)`` is to be run.
     """
     found = {target: works / f"in {target}" for target in targets}
     jobs = []
@@ -130,7 +156,10 @@ def run_targets(
 
 
 def outcome(work: Path, name: str = "whole") -> Outcome:
-    """What a job found that went on from the state ``name``, or made all steps."""
+    """Reads what a job came to.
+
+    name: the state that it went on from; "whole" for a job without states.
+    """
     return Outcome(
         norms=json.loads((work / f"{name}.json").read_text()),
         weights=dict(np.load(work / f"{name}.npz")),
@@ -138,8 +167,9 @@ def outcome(work: Path, name: str = "whole") -> Outcome:
 
 
 def assert_goes_on(resumed: Outcome, expected: Outcome, *, exact: bool) -> None:
-    """Gradient norms and weights are those of the run that was not interrupted: all bits, or within
-    ``TOLERANCE``.
+    """Asserts that gradient norms and weights are those of the run that was not interrupted.
+
+    exact: require them to be equal; otherwise they may differ by ``TOLERANCE``.
     """
     tolerance = 0 if exact else TOLERANCE
     np.testing.assert_allclose(resumed.norms, expected.norms, rtol=tolerance)
@@ -154,10 +184,13 @@ def assert_goes_on(resumed: Outcome, expected: Outcome, *, exact: bool) -> None:
 def assert_run_goes_on(
     recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float
 ) -> None:
-    """A run on torch that is resumed with other overrides ends as it did: gradient norms and
-    weights, within ``TOLERANCE``.
+    """Asserts that a run on torch, when resumed with other overrides, ends as it did without.
+
+    The run is copied, its checkpoints after step ``AT`` are removed, and the copy is resumed. The
+    gradient norms after ``AT`` and the final weights may differ by ``TOLERANCE``.
     """
-    begun, resumed = directory / "begun", directory / "resumed"
+    begun = directory / "begun"
+    resumed = directory / "resumed"
     settings = ["plugins=[]", "run.deterministic=true", "cluster.devices=3", f"run.steps={STEPS}"]
     settings += [
         "roles.policy.model.make.config={seed: 0, steps: 40}",
@@ -199,7 +232,7 @@ def assert_run_goes_on(
 
 
 class _Reinforce:
-    """-advantage * logp, averaged over trained actions."""
+    """The objective -advantage * logp, averaged over trained actions."""
 
     requires: frozenset[str] = frozenset()
 
@@ -212,7 +245,9 @@ class _Reinforce:
 
 
 def _run(job: Job, rank: int) -> None:
-    work, layout = Path(job.work), job.layout
+    """Runs one rank of a job."""
+    work = Path(job.work)
+    layout = job.layout
     meet = work / "meet"
     meet.mkdir(parents=True, exist_ok=True)
     context = WorkerContext(
@@ -229,7 +264,8 @@ def _run(job: Job, rank: int) -> None:
     config = import_attribute(layout.config)(**{**_SETTINGS, **layout.settings})
     trainer = import_attribute(layout.trainer)(config, context)
     slots = replica_slots(config)
-    replica, replicas = rank // slots, layout.ranks // slots
+    replica = rank // slots
+    replicas = layout.ranks // slots
 
     def step(number: int) -> float:
         records = _records(number)
@@ -259,7 +295,7 @@ def _run(job: Job, rank: int) -> None:
 
 
 def _records(step: int) -> list[TrainRecord]:
-    """Four samples of each of four prompts, of different lengths."""
+    """Makes the records of a step: four samples of each of four prompts, of different lengths."""
     draw = np.random.default_rng(step)
     records = []
     for ordinal in range(4):
@@ -284,7 +320,8 @@ def _main(file: Path, rank: int, ranks: int) -> None:
     for plain in json.loads(file.read_text()):
         job = Job(**{**plain, "layout": Layout(**plain["layout"])})
         _run(job, rank)
-    os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds
+    # all results are written; a thread of a library may abort a process that exits in the usual way
+    os._exit(0)
 
 
 if __name__ == "__main__":

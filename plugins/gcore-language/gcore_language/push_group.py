@@ -1,8 +1,7 @@
-"""The process group of one push: the sender is rank 0, receivers are the others, all on one
-machine.
+"""The process group of one push.
 
-It stands beside whatever groups a process has, and one that breaks is no reason for a process to
-end.
+The sender is rank 0, the receivers are the other ranks, and all are on one machine. The group is
+independent of the other groups of a process, and a process does not end when it breaks.
 """
 
 from __future__ import annotations
@@ -21,29 +20,38 @@ from torch import Tensor
 
 from gcore_core.contract.errors import ContractError
 
-#: For the others, to meet and in each broadcast. What they do between two takes less; and who waits
-#: here must not be taken for the one that hangs, which is found after twice that
-#: (``run.patience_s``).
+#: Deadline for the other ranks to meet, and for each broadcast. What they do between two broadcasts
+#: takes less. A process that hangs is found after twice this (``run.patience_s``), so that one that
+#: only waits here is not mistaken for it.
 WAIT_S = 30.0
 _POLL_S = 2e-4
 
 
 def group_library(device: torch.device) -> str:
-    """What carries it there, with its version: those that differ do not understand each other."""
+    """Names the library that carries a push on this device, with its version.
+
+    Processes whose libraries differ cannot communicate.
+    """
     if device.type == "cpu":
         return f"gloo {torch.__version__.partition('+')[0]}"
     return "nccl " + ".".join(map(str, torch.cuda.nccl.version()))
 
 
 class PushGroup:
-    """place: a file that exists for this group alone. Raises ContractError when the others do not
-    come.
-    """
+    """One rank of a push's process group."""
 
     def __init__(
         self, device: torch.device, place: Path, rank: int, ranks: int, wait_s: float = WAIT_S
     ) -> None:
-        self._device, self._wait_s = device, wait_s
+        """Meets the other ranks.
+
+        place: a file that exists for this group alone.
+        wait_s: deadline to meet, and for each broadcast.
+
+        Raises ContractError when the other ranks do not come in time.
+        """
+        self._device = device
+        self._wait_s = wait_s
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with _told("meet"):
             store = dist.FileStore(str(place), ranks)
@@ -51,7 +59,12 @@ class PushGroup:
             self._group = _make(device, store, rank, ranks, wait_s)
 
     def broadcast(self, memory: Tensor) -> None:
-        """Rank 0's flat uint8 to all others; returns when it is there."""
+        """Copies rank 0's memory to all other ranks; returns when it has arrived.
+
+        memory: flat uint8 of the same size on all ranks; the others' is overwritten.
+
+        Raises ContractError when it fails or takes longer than ``wait_s``.
+        """
         if not memory.numel():
             return
         options = dist.BroadcastOptions()
@@ -68,7 +81,7 @@ class PushGroup:
                 torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
-        """The others' broadcasts fail from here on, if they still wait."""
+        """Aborts the group, so that a broadcast that still waits on another rank fails."""
         with contextlib.suppress(RuntimeError):
             self._group.abort()
         self._group = None
@@ -77,8 +90,8 @@ class PushGroup:
 def _make(device: torch.device, store: Any, rank: int, ranks: int, wait_s: float) -> Any:
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, rank, ranks, timedelta(seconds=wait_s))
-    # Not tested: needs CUDA. By default a process ends when a collective of it fails: the trainer
-    # must go on.
+    # Not tested, because it needs CUDA. By default a process ends when one of its collectives
+    # fails; here the trainer must go on.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ[name] = "0"
@@ -93,6 +106,7 @@ def _make(device: torch.device, store: Any, rank: int, ranks: int, wait_s: float
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
+    """Raises a RuntimeError of the ``with`` block as ContractError: could not ``what``."""
     try:
         yield
     except RuntimeError as error:  # DistError is one

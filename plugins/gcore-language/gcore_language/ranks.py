@@ -1,4 +1,4 @@
-"""The ranks of one trainer: how they meet and add numbers up."""
+"""Lets the ranks of one trainer meet and sum numbers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,32 @@ import torch.distributed as dist
 
 from gcore_core.contract.context import WorkerContext
 
-Sums = dict[str, tuple[float, float]]
+Sums = dict[str, tuple[float, float]]  # name -> (sum of values, sum of weights)
 
 
 class Ranks:
-    """The workers of one trainer; with one of them every sum is what it was.
+    """The workers of one trainer, of which this process is one.
 
-    speaks: whether this worker's numbers count in sums. False on workers that only repeat
-    another's, as the further tensor-parallel ranks of a replica do.
+    With a single worker all sums and maxima return their argument.
+
+    rank: number of this worker.
+    count: how many workers there are.
+    device: where collectives run.
+    speaks: whether this worker's numbers count in sums. It is False on workers whose numbers only
+        repeat another's, such as all but the first tensor-parallel rank of a replica.
     """
 
     def __init__(
         self, context: WorkerContext, device: torch.device, *, always_meet: bool = False
     ) -> None:
-        """always_meet: make a process group for a single rank too, for libraries that want one."""
-        self.rank, self.count, self.device = context.rank, context.ranks, device
+        """Makes the process group when there are several ranks.
+
+        always_meet: make one for a single rank too, for libraries that require one, unless the
+            process has one already.
+        """
+        self.rank = context.rank
+        self.count = context.ranks
+        self.device = device
         self.speaks = True
         self._met = self.count > 1 or (always_meet and not dist.is_initialized())
         if not self._met:
@@ -40,7 +51,7 @@ class Ranks:
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.count)
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element by element over the ranks that speak."""
+        """Sums element by element over the ranks that speak."""
         if self.count == 1:
             return values
         mine = values if self.speaks else [0.0] * len(values)
@@ -50,7 +61,7 @@ class Ranks:
         return sums
 
     def max(self, values: list[float]) -> list[float]:
-        """Element by element over the ranks."""
+        """Takes the maximum, element by element, over all ranks."""
         if self.count == 1:
             return values
         most = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -59,7 +70,10 @@ class Ranks:
         return maxima
 
     def add_up(self, sums: Sums) -> Sums:
-        """Adds pairs by name over the ranks that speak; a rank need not know all names."""
+        """Sums (value, weight) pairs by name over the ranks that speak.
+
+        Ranks may have different names, so each sends its pairs as JSON, padded to the longest.
+        """
         if self.count == 1:
             return sums
         mine = np.frombuffer(json.dumps(sums if self.speaks else {}).encode(), np.uint8)
@@ -76,7 +90,7 @@ class Ranks:
         return total
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Waits until all ranks have called it."""
         self.sum([0.0])
 
     def close(self) -> None:

@@ -1,9 +1,11 @@
-"""Saving a rank's part of a trainer's state: at once, or from a copy while training goes on.
+"""Saves a rank's part of a trainer's state, at once or while training goes on.
 
-A rank writes one file of the safetensors format, with its rows of every tensor it has a part of;
-``state_files`` puts them together again for any number of ranks. A save in the background copies
-first, into memory that is kept from one save to the next, since fresh pages take ten times as long;
-only an update that comes before the copy is complete waits.
+A rank writes one safetensors file with its rows of every tensor that it has a part of.
+``state_files`` joins them again for any number of ranks.
+
+A save in the background first copies the tensors. The copy's memory is kept from one save to the
+next, because fresh pages take ten times as long. Only an update that comes before the copy is
+complete has to wait.
 """
 
 from __future__ import annotations
@@ -25,22 +27,26 @@ from gcore_language.training import LanguageTrainer, TrainingEngine
 
 
 class PendingSave(Protocol):
-    """A save under way."""
+    """A save that has begun."""
 
     def wait(self) -> None:
-        """Until it is durable; every rank calls it, once. Raises what went wrong in writing."""
+        """Waits until the save is durable. Every rank calls it, once.
+
+        Raises the error with which writing failed.
+        """
 
 
 class SavingEngine(TrainingEngine, Protocol):
     """An engine that trains on while its state is written."""
 
     def begin_save(self, directory: Path, numbers: dict[str, Any]) -> PendingSave:
-        """What ``save`` would save now."""
+        """Begins to save what ``save`` would save now."""
 
 
 class SavingTrainer(LanguageTrainer):
-    """A trainer with capability "save.background"; see
-    ``gcore_core.contract.trainer.SavesInBackground``.
+    """A trainer with the capability "save.background".
+
+    See ``gcore_core.contract.trainer.SavesInBackground``.
     """
 
     def __init__(
@@ -65,8 +71,10 @@ class SavingTrainer(LanguageTrainer):
 
 
 def local_rows(tensor: Tensor, *, first: bool) -> Tensor | None:
-    """The part of a tensor that this rank saves: its rows of a sharded one; a whole one belongs to
-    the ``first``.
+    """Returns the part of a tensor that this rank saves.
+
+    Of a sharded tensor that is its rows. A whole tensor is saved by the ``first`` rank alone; the
+    others get None.
     """
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
@@ -81,13 +89,19 @@ def save_rank(
     numbers: Mapping[str, Any],
     wrote: Callable[[], None] | None = None,
 ) -> None:
-    """This rank's file of ``state_files``, and from rank 0 the numbers; meets no other rank.
-    ``wrote`` as of ``write_tensors``. Raises CheckpointError.
+    """Writes this rank's file of ``state_files``; rank 0 writes the numbers too.
+
+    It waits for no other rank. Rank 0 also removes files that a save by other ranks has left.
+
+    rows: key of ``state_files`` -> this rank's rows.
+    wrote: see ``write_tensors``.
+
+    Raises CheckpointError when the system refuses to write.
     """
     directory.mkdir(parents=True, exist_ok=True)
     own = {directory / f"state-{rank:05d}-00000.safetensors" for rank in range(ranks.count)}
     if ranks.rank == 0:
-        for stale in set(directory.glob("state-*.safetensors")) - own:  # of a save by other ranks
+        for stale in set(directory.glob("state-*.safetensors")) - own:
             stale.unlink()
         write_numbers(directory, numbers)
     write_tensors(directory / f"state-{ranks.rank:05d}-00000.safetensors", rows, wrote)
@@ -97,9 +111,10 @@ def save_rank(
 
 
 class BackgroundWrite:
-    """``work(wrote)`` in a thread of its own: copying and writing hold no lock of the interpreter.
+    """Runs ``work(wrote)`` in a thread of its own.
 
-    The thread ends with the process, because half a save is worth nothing.
+    Copying and writing do not hold the interpreter's lock, so training goes on beside them. The
+    thread ends with the process, because half a save is worth nothing.
     """
 
     def __init__(
@@ -114,11 +129,11 @@ class BackgroundWrite:
     def _run(self, work: Callable[[Callable[[], None]], None]) -> None:
         try:
             work(self._moved.set)
-        except BaseException as error:  # told by wait
+        except BaseException as error:  # raised by wait
             self._error = error
 
     def wait(self) -> None:
-        """See ``PendingSave``; tells progress for as long as there is some."""
+        """See ``PendingSave``. It reports progress for as long as the thread makes some."""
         while self._thread.is_alive():
             self._thread.join(timeout=1.0)
             if self._moved.is_set():
@@ -129,10 +144,12 @@ class BackgroundWrite:
 
 
 class Staging:
-    """Saves from a copy, made while training goes on with all that leaves the tensors as they are.
+    """Saves from a copy of the tensors.
 
-    The copy's memory is of the host, as much as this rank's part of the state; the first save makes
-    it. waited_s: how long ``wait`` has held training up, in all.
+    While the copy is made, training may do all that does not change the tensors. The copy lies in
+    host memory and is as large as this rank's part of the state; the first save allocates it.
+
+    waited_s: how long ``wait`` has delayed training, summed over all calls.
     """
 
     def __init__(self) -> None:
@@ -147,7 +164,10 @@ class Staging:
         write: Callable[[Mapping[str, Tensor], Callable[[], None]], None],
         progress: Callable[[], None],
     ) -> BackgroundWrite:
-        """Begins ``write(copies, wrote)``; one save at a time."""
+        """Begins to copy the tensors and then to run ``write(copies, wrote)``.
+
+        Only one save may be under way at a time.
+        """
         self._copied.clear()
 
         def work(wrote: Callable[[], None]) -> None:
@@ -160,7 +180,7 @@ class Staging:
         return BackgroundWrite(work, progress)
 
     def wait(self) -> None:
-        """Until the tensors that are being saved may change; to be called before each change."""
+        """Waits until the tensors may change; call it before each change."""
         began_s = time.perf_counter()
         self._copied.wait()
         self.waited_s += time.perf_counter() - began_s

@@ -1,12 +1,14 @@
-"""A trainer's state as safetensors and one JSON file; any number of ranks, any trainer of the same
-model can load it.
+"""Saves a trainer's state as safetensors and one JSON file.
 
-A file holds tensors named ``<part>/<Hugging Face name>``; parts: weight, and AdamW's exp_avg and
-exp_avg_sq. All are float32 in Hugging Face layout. A tensor is whole in one file, or its rows are
-in several: those of the first file, then those of the next, in the order of their names
-(``state-<rank>-...``).
+Any trainer of the same model can load it, on any number of ranks.
 
-The JSON file, of every format, names its format; this one is called whole.
+A file holds tensors named ``<part>/<Hugging Face name>``. The parts are weight, and AdamW's exp_avg
+and exp_avg_sq. All are float32 in Hugging Face layout. Either a tensor is whole in one file, or its
+rows are in several: those of the first file, then those of the next, in the order of the files'
+names (``state-<rank>-...``).
+
+The JSON file names its format, as that of every format does. The format of this module is called
+whole.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ from gcore_language.weights import spec_of, to_bytes
 WHOLE = "whole"
 #: AdamW's state of one parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
-#: Most bytes of whole tensors that are held before they are written to a file.
+#: When this many bytes of whole tensors are held, they are written to a file.
 _FILE_BYTES = 2**31
 _WRITE_BYTES = 1 << 24
-_SYNC_BYTES = 1 << 28  # so that what is told as progress is on the disk, and little waits in memory
+# Written bytes are synced to disk this often: progress then means that they are there, and few of
+# them wait in memory.
+_SYNC_BYTES = 1 << 28
 _NUMBERS = "state.json"
 
 
@@ -41,12 +45,15 @@ _NUMBERS = "state.json"
 
 
 def write_numbers(directory: Path, numbers: Mapping[str, Any], form: str = WHOLE) -> None:
-    """The JSON file of a state in the format ``form``."""
+    """Writes the JSON file of a state in the format ``form``."""
     (directory / _NUMBERS).write_text(json.dumps({"format": form, **numbers}), encoding="utf-8")
 
 
 def read_numbers(directory: Path) -> tuple[str, dict[str, Any]]:
-    """The format of a saved state and its numbers. Raises DataError."""
+    """Returns the format of a saved state and its numbers.
+
+    Raises DataError when the JSON file cannot be read.
+    """
     file = directory / _NUMBERS
     try:
         numbers: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -56,8 +63,9 @@ def read_numbers(directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_numbers(directory: Path) -> dict[str, Any]:
-    """The numbers of a state in this module's format. Raises DataError, for a state in another one
-    too.
+    """Returns the numbers of a state in this module's format.
+
+    Raises DataError for a state in another format, or when the JSON file cannot be read.
     """
     form, numbers = read_numbers(directory)
     if form != WHOLE:
@@ -77,8 +85,9 @@ def load_numbers(directory: Path) -> dict[str, Any]:
 
 
 def take_steps(numbers: dict[str, Any], directory: Path) -> int:
-    """Takes AdamW's steps of every tensor out of the numbers, for an optimizer that has one count
-    for all of them. Raises DataError where they differ.
+    """Removes AdamW's step counts from the numbers, and returns the one count of all tensors.
+
+    It is for optimizers that have a single count. Raises DataError when the counts differ.
     """
     steps = set(numbers.pop("optimizer_steps").values())
     if len(steps) > 1:
@@ -102,9 +111,12 @@ def save_state(
     *,
     writes: bool,
 ) -> None:
-    """Writes ("part/name", whole tensor) pairs and ``numbers``. Every rank calls it, since making a
-    tensor whole may need all of them; one writes. Raises CheckpointError, on that one and after the
-    last tensor.
+    """Writes ("part/name", whole tensor) pairs and ``numbers``.
+
+    Every rank calls it, because making a tensor whole may need all of them; one rank ``writes``.
+
+    Raises CheckpointError on the rank that writes, and only after the last tensor, so that the
+    other ranks are not left waiting for it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files = _Files(directory)
@@ -117,10 +129,14 @@ def save_state(
 
 
 class _Files:
-    """Files of bounded size, one after the other; after one that failed the rest is not written."""
+    """Writes tensors to files of limited size, one file after the other.
+
+    After a file that failed nothing more is written.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._count = directory, 0
+        self._directory = directory
+        self._count = 0
         self._held: dict[str, Tensor] = {}
         self._error: CheckpointError | None = None
 
@@ -132,7 +148,7 @@ class _Files:
             self._write()
 
     def end(self) -> None:
-        """Writes what is left. Raises what went wrong in any file."""
+        """Writes the tensors that are left. Raises the first file's error, if one failed."""
         if self._held:
             self._write()
         if self._error is not None:
@@ -150,13 +166,17 @@ class _Files:
 def write_tensors(
     file: Path, tensors: Mapping[str, Tensor], wrote: Callable[[], None] | None = None
 ) -> None:
-    """A safetensors file. With ``wrote``, which is called now and then meanwhile, it is on the disk
-    when this returns; without, that is left to whoever commits it, who can hash it at the same
-    time.
+    """Writes a safetensors file.
 
-    The library's own writer holds a second copy of all tensors. Raises CheckpointError.
+    With ``wrote`` the file is on the disk when this returns. Without it syncing is left to whoever
+    commits the file, who can hash it at the same time. Rejected: the library's own writer, which
+    holds a second copy of all tensors.
+
+    wrote: called after each piece that is written.
+
+    Raises CheckpointError when the system refuses to write.
     """
-    # large items first, as the library has them, so that each is aligned
+    # dtypes with larger items first, as the library orders them, so that each tensor is aligned
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     try:
         with file.open("wb", buffering=0) as stream:
@@ -185,6 +205,7 @@ def write_tensors(
 
 
 def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
+    """Makes the header: its length in 8 bytes, then JSON, padded to a multiple of 8 bytes."""
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in ordered:
@@ -201,6 +222,7 @@ def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
 
 
 def _parts(ordered: list[tuple[str, Tensor]]) -> Iterator[memoryview]:
+    """Yields the bytes of all tensors in order, in pieces of at most ``_WRITE_BYTES``."""
     for _, tensor in ordered:
         view = to_bytes(tensor).data
         for start in range(0, len(view), _WRITE_BYTES):
@@ -218,8 +240,12 @@ def _write_all(descriptor: int, view: memoryview) -> None:
 def load_parts(
     directory: Path, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """(part, name, whole tensor), one at a time; raises DataError unless these are the tensors of
-    ``shapes``.
+    """Yields (part, name, whole tensor), one at a time.
+
+    shapes: Hugging Face name -> shape of each tensor of the model.
+
+    Raises DataError when a file cannot be read, for a tensor that the model does not have so, and
+    after the last tensor when a weight is missing.
     """
     missing = set(shapes)
     for key, whole in _stored(directory):
@@ -246,7 +272,10 @@ def load_parts(
 
 
 def _stored(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors by key, in the order of the first file."""
+    """Yields (key, whole tensor), in the order of the first file.
+
+    A tensor whose rows are in several files is joined.
+    """
     holders: dict[str, list[Any]] = {}
     with ExitStack() as stack:
         for path in sorted(directory.glob("state-*.safetensors")):
