@@ -1,5 +1,6 @@
-"""Rows of prompts from Parquet and Arrow files, read a group of rows at a time; no dataset is ever
-held in memory.
+"""Reads prompts from Parquet and Arrow files, a group of rows at a time.
+
+No dataset is ever held in memory as a whole.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _FILES_HELD = 64
 
 
 class Parquet:
-    """Parquet or Arrow files. A row group is read when one of its rows is wanted; the last few stay
-    in memory.
+    """Gives the rows of Parquet or Arrow files as prompts.
 
-    Rows in random order are cheap from Arrow files, which are memory-mapped, and from row groups of
-    a few thousand rows.
+    A row group is read when one of its rows is wanted; the last few stay in memory. Rows in random
+    order are cheap from Arrow files, which are memory-mapped, and from row groups of a few thousand
+    rows.
     """
 
     def __init__(self, config: ParquetConfig) -> None:
@@ -55,6 +56,7 @@ class Parquet:
         )
 
     def _values(self, row: int) -> dict[str, Any]:
+        """Returns column -> value of a row, found by binary search for the group that holds it."""
         part = bisect_right(self._ends, row)
         start = self._ends[part] - self._parts[part][2]
         values: dict[str, Any] = self._table(part).slice(row - start, 1).to_pylist()[0]
@@ -66,7 +68,10 @@ class Parquet:
 
 
 def _parts(path: Path) -> Iterator[tuple[Path, int, int]]:
-    """(file, group, rows) of every row group or record batch, in order."""
+    """Yields file, number and rows of every row group or record batch, in order.
+
+    Raises DataError where a file is damaged or of another kind.
+    """
     for file in _files(path):
         try:
             if file.suffix == ".arrow":
@@ -91,7 +96,7 @@ def _row_group(file: Path, group: int) -> Any:
 
 @lru_cache(maxsize=_FILES_HELD)
 def _record_batches(file: Path) -> list[Any]:
-    """Views of the mapped file; nothing is copied until a row is taken."""
+    """Returns views of the mapped file; nothing is copied until a row is taken."""
     return list(pa.ipc.open_stream(pa.memory_map(str(file))))
 
 

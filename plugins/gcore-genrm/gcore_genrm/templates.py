@@ -1,10 +1,11 @@
-"""What a judge is asked: texts with places such as ``{completion}`` and ``{fields[answer]}``.
+"""Fills texts that a judge is asked, with places such as ``{completion}`` and ``{fields[answer]}``.
 
-A place is a word in braces, with a name in brackets behind it for ``fields``; every other brace is
-itself, so JSON needs no escapes, and ``{{word}}`` is ``{word}``. Nothing in a template can compute
-or reach into a value, and all its
-places are known before a run starts: that is why it is neither ``str.format`` (attributes, indexes)
-nor Jinja (code). What is filled in is never read as a template again.
+A place is a word in braces, with a name in brackets behind it for ``fields``. Every other brace is
+itself, so JSON needs no escapes, and ``{{word}}`` is ``{word}``. What is filled in is never read as
+a template again.
+
+Nothing in a template can compute or reach into a value, and all its places are known before a run
+starts. That is why it is neither ``str.format`` (attributes, indexes) nor Jinja (code).
 """
 
 from __future__ import annotations
@@ -30,19 +31,27 @@ class MissingField(LookupError):
 
 
 class Template:
-    """One text. ``places``: the names it may use, those of ``images`` for pictures. Raises
-    ConfigError, at ``where``, when it uses others. ``shown``: the images in their order, one as
-    often as it is named.
+    """One text with places.
+
+    used: the names of the places that it uses.
+    shown: the images in the order of their places, one as often as it is named.
+
+    places: the names that it may use.
+    where: the setting that an error names. Raises ConfigError when the text uses other names.
+    images: further names that it may use, for pictures.
     """
 
     def __init__(
         self, text: str, places: frozenset[str], where: str, images: frozenset[str] = frozenset()
     ) -> None:
-        self._text, self._images, known = text, images, places | images
+        self._text = text
+        self._images = images
+        known = places | images
         self.used = set()
         self.shown: list[str] = []
         for found in _PLACE.finditer(text):
-            name, field = found["name"], found["field"]
+            name = found["name"]
+            field = found["field"]
             if name is None:
                 continue
             if name == FIELDS and not field:
@@ -63,12 +72,14 @@ class Template:
     def content(
         self, values: Mapping[str, str], fields: Mapping[str, Any]
     ) -> str | list[dict[str, str]]:
-        """What a turn says: text, or parts of text and image where it shows some. Raises
-        MissingField.
+        """Returns what a turn says: text, or parts of text and image where it shows images.
+
+        Raises MissingField.
         """
         if not self.shown:
             return self.fill(values, fields)
-        parts, start = [], 0
+        parts = []
+        start = 0
         for found in _PLACE.finditer(self._text):
             if found["name"] in self._images:
                 parts += [
@@ -80,7 +91,7 @@ class Template:
         return [part for part in parts if part.get("text") != ""]
 
     def fill(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> str:
-        """The text with its places filled. Raises MissingField."""
+        """Returns the text with its places filled. Raises MissingField."""
         return self._fill(self._text, values, fields)
 
     def _fill(self, text: str, values: Mapping[str, str], fields: Mapping[str, Any]) -> str:
@@ -107,7 +118,11 @@ def _said(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A prompt to be filled: chat turns (role, template), or plain text where there are none."""
+    """A prompt to be filled.
+
+    turns: chat turns, each a role and a template; empty for a plain text.
+    text: the template of a plain text; None for a chat.
+    """
 
     turns: Sequence[tuple[str, Template]] = ()
     text: Template | None = None
@@ -118,7 +133,7 @@ class Form:
         return [name for _, template in self.turns for name in template.shown]
 
     def requiring(self, needed: frozenset[str], where: str) -> Form:
-        """Itself. Raises ConfigError unless every needed place occurs somewhere."""
+        """Returns itself. Raises ConfigError unless every needed place occurs somewhere."""
         templates = [template for _, template in self.turns] + ([self.text] if self.text else [])
         missing = needed - {name for template in templates for name in template.used}
         if missing:
@@ -140,7 +155,7 @@ class Form:
 
 
 def read_template(path: str) -> str:
-    """The text of a template file. Raises ConfigError."""
+    """Reads the text of a template file. Raises ConfigError when it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -152,7 +167,7 @@ def _listed(names: frozenset[str]) -> str:
 
 
 def text_of(prompt: Prompt) -> str:
-    """A prompt as the judge reads it: its text, or its only turn, or all turns with who spoke."""
+    """Returns a prompt as the judge reads it: its text, its only turn, or all turns with roles."""
     if prompt.messages is None:
         return prompt.text or ""
     turns = [(str(turn.get("role", "")), _content(turn.get("content"))) for turn in prompt.messages]
@@ -164,7 +179,7 @@ def text_of(prompt: Prompt) -> str:
 
 
 def _content(content: Any) -> str:
-    """Of a turn with parts, such as text and images, the texts."""
+    """Returns what a turn says; of a turn with parts, such as text and images, the texts."""
     if isinstance(content, list):
         return "\n".join(
             part["text"] for part in content if isinstance(part, dict) and "text" in part

@@ -1,4 +1,4 @@
-"""``curves.png``: the run at a glance, drawn from ``metrics.jsonl``."""
+"""Draws ``curves.png``, the run at a glance, from ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gcore_core.contract.run_files import CURVES, read_metrics, stage_seconds
 
 Rows = Sequence[Mapping[str, Any]]
 
-#: Okabe and Ito's palette, told apart by colour-blind readers; black and yellow left out
+#: Okabe and Ito's palette, which colour-blind readers can tell apart, without black and yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
 
 STYLE: dict[Any, Any] = {
@@ -41,8 +41,9 @@ STYLE: dict[Any, Any] = {
 
 
 def draw(run_dir: Path) -> Path | None:
-    """Draws ``curves.png`` into the run's directory and returns its path; None when there is
-    nothing to draw yet.
+    """Draws ``curves.png`` into the run's directory and returns its path.
+
+    Returns None when there is nothing to draw yet.
     """
     rows = read_metrics(run_dir)
     if not rows:
@@ -128,7 +129,7 @@ def _lengths(panel: Axes, rows: Rows) -> None:
 
 
 def _kl_entropy(panel: Axes, rows: Rows) -> None:
-    """Two scales, each in its line's colour: both in nats, but orders of magnitude apart."""
+    """Draws two scales, each in its line's colour: both in nats, but orders of magnitude apart."""
     panel.set_title("KL of the update, entropy")
     if "kl" in _keys(rows):
         _smoothed(panel, *_series(rows, "kl"), colour=_colour(0), label="KL")
@@ -155,9 +156,8 @@ def _gap(panel: Axes, rows: Rows) -> None:
         if len(steps):
             panel.plot(steps, values, color=_colour(i), label=label, marker=_marker(steps))
         positive += values[values > 0].tolist()
-    if (
-        positive
-    ):  # an exact pair has a gap of 0 throughout, which has no place on a logarithmic scale
+    # An exact pair has a gap of 0 throughout, which has no place on a logarithmic scale.
+    if positive:
         panel.set_yscale("log")
         decades = np.floor(np.log10(min(positive))), np.floor(np.log10(max(positive))) + 1
         panel.set_ylim(10.0 ** decades[0], 10.0 ** decades[1])
@@ -181,9 +181,8 @@ def _stages(panel: Axes, rows: Rows) -> None:
             top, edges, baseline=floor, fill=True, color=_colour(i), alpha=0.85, label=stage
         )
         floor = top
-    panel.set_ylim(
-        0, 1.35 * np.percentile(floor, 98) or 1.0
-    )  # one slow step must not flatten all others
+    # One slow step must not flatten all others.
+    panel.set_ylim(0, 1.35 * np.percentile(floor, 98) or 1.0)
     panel.legend(loc="upper left", ncols=2)
 
 
@@ -191,8 +190,9 @@ def _stages(panel: Axes, rows: Rows) -> None:
 
 
 def _span(rows: Rows) -> tuple[float, float]:
-    """The same limits in every panel, with room for the first and the last step."""
-    first, last = rows[0]["step"], rows[-1]["step"]
+    """Returns the limits of all panels' step axes, with room for the first and the last step."""
+    first = rows[0]["step"]
+    last = rows[-1]["step"]
     room = max(0.5, 0.02 * (last - first))
     return first - room, last + room
 
@@ -202,7 +202,7 @@ def _keys(rows: Rows, part: str = "metrics") -> list[str]:
 
 
 def _series(rows: Rows, key: str, part: str = "metrics") -> tuple[np.ndarray, np.ndarray]:
-    """(steps int64[N], values float64[N]) of the rows in which the metric is a finite number."""
+    """Returns the steps, int64[N], and values, float64[N], at which a metric is a finite number."""
     found = [
         (row["step"], row[part][key]) for row in rows if np.isfinite(row[part].get(key, np.nan))
     ]
@@ -212,8 +212,9 @@ def _series(rows: Rows, key: str, part: str = "metrics") -> tuple[np.ndarray, np
 
 
 def _smoothed(panel: Axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
-    """The values, pale, and their mean over a window of a fifteenth of the run, narrower at both
-    ends.
+    """Draws the values, pale, and their moving mean.
+
+    The window of the mean is a fifteenth of the run, and narrower at both ends.
     """
     reach = len(values) // 30
     if reach:
@@ -225,13 +226,14 @@ def _smoothed(panel: Axes, steps: np.ndarray, values: np.ndarray, colour: str, l
 
 
 def _marker(steps: np.ndarray) -> str:
-    """Points on short lines: the line through a single step cannot be seen."""
+    """Returns points for short lines, because the line through a single step cannot be seen."""
     return "." if len(steps) <= 20 else ""
 
 
 def _share_axis(panel: Axes) -> None:
-    """Rewards that stay between 0 and 1 get the whole of that range, so that pictures of two runs
-    compare.
+    """Gives rewards that stay between 0 and 1 the whole of that range as their axis.
+
+    So pictures of two runs can be compared.
     """
     values = [value for line in panel.get_lines() for value in np.asarray(line.get_ydata())]
     if values and min(values) >= 0 and max(values) <= 1:

@@ -1,5 +1,6 @@
-"""``sim/asks``: one question to an emulated judge about each record; a group whose row teaches has
-unequal rewards.
+"""Provides ``sim/asks``, which asks an emulated judge one question about each record.
+
+A group whose row teaches gets unequal rewards.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_sim.config import AsksConfig
 
+#: Lengths of verdicts on rows that do not say them.
 _VERDICT = {
     "answer_median": 600.0,
     "answer_sigma": 0.5,
     "answer_limit": 4096,
-}  # of rows that say nothing
+}
 
 
 class SimAsks:
+    """Rewards every second sample of a group that teaches with 1, and all others with 0."""
+
     def __init__(self, config: AsksConfig, context: WorkerContext) -> None:
         if context.sampler is None:
             raise ContractError(
                 "there is nobody to ask", where="rewards", todo="set rewards.<name>.role"
             )
-        self._config, self._sampler = config, context.sampler
+        self._config = config
+        self._sampler = context.sampler
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         await self._sampler.sample([self.question(record) for record in records])
@@ -37,7 +42,10 @@ class SimAsks:
         ]
 
     def question(self, record: ScoredRecord) -> Question:
-        """Its verdict is as long as the row and (seed, ordinal, sample) say."""
+        """Returns the question about a record.
+
+        The verdict is as long as the row and (seed, ordinal, sample) say.
+        """
         read = record.columns["prompt_ids"].size + record.columns["action_ids"].size
         told = record.prompt.fields
         verdict = {

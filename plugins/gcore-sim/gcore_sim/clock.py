@@ -1,6 +1,4 @@
-"""Spending time: in a thread by sleeping, in an event loop by its clock, which may be a virtual
-one.
-"""
+"""Spends time: in a thread by sleeping, in an event loop by its clock, which may be virtual."""
 
 from __future__ import annotations
 
@@ -27,17 +25,19 @@ _spender: ContextVar[Callable[[float, Progress], None]] = ContextVar("spender", 
 
 
 def spend(seconds: float, progress: Progress = lambda: None) -> None:
-    """Lets ``seconds`` pass for whoever asked this backend; ``progress`` is called now and then
-    meanwhile.
+    """Lets ``seconds`` pass for the caller of this backend.
+
+    progress: is called every second meanwhile.
     """
     if seconds > 0:
         _spender.get()(seconds, progress)
 
 
 class LoopCompute:
-    """Runs a backend's calls in the event loop, one at a time. What they spend passes on the loop's
-    clock before the call is answered, so hundreds of backends need no thread each, and time may be
-    virtual.
+    """Runs a backend's calls in the event loop, one at a time.
+
+    What a call spends passes on the loop's clock before the call is answered. So hundreds of
+    backends need no thread each, and time may be virtual.
     """
 
     def __init__(self) -> None:
@@ -45,6 +45,7 @@ class LoopCompute:
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
         async with self._turn:
+            # The call itself runs at once and only notes what it spends; the time passes after it.
             owed: list[tuple[float, Progress]] = []
             before = _spender.set(lambda seconds, progress: owed.append((seconds, progress)))
             try:

@@ -1,9 +1,8 @@
-"""Many emulated workers in one process: ``python -m gcore_sim.host``; started by the crowd's
-launcher only.
+"""Runs many emulated workers in one process: ``python -m gcore_sim.host``.
 
-Every worker is the core's own, with a service, a network and a socket to itself. Only the thread in
-which it would
-compute is missing: its backend spends time on the loop's clock.
+Only the crowd's launcher starts it. Every worker is the core's own, with a service, a network and a
+socket to itself. Only the thread in which it would compute is missing: its backend spends time on
+the event loop's clock.
 """
 
 from __future__ import annotations
@@ -25,17 +24,21 @@ log = logging.getLogger(__name__)
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host is told, through a file descriptor."""
+    """What a host gets from its launcher, through a file descriptor.
+
+    name: the host's name.
+    workers: the workers that it runs.
+    """
 
     name: str
     workers: list[WorkerSpec]
 
 
 def is_emulated(spec: WorkerSpec) -> bool:
-    """Whether it is a replica or a rank that only spends time; others could hold up those that
-    share its process.
+    """Returns whether a worker is a replica or a rank that only spends time.
 
-    Scorers are few, and each of them hears of every record, so they are better off alone.
+    Other workers could hold up those that share their process. Scorers do not count: they are few,
+    and each of them gets every record, so they are better off alone.
     """
     return "backend" in spec.factories and spec.factories["backend"].factory.startswith(
         "gcore_sim."
@@ -56,7 +59,10 @@ async def serve(spec: WorkerSpec, connect: Callable[[], Network]) -> None:
 
 
 async def _ended_by_itself(spec: WorkerSpec, network: Network) -> bool:
-    """False when the worker gave itself up. Raises what it raised."""
+    """Runs a worker; returns True when it ended, False when it gave itself up.
+
+    Raises what the worker raised.
+    """
     given_up = asyncio.Event()
     running = asyncio.ensure_future(
         Worker(spec, network, LoopCompute(), lambda code: given_up.set()).run()

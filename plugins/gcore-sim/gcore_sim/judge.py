@@ -1,4 +1,4 @@
-"""``sim/judge``: rewards by chance, after the time that generative judges would take."""
+"""Provides ``sim/judge``: rewards by chance, after the time that generative judges would take."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from gcore_sim.prompts import AnswerLengths
 
 
 class SimJudge:
-    """Reward and length of a verdict depend on (seed, ordinal, sample), so asking again gives the
-    same.
+    """Scores records by chance.
+
+    Reward and length of a verdict depend on (seed, ordinal, sample) and the row alone, so scoring a
+    record again gives the same.
     """
 
     def __init__(self, config: JudgeConfig, context: WorkerContext) -> None:
-        self._config, self._progress = config, context.progress
+        self._config = config
+        self._progress = context.progress
         self._verdicts = AnswerLengths(
             config.verdict_median, config.verdict_sigma, config.verdict_limit
         )
@@ -37,10 +40,12 @@ class SimJudge:
         return [Score(value=self._value(record)) for record in records]
 
     def seconds(self, record: ScoredRecord) -> float:
-        """Its share of the judges' time: its tokens are read once, and one of ``running`` verdicts
-        is written.
+        """Returns a record's share of the judges' time.
+
+        Its tokens are read once, and its verdict is one of ``running`` that are written together.
         """
-        config, profile = self._config, self._config.profile
+        config = self._config
+        profile = self._config.profile
         read = (
             config.instructions
             + record.columns["prompt_ids"].size
@@ -54,6 +59,8 @@ class SimJudge:
         return (profile.prefill_s * read + written * step_s / config.running) / config.replicas
 
     def _value(self, record: ScoredRecord) -> float:
+        # The row decides whether all of its answers get the same reward; then the group does not
+        # teach. Otherwise each answer gets its own.
         group = (
             xxhash.xxh3_64_intdigest(f"{self._config.seed}/{record.prompt.row}".encode()) / 2**64
         )

@@ -1,6 +1,4 @@
-"""The objective of the emulated trainer, for whoever asks for it by name: the trainer has its own
-built in.
-"""
+"""Provides the emulated trainer's objective by name; the trainer itself has it built in."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any
 
 
 class PolicyGradient:
-    """-advantage * logp over trained actions."""
+    """Sums -advantage * logp over trained actions."""
 
     requires: frozenset[str] = frozenset()
 

@@ -1,5 +1,6 @@
-"""What stands for a model: a table of letters, one distribution whatever came before. It can be
-pushed and learned.
+"""Stands for a model: a table of letters that can be pushed and learned.
+
+Every letter of an answer is drawn from the same distribution, whatever came before it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ _CODE_BITS = 12
 
 @dataclass(frozen=True)
 class Table:
-    """logits, logp: float32[27]. letter_of: uint8[4096], so that equal chances of codes are chances
-    of letters.
+    """The emulated weights, with what follows from them.
+
+    logits: float32[27], one for each letter and the end.
+    logp: float32[27], their log-softmax.
+    letter_of: uint8[4096], code -> letter. A letter has as many codes as fits its chance, so a
+        uniformly drawn code gives a letter by its chance.
     """
 
     logits: np.ndarray
@@ -30,7 +35,7 @@ class Table:
 
 @lru_cache(maxsize=16)
 def table_of(content: bytes) -> Table:
-    """The table whose logits have these bytes; the workers of one process share it."""
+    """Returns the table whose logits have these bytes; the workers of one process share it."""
     logits = np.frombuffer(content, np.float32)
     logp = np.asarray(logits - logits.max(), np.float64)
     logp -= np.log(np.exp(logp).sum())
@@ -45,17 +50,17 @@ def initial_table() -> Table:
 
 
 def codes_of(seed: int, count: int) -> np.ndarray:
-    """uint16[count], each below 4096: what a sample's seed draws."""
+    """Returns the codes that a sample's seed draws: uint16[count], each below 4096."""
     draw = np.random.Generator(np.random.Philox(key=seed))
     return draw.integers(0, 1 << _CODE_BITS, count, np.uint16)
 
 
 def weight_specs() -> list[TensorSpec]:
-    """Two tensors, so that a push can have more than one bucket."""
+    """Returns the specs of two tensors, so that a push can have more than one bucket."""
     return [TensorSpec("letters", "F32", (END,), 4 * END), TensorSpec("end", "F32", (1,), 4)]
 
 
 def tensors_of(table: Table) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-    """The logits as the flat uint8 tensors of a push."""
+    """Yields the logits as the flat uint8 tensors of a push."""
     for spec, part in zip(weight_specs(), (table.logits[:END], table.logits[END:]), strict=True):
         yield spec, part.view(np.uint8)

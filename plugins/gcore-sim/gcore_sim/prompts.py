@@ -1,6 +1,4 @@
-"""``sim/prompts``: rows that say how long their prompt is, and how answers to it are
-distributed.
-"""
+"""Provides ``sim/prompts``: rows that say how long their prompt and the answers to it are."""
 
 from __future__ import annotations
 
@@ -21,21 +19,31 @@ _PROMPT_SIGMA = 0.5
 
 @dataclass(frozen=True)
 class AnswerLengths:
-    """Log-normal with this median, in tokens; what is longer than ``limit`` is truncated."""
+    """A log-normal distribution of answers' lengths in tokens.
+
+    median: the median length.
+    sigma: the standard deviation of the length's logarithm.
+    limit: the length at which an answer is truncated; draws may be longer.
+    """
 
     median: float
     sigma: float
     limit: int
 
     def draw(self, seed: int) -> int:
-        """At least one token; may be more than the limit."""
+        """Returns a length for a seed: at least one token, and perhaps more than the limit."""
         normal = np.random.Generator(np.random.Philox(key=seed)).standard_normal()
         return max(1, math.ceil(self.median * math.exp(self.sigma * normal)))
 
 
 class SimPrompts:
-    """Fields of a row: prompt_tokens, answer_median, answer_sigma, answer_limit; tokens all but the
-    sigma. Of one that drifts the same of its verdict, and ``teaches``.
+    """Makes rows whose fields say how long everything about them is.
+
+    prompt_tokens: tokens of the prompt.
+    answer_median, answer_limit: tokens; see ``AnswerLengths``.
+    answer_sigma: see ``AnswerLengths``.
+    verdict_median, verdict_sigma, verdict_limit: the same of a verdict; only where rows drift.
+    teaches: whether the group's rewards differ; only where rows drift.
     """
 
     def __init__(self, config: PromptsConfig) -> None:
@@ -52,6 +60,8 @@ class SimPrompts:
         if not 0 <= row < config.rows:
             raise IndexError(f"row {row} of {config.rows}")
         prompt, median, sigma, limit = KINDS[config.kind]
+        # `shared` is the part of an answer's log-length that the prompt decides; the rest of the
+        # variance, which `sigma` keeps below, is drawn for each answer.
         own, shared = (
             np.random.Generator(np.random.Philox(key=[config.seed, row]))
             .standard_normal(2)
@@ -64,8 +74,10 @@ class SimPrompts:
             tokens = config.prompt_tokens[row % len(config.prompt_tokens)]
         drifted: dict[str, Any] = {}
         if config.drift.ordinals:
-            drift, x = config.drift, _drifted(config.drift, config.rows)[row]
-            sigma, limit = drift.answer_sigma, drift.answer_limit
+            drift = config.drift
+            x = _drifted(config.drift, config.rows)[row]
+            sigma = drift.answer_sigma
+            limit = drift.answer_limit
             answer = _between(drift.answer, x) * math.exp(
                 sigma * math.sqrt(config.correlation) * shared
             )
@@ -78,7 +90,8 @@ class SimPrompts:
                 "teaches": bool(chance < drift.keep[0] + x * (drift.keep[1] - drift.keep[0])),
             }
         if config.answer_tokens:
-            answer, sigma = float(config.answer_tokens[row % len(config.answer_tokens)]), 0.0
+            answer = float(config.answer_tokens[row % len(config.answer_tokens)])
+            sigma = 0.0
             limit = max(config.answer_tokens)
         if row in self._longer:
             tokens, answer = tokens * config.skew.factor, answer * config.skew.answer_factor
@@ -96,7 +109,10 @@ class SimPrompts:
 
 
 def answer_lengths(fields: Mapping[str, Any], default: AnswerLengths) -> AnswerLengths:
-    """What a row says; ``default`` for one that says nothing. The limit is the lower of both."""
+    """Returns the lengths that a row's fields say, or ``default`` where they say nothing.
+
+    The limit is the lower one of both.
+    """
     if "answer_median" not in fields:
         return default
     limit = min(fields["answer_limit"], default.limit)
@@ -105,19 +121,20 @@ def answer_lengths(fields: Mapping[str, Any], default: AnswerLengths) -> AnswerL
 
 @lru_cache(maxsize=8)
 def _rows_of_a_shard(rows: int, skew: Skew) -> frozenset[int]:
-    """The rows whose ordinals in the first pass belong to the shard."""
+    """Returns the rows whose ordinals in the first pass belong to the skewed shard."""
     return frozenset(
         row_of(ordinal, rows, skew.seed)[1] for ordinal in range(skew.shard, rows, skew.shards)
     )
 
 
 def _between(ends: Sequence[float], x: float) -> float:
+    """Interpolates between two ends geometrically, x from 0 to 1."""
     return float(ends[0] * (ends[1] / ends[0]) ** x)
 
 
 @lru_cache(maxsize=8)
 def _drift_of_rows(ordinals: int, rows: int, seed: int) -> tuple[float, ...]:
-    """How far each row has drifted, from 0 to 1."""
+    """Returns how far each row has drifted, from 0 to 1, by its ordinal in the first pass."""
     found = [0.0] * rows
     for ordinal in range(rows):
         found[row_of(ordinal, rows, seed)[1]] = min(ordinal / ordinals, 1.0)

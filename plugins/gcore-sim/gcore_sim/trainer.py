@@ -1,4 +1,4 @@
-"""The emulated trainer: opens the real records and spends what their lengths say."""
+"""Emulates a trainer: opens the real records and spends the time that their lengths say."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from gcore_sim.policy import LETTERS, initial_table, table_of, tensors_of, weigh
 
 
 class SimTrainer:
-    """Plain REINFORCE on the table of letters, with the gradient written out. Ranks do not meet.
+    """Trains the table of letters by plain REINFORCE, with the gradient written out.
 
-    Of a record it keeps how often each letter was chosen, which is all that the gradient needs.
+    Ranks exchange nothing. Of a record it keeps how often each letter was chosen, which is all that
+    the gradient needs.
     """
 
     def __init__(self, config: TrainerConfig, context: WorkerContext) -> None:
         self.version = 0
-        self._config, self._progress = config, context.progress
+        self._config = config
+        self._progress = context.progress
         self._table = initial_table()
         self._counts = np.zeros((0, len(LETTERS)))  # float64[R, 27]: trained actions of each record
         self._minibatch = np.zeros(0, np.int64)
@@ -66,7 +68,8 @@ class SimTrainer:
         if not np.isfinite(advantages).all():
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = self._table.logp.astype(np.float64)
-        losses, norms = [], []
+        losses = []
+        norms = []
         for _ in range(epochs):
             for minibatch in range(minibatches):
                 loss, gradient = self._loss(
@@ -95,16 +98,19 @@ class SimTrainer:
         }
 
     def _loss(self, advantages: np.ndarray, chosen: np.ndarray) -> tuple[float, np.ndarray]:
-        """Sum over trained actions of -advantage * logp, over their number; and the gradient that
-        lowers it.
+        """Returns the mean of -advantage * logp over trained actions, and the step that lowers it.
+
+        The step is the negative gradient with respect to the logits, float64[27].
         """
         logp = self._table.logp.astype(np.float64)
         size = self._config.micro_batch or max(len(chosen), 1)
-        loss, gradient = 0.0, np.zeros(len(LETTERS))
+        loss = 0.0
+        gradient = np.zeros(len(LETTERS))
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
             weighted = advantages[part] @ self._counts[part]
             loss -= float(weighted @ logp)
+            # d logp[a] / d logits = onehot(a) - softmax, summed over the actions by their weights.
             gradient += weighted - weighted.sum() * np.exp(logp)
         actions = max(float(self._counts[chosen].sum()), 1.0)
         return loss / actions, gradient / actions

@@ -1,4 +1,4 @@
-"""``g-core venv doctor``: what on this machine keeps a run from starting, and what mends it."""
+"""Runs ``g-core venv doctor``, which finds what keeps a run from starting, and what mends it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ _SMI_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """what: the thing looked at. told: how it is. mend: the command that puts it right; empty when
-    nothing is wrong.
+    """The result of one check.
+
+    what: the thing that was checked.
+    told: how it is.
+    mend: the command that puts it right; empty when nothing is wrong.
     """
 
     what: str
@@ -51,7 +54,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Everything there is to look at, one after the other."""
+    """Checks everything, one thing after the other, and yields each result."""
     made = listed()
     yield from _this_interpreter()
     for item in made:
@@ -68,7 +71,7 @@ def examine() -> Iterator[Finding]:
 
 
 def print_findings(findings: Iterator[Finding], *, as_json: bool) -> int:
-    """Prints each as it is found; returns the exit code."""
+    """Prints each finding as it comes; returns the exit code: 2 if something is wrong, else 0."""
     found = []
     for item in findings:
         found.append(item)
@@ -128,7 +131,7 @@ def _venv(item: Listed) -> Finding:
 
 
 def _needs(plugin: str) -> list[str]:
-    """What the plugin's backends ask of their interpreter."""
+    """Returns the requirements that the plugin's backends have on their interpreter."""
     plugins = Plugins()
     plugins.load(catalog.scan().get(plugin, where=""))
     return [
@@ -207,8 +210,12 @@ def _loopback() -> Finding:
 
 
 def _sockets() -> Finding:
-    """A run's processes talk through sockets in a private directory below the temporary one."""
-    what, told = "sockets", f"can be made in {_temporary()}"
+    """Checks that sockets can be made in a directory below the temporary one.
+
+    A run's processes talk through such sockets, whose paths have a limited length.
+    """
+    what = "sockets"
+    told = f"can be made in {_temporary()}"
     try:
         with (
             tempfile.TemporaryDirectory(prefix="g-core-") as directory,
