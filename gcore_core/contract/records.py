@@ -32,13 +32,16 @@ OK, REWARD_FAILED, REWARD_TIMEOUT, REWARD_SKIPPED = "ok", "failed", "timeout", "
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a dataset, as the workers that open it see it; it never travels through a
-    controller.
+    """One row of a dataset, as the workers that open it see it.
 
-    Exactly one of ``text`` and ``messages`` (chat turns, ``{"role", "content"}``) is set.
-    ``images``: absolute paths of the images it shows, in the order of their places in the text, or
-    of the parts ``{"type": "image"}`` of the turns. ``fields`` holds the row's other values (an
-    answer to verify against, a source, ...).
+    It never travels through a controller. Exactly one of ``text`` and ``messages`` is set.
+
+    row: its number in the dataset.
+    text: the prompt as text, or None.
+    messages: the prompt as chat turns, each ``{"role", "content"}``, or None.
+    images: absolute paths of the images that it shows, in the order of their places in the text, or
+        of the parts ``{"type": "image"}`` of the turns.
+    fields: the row's other values (an answer to verify against, a source, ...).
     """
 
     row: int
@@ -49,38 +52,51 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True):
-    """Names bytes in a node's store. Whoever opens it checks bounds, ``mac`` and ``digest``;
-    controllers forward it.
+    """Names bytes in a node's store.
+
+    Controllers only forward it. Whoever opens it checks bounds, ``mac`` and ``digest``.
+
+    node: the node whose store has the bytes.
+    slab: the file of the store that has them.
+    offset: where they begin in it, in bytes.
+    nbytes: how many they are.
+    digest: xxh3-64 of the content.
+    mac: keyed blake2b over the other fields, 16 bytes.
+    dtype: "columns" for a chunk of named arrays, else a numpy dtype.
+    shape: of the array; empty for a chunk.
     """
 
     node: str
     slab: str
     offset: int
     nbytes: int
-    digest: int  # xxh3-64 of the content
-    mac: bytes  # keyed blake2b over the other fields, 16 bytes
-    dtype: str = "columns"  # "columns": a chunk of named arrays; else a numpy dtype
+    digest: int
+    mac: bytes
+    dtype: str = "columns"
     shape: tuple[int, ...] = ()
 
 
 class Header(msgspec.Struct, array_like=True):
-    """The half of a record that controllers hold: at most 512 bytes encoded
-    (``HEADER_LIMIT_BYTES``).
+    """The half of a record that controllers hold.
+
+    It has at most 512 bytes encoded (``HEADER_LIMIT_BYTES``).
 
     ordinal: the prompt's place in the seeded order of the run.
-    sample: 0 .. group size - 1.
+    sample: its number in the group, 0 .. group size - 1.
     row: row of the dataset.
     seed: of this sample, blake2b of (run seed, ordinal, pass, sample).
     attempt: how many draws of it were lost before.
     versions: first and last weights version that sampled its actions.
-    n_prompt, n_actions: lengths, in tokens or denoising steps.
-    status, reason: how it ended, and why where that is no matter of course.
+    n_prompt: length of the prompt, in tokens.
+    n_actions: length of the answer, in tokens or denoising steps.
+    status: how it ended: "finished", "truncated", "aborted" or "failed".
+    reason: why it ended so; "" where that is a matter of course.
     columns: the chunk that holds its columns; None where it has none.
     slot: its place in that chunk.
-    rewards: reward -> value, of those with status "ok".
+    rewards: reward -> value, for rewards with status "ok".
     reward_status: reward -> "ok", "failed", "timeout" or "skipped".
     cost: ``Finished.cost`` of its generator.
-    media: name -> bytes that scorers and trainers need besides.
+    media: name -> further bytes that scorers and trainers need.
     """
 
     ordinal: int
@@ -107,18 +123,32 @@ class Header(msgspec.Struct, array_like=True):
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """One prompt that a shard owns: draw ``samples`` of it."""
+    """One prompt that a shard owns, and the samples of it that are to be drawn.
+
+    ordinal: the prompt's place in the seeded order of the run.
+    row: row of the dataset.
+    turn: which pass over the dataset.
+    samples: numbers of the samples to draw.
+    attempt: how many draws were lost before.
+    """
 
     ordinal: int
     row: int
-    turn: int  # which pass over the dataset
+    turn: int
     samples: tuple[int, ...]
     attempt: int = 0
 
 
 class Inquiry(msgspec.Struct, frozen=True, array_like=True):
-    """One answer that a reward got about a record. Seconds are those before it was told, so that no
-    clock is shared.
+    """One answer of a generator role that a reward got about a record.
+
+    role: the generator role that was asked.
+    replica: number of the replica that answered.
+    n_prompt: tokens of the question.
+    n_actions: tokens of the answer.
+    began_ago_s: seconds from the beginning of the answer to the moment when this was sent. A time
+        of day would need a shared clock.
+    ended_ago_s: seconds from its end to that moment.
     """
 
     role: str
@@ -130,12 +160,19 @@ class Inquiry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordScore(msgspec.Struct, frozen=True, array_like=True):
-    """What the rewards of one scorer worker said of a record."""
+    """What the rewards of one scorer worker said of a record.
+
+    ordinal, sample: which record it is.
+    values: reward -> value, for rewards with status "ok".
+    statuses: reward -> "ok", "failed", "timeout" or "skipped".
+    reason: the first one that a reward gave, such as why it failed; "" without one.
+    asked: what the rewards asked generator roles.
+    """
 
     ordinal: int
     sample: int
     values: dict[str, float]
-    statuses: dict[str, str]  # reward name -> "ok" | "failed" | "timeout" | "skipped"
+    statuses: dict[str, str]
     reason: str = ""
     asked: list[Inquiry] = []
 
@@ -151,8 +188,11 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """Where one record trains: data-parallel ``rank`` and ``minibatch`` (drawn by seed, never by
-    length).
+    """Says where one record trains.
+
+    ordinal, sample: which record it is.
+    rank: the data-parallel rank.
+    minibatch: the minibatch of the step; it is drawn by seed, never by length.
     """
 
     ordinal: int
@@ -162,8 +202,12 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of a weight push, named as in a Hugging Face checkpoint; ``dtype`` as in
-    safetensors (F32...).
+    """One tensor of a weight push.
+
+    name: as in a Hugging Face checkpoint.
+    dtype: as in safetensors (F32, ...).
+    shape: of the tensor.
+    nbytes: its size in bytes.
     """
 
     name: str
@@ -173,28 +217,42 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WeightPlan(msgspec.Struct, frozen=True, array_like=True):
-    """First message of a push: every tensor that will come, in order, and the version they make."""
+    """The first message of a push, which says what will come.
+
+    version: of the weights that the push brings.
+    tensors: every tensor, in the order in which they come.
+    """
 
     version: int
     tensors: list[TensorSpec]
 
 
 class StepReport(msgspec.Struct, kw_only=True):
-    """One finished step, as observers and the metrics file see it. ``metrics`` keys are
-    slash-separated paths.
+    """One finished step, as observers and the metrics file see it.
+
+    step: how many steps are finished.
+    version: of the weights after the step.
+    metrics: slash-separated path -> value.
+    evaluation: "greedy/<reward>", "sampled/<reward>", ... -> value; only at evaluation steps.
+    samples: a few evaluated records, to be opened by reference; only at evaluation steps.
     """
 
     step: int
     version: int
     metrics: dict[str, float]
-    evaluation: dict[
-        str, float
-    ] = {}  # "greedy/<reward>", "sampled/<reward>", ...: filled at evaluation steps only
-    samples: list[Header] = []  # a few evaluated records, to be opened by reference
+    evaluation: dict[str, float] = {}
+    samples: list[Header] = []
 
 
 class RunFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What observers learn about a run when it starts; ``config`` is the resolved tree."""
+    """What observers learn about a run when it starts.
+
+    name: of the run.
+    directory: where its files are.
+    steps: how many steps it is to make.
+    config: the resolved configuration as a tree of plain values.
+    resumed_from: the step that it goes on from; 0 for a new run.
+    """
 
     name: str
     directory: str
@@ -204,7 +262,12 @@ class RunFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class WorkerFailure(msgspec.Struct, kw_only=True, frozen=True):
-    """A worker that ended or was lost; ``fatal`` when the run cannot go on without it."""
+    """A worker that ended or was lost.
+
+    role, rank: which worker it is.
+    reason: what happened.
+    fatal: whether the run cannot go on without it.
+    """
 
     role: str
     rank: int

@@ -1,4 +1,4 @@
-"""Rows in files as prompts: what every dataset of files has in common."""
+"""Makes prompts from rows in files: what every dataset of files has in common."""
 
 from __future__ import annotations
 
@@ -44,8 +44,13 @@ class RowsConfig:
 
 
 def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -> Prompt:
-    """The row as a prompt; DataError, at ``where``, when it is no object or its prompt is not there
-    or no prompt.
+    """Makes a prompt of a row.
+
+    Raises DataError when the row is no object, or has no prompt of the right form.
+
+    row: its number in the dataset.
+    values: the row as it was read.
+    where: what errors name; "" for the path of the data.
     """
     where = where or config.path
     if not isinstance(values, dict):
@@ -126,8 +131,9 @@ def _images(value: Any, config: RowsConfig, where: str) -> list[str]:
 
 
 def require_there(path: Path) -> None:
-    """DataError when there is no such file or directory; it names a neighbour that may have been
-    meant.
+    """Raises DataError when there is no such file or directory.
+
+    The error names a neighbour that may have been meant.
     """
     if path.exists():
         return
@@ -142,7 +148,7 @@ def require_there(path: Path) -> None:
 
 
 def data_files_in(folder: Path) -> str:
-    """A sentence that lists some of them, for errors."""
+    """A sentence for errors that lists some of the data files in a folder."""
     names = sorted(
         p.name for p in folder.iterdir() if p.suffix in (".jsonl", ".json", ".parquet", ".arrow")
     )

@@ -1,8 +1,8 @@
-"""How buckets of a weight push travel: through shared memory, or as both backends can do it better.
+"""How buckets of a weight push travel: through shared memory, or by a better way of both backends.
 
-A bucket is some whole tensors in one memory. The sender writes them there and digests each; the
-receiver reads the same bytes, digests them again and loads what is right. ``runtime.push`` says
-when, whatever the transport.
+A bucket is some whole tensors in one memory. The sender writes them there and digests each one. The
+receiver reads the same bytes, digests them again and loads a tensor only where the digests agree.
+``runtime.push`` says when this happens, whatever the transport.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.records import TensorSpec
 
-SHM = "shm"  # the transport that is always there: shared memory
+SHM = "shm"  # shared memory, the transport that is always there
 
-#: What a generator speaks: transport -> words by which the trainer's backend sees whether both can
-#: use it together.
+#: The transports that a generator can use: transport -> words from which the trainer's backend sees
+#: whether both can use it together.
 Offers = dict[str, list[str]]
 
 
@@ -52,20 +52,22 @@ class WeightWriter(Protocol):
     """The sending half of one push.
 
     transport: its name, as in ``Offers``.
-    handle: what receivers need to find the memory; plain fields, encoded.
+    handle: what receivers need to find the memory: plain fields, encoded; empty for shared memory.
     """
 
     transport: str
     handle: bytes
 
     def fill(self, offset: int, content: Any) -> int:
-        """Copies flat bytes of one tensor into the memory, where nobody reads, and returns their
-        digest.
+        """Copies the flat bytes of one tensor into the memory; returns their digest.
+
+        Nobody reads the memory there at that time.
         """
 
     def send(self, bucket: Bucket) -> None:
-        """Every receiver has been told of the bucket. Comes back when it needs nothing more of this
-        side.
+        """Sends a bucket of which every receiver has been told.
+
+        It returns when the transport needs nothing more of this side for the bucket.
         """
 
     def close(self) -> None:
@@ -76,8 +78,9 @@ class WeightReader(Protocol):
     """The receiving half of one push."""
 
     def load(self, bucket: Bucket) -> None:
-        """Loads the tensors, each verified right before that. Raises WeightMismatch naming the
-        tensor.
+        """Loads the tensors, and verifies each right before it is loaded.
+
+        Raises WeightMismatch naming the tensor.
         """
 
     def held(self) -> Mapping[str, int] | None:
@@ -94,17 +97,19 @@ class SendsDevice(Protocol):
     def push_writer(
         self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
     ) -> WeightWriter | None:
-        """Chooses how a push goes by what each generator offers; None: through shared memory.
+        """Chooses how a push travels; None means through shared memory.
 
-        wanted: "auto", or the transport that a person asks for: raises ConfigError where not all
-            sides speak it.
-        path: names that begin so may be made, in a private directory of the run. nbytes: of the
-            memory.
+        wanted: "auto", or the transport that a person asks for. Raises ConfigError where not all
+            sides can use that one.
+        offers: what each generator can use.
+        path: beginning of the names of files that it may make, in a private directory of the run.
+        nbytes: size of the memory for all buckets.
         """
 
     def export_tensors(self) -> Iterator[tuple[TensorSpec, Any]]:
-        """As ``export_weights``, with its collectives: flat bytes with ``nbytes``, as the writer
-        takes them.
+        """Exports as ``export_weights`` does, with its collectives, but in the writer's form.
+
+        That is the flat bytes of each tensor, as an object with ``nbytes``.
         """
 
 
@@ -125,8 +130,9 @@ class ReceivesDevice(Protocol):
 def verified(
     bucket: Bucket, memory: Any, digest_of: Callable[[Any], int]
 ) -> Iterator[tuple[TensorSpec, Any]]:
-    """Digests each tensor right before the receiver copies it; one that is altered does not reach
-    it.
+    """Gives the bucket's tensors one by one, each verified right before the receiver copies it.
+
+    Raises WeightMismatch for a tensor that was altered, so that it does not reach the receiver.
 
     memory: flat bytes that can be sliced, with ``nbytes``, on whatever device.
     """
