@@ -1,6 +1,6 @@
-"""Every message between processes, as msgspec arrays, and the endpoints that they are for.
+"""Defines every message between processes, and the endpoints that they are for.
 
-``shard`` says which controller asks.
+Messages are encoded as msgspec arrays. ``shard`` says which controller asks.
 
 A request that changes something carries a key (step, round, ...) under which its receiver runs it
 once: a repeated request gets the reply of the first.
@@ -32,11 +32,10 @@ from gcore_core.runtime.rpc.service import RemoteFailure
 from gcore_core.runtime.worker_settings import AnySettings
 
 RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
-TRAIN, GREEDY, SAMPLED = (
-    "train",
-    "greedy",
-    "sampled",
-)  # why records are drawn; the last two are evaluation
+# Why records are drawn (``purpose``): to train on, or for one of the two modes of an evaluation.
+TRAIN = "train"
+GREEDY = "greedy"
+SAMPLED = "sampled"
 _REASON_LIMIT_BYTES = 128
 _PLACE = re.compile(r" \([^()\s]+:\d+\)$")
 
@@ -64,10 +63,12 @@ def short_reason(text: str) -> str:
 class GenerateRequest(Message):
     """Asks a replica for samples.
 
-    step: names the round, together with ``round`` and ``purpose``; the samples' memory is held for
+    step: names the round, together with ``round`` and ``purpose``. The samples' memory is held for
         this step.
     round: counts the rounds of a step.
-    leases: what to draw; perhaps nothing, which says that this shard has no part in the round.
+    shard: which shard asks.
+    purpose: why records are drawn: TRAIN, GREEDY or SAMPLED.
+    leases: what to draw; empty when this shard has no part in the round.
     least: the oldest version of the weights that may begin these samples.
     """
 
@@ -82,9 +83,13 @@ class GenerateRequest(Message):
 class ScoreRequest(Message):
     """Asks a scorer worker for rewards of records.
 
-    rewards: of those that the worker hosts; none named: all.
-    awake: generator role -> its replicas that may be asked; of a role that is not named, all.
-    awake_version: of ``awake``; what an older version says is void.
+    purpose: why the records were drawn: TRAIN, GREEDY or SAMPLED.
+    headers: the records; empty for a request that only tells who is awake.
+    rewards: names of rewards that the worker hosts; empty for all of them.
+    awake: generator role -> numbers of the replicas that may be asked. Of a role that is not named,
+        all may be.
+    awake_version: of ``awake``; a request with an older version than the worker knows changes
+        nothing in this.
     """
 
     purpose: str
@@ -95,7 +100,11 @@ class ScoreRequest(Message):
 
 
 class SleepRequest(Message):
-    """``release_before`` as of a push, which one that sleeps does not hear."""
+    """Asks a replica to sleep.
+
+    release_before: no shard needs records of earlier steps. A push says so too, but a replica that
+        sleeps gets none.
+    """
 
     release_before: int = 0
 
@@ -105,8 +114,14 @@ class WakeReply(Message):
 
 
 class QuestionItem(Message):
-    """A question of a reward; its answers name it by ``index``; ``samples``: which of them are
-    wanted.
+    """A question of a reward.
+
+    index: its number in the request; its answers name it by that.
+    prompt: what is asked.
+    seed: of the sampling.
+    samples: numbers of the answers that are wanted.
+    greedy: whether the likeliest token is taken each time.
+    images: media that the question shows, behind the images of the prompt.
     """
 
     index: int
@@ -142,14 +157,27 @@ ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem], Wait.MOVE)
 
 
 class Extra(msgspec.Struct, frozen=True, array_like=True):
-    """Further columns of a record: a chunk, and the record's place in it."""
+    """Further columns of a record.
+
+    columns: a chunk of columns.
+    slot: the record's place in it.
+    """
 
     columns: Ref
     slot: int
 
 
 class TrainItem(Message):
-    """extras: the columns that annotators gave the record."""
+    """A record as a worker of the trainer or of an annotator gets it.
+
+    ordinal, sample: which record it is.
+    minibatch: in which minibatch of the step it trains.
+    columns: the chunk that holds its columns.
+    slot: its place in that chunk.
+    media: name -> further bytes of the record.
+    version: of the weights that sampled its first action.
+    extras: the columns that annotators gave the record.
+    """
 
     ordinal: int
     sample: int
@@ -157,13 +185,14 @@ class TrainItem(Message):
     columns: Ref
     slot: int
     media: dict[str, Ref] = {}
-    version: int = 0  # of the weights that sampled it
+    version: int = 0
     extras: list[Extra] = []
 
 
 class AnnotateRequest(Message):
-    """The records of one shard for which a role is to give its columns; ``minibatch`` and
-    ``extras`` of the items say nothing here.
+    """Asks a role for its columns of one shard's records.
+
+    items: the records; ``minibatch`` and ``extras`` mean nothing here.
     """
 
     step: int
@@ -181,7 +210,7 @@ class ReleaseSteps(Message):
 
 
 class RelayRequest(Message):
-    """What one shard has for some neighbouring ranks.
+    """Carries what one shard has for some neighbouring ranks.
 
     A relay passes it on together with what the other shards have.
 
@@ -219,7 +248,7 @@ class RelayedEndpoint(Generic[Part, Answer]):
 
     @cached_property
     def of_relay(self) -> Endpoint[RelayRequest, list[Answer]]:
-        """A shard's parts for some ranks in, those ranks' answers to this shard out."""
+        """Takes a shard's parts for some ranks; gives those ranks' answers to this shard."""
         return Endpoint(f"relay.{self.name}", RelayRequest, self.answers, Wait.WORK)
 
     @cached_property
@@ -234,7 +263,13 @@ class RelayedEndpoint(Generic[Part, Answer]):
 
 
 class PrepareRequest(Message):
-    """One shard's part for one rank, like the next; a rank gets a list with those of all shards."""
+    """Asks a rank to prepare records: one shard's part of that.
+
+    A rank gets a list with the parts of all shards.
+
+    items: the shard's records that train on this rank.
+    scalars: names of the numbers that it gives for each record.
+    """
 
     step: int
     items: list[TrainItem]
@@ -242,16 +277,32 @@ class PrepareRequest(Message):
 
 
 class TrainRequest(Message):
+    """Asks a rank for the updates of a step: one shard's part of that.
+
+    A rank gets a list with the parts of all shards.
+
+    advantages: (ordinal, sample, advantage) of the shard's records that train on this rank.
+    minibatches: into how many the step's records are divided.
+    epochs: how often the step goes over its records.
+    """
+
     step: int
-    advantages: list[tuple[int, int, float]]  # (ordinal, sample, advantage)
+    advantages: list[tuple[int, int, float]]
     minibatches: int
     epochs: int
 
 
 class TrainReply(Message):
+    """What a rank says after the updates of a step.
+
+    metrics: name -> value, as the ranks agreed on them.
+    version: of the weights after the step.
+    busy_s: seconds of this rank's own work; 0 when it cannot tell.
+    """
+
     metrics: dict[str, float]
     version: int
-    busy_s: float = 0.0  # of this rank alone; 0 when it cannot tell
+    busy_s: float = 0.0
 
 
 ANNOTATE = Endpoint("annotate", AnnotateRequest, AnnotateReply, Wait.WORK)
@@ -264,15 +315,20 @@ TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | Non
 
 
 class BeginPush(Message):
-    """Another ``attempt`` at the same version begins the push anew. ``bucket_bytes``: memory for
-    all its buckets.
+    """Asks a rank of the trainer to begin a push.
+
+    version: of the weights to push.
+    bucket_bytes: memory for all its buckets together.
+    receivers: how many generators take part.
+    attempt: another one at the same version begins the push anew.
+    transport: name of a transport, or "auto" to choose by what both sides can use.
     """
 
     version: int
     bucket_bytes: int
     receivers: int
     attempt: int = 0
-    transport: str = SHM  # or "auto": by what the sides speak
+    transport: str = SHM
 
 
 class PullWeights(Message):
@@ -289,8 +345,10 @@ class PlanRequest(Message):
 
 
 class BucketRequest(Message):
-    """Asking for bucket ``index`` confirms that those before ``index - 1`` have been read, asking
-    for one after the last that all have been.
+    """Asks for a bucket, and by that confirms earlier ones.
+
+    Who asks for bucket ``index`` has read all before ``index - 1``; who asks for the one after the
+    last has read all.
     """
 
     version: int
@@ -326,7 +384,12 @@ class OpenCheckpoint(Message):
 
 
 class Carried(Message):
-    """What a shard keeps for the next step, when ``step`` of them have ended."""
+    """Carries the records that a shard keeps for the next step.
+
+    step: how many steps have ended.
+    shard: whose records these are.
+    headers: the records.
+    """
 
     step: int
     shard: int
@@ -338,14 +401,20 @@ class CheckpointPlace(Message):
 
 
 class SaveState(Message):
-    """To a rank: begin to save into ``directory``, or finish what was begun for ``step``."""
+    """Asks a rank to begin to save into ``directory``, or to finish the save begun for ``step``."""
 
     step: int
     directory: str
 
 
 class CommitCheckpoint(Message):
-    """Every rank has saved. ``failed``: why one could not, so that what there is goes."""
+    """Says that every rank has saved, or that one could not.
+
+    step: of the checkpoint.
+    state: what a resumed run of the controller needs.
+    metrics: of the step.
+    failed: why a rank could not save, so that the unfinished checkpoint is deleted; "" if all have.
+    """
 
     step: int
     state: dict[str, Any]
@@ -390,8 +459,11 @@ AGREE_ASK = Endpoint("agree.ask", CollectRequest, bytes, Wait.MEETING)
 
 
 class Versions(Message):
-    """What one side of a handshake runs. plugins: distribution -> version, empty where it has
-    none.
+    """Says what one side of a handshake runs.
+
+    python: version of the interpreter.
+    core: version of the core.
+    plugins: distribution -> version, "" where it has none.
     """
 
     python: str
@@ -400,8 +472,11 @@ class Versions(Message):
 
 
 class StorePlace(msgspec.Struct, frozen=True):
-    """Where a worker finds the store: its directory, the node's name, and the peer that serves
-    it.
+    """Says where a worker finds the store.
+
+    directory: where its files are.
+    node: name of the worker's node.
+    agent: name of the peer that serves it.
     """
 
     directory: str
@@ -410,8 +485,9 @@ class StorePlace(msgspec.Struct, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a worker process is told; it comes through a file descriptor, never through argv or
-    the environment.
+    """All that a worker process is told.
+
+    It comes through a file descriptor, never through argv or the environment.
 
     peers: name -> address of everybody, this worker included.
     factories: name -> what to build ("backend", "objective", "reward/exact", "dataset/train", ...).
@@ -451,7 +527,12 @@ class Hello(Message):
 
 
 class Hung(Message):
-    """A deadline expired: ``waiter`` saw ``what`` of ``name``."""
+    """Reports that a deadline expired.
+
+    name: of the process that did not answer in time.
+    waiter: of the process that waited.
+    what: what the waiter saw, as a text.
+    """
 
     name: str
     waiter: str
@@ -506,14 +587,16 @@ STOP_RUN = Endpoint("stop_run", Nothing, Nothing)
 
 # -- the store -------------------------------------------------------------------------------------
 
-Released = dict[
-    int, tuple[int, int]
-]  # shard -> (its epoch, the first step of which it still needs records)
+# Shard -> (its epoch, the first step of which it still needs records).
+Released = dict[int, tuple[int, int]]
 
 
 class SlabRequest(Message):
-    """Asks for the name of a slab to write. ``held``: shard -> step of the records that come into
-    it.
+    """Asks for the name of a slab to write.
+
+    owner: who writes it.
+    nbytes: room that it needs.
+    held: shard -> step of the records that come into it.
     """
 
     owner: str
@@ -522,8 +605,9 @@ class SlabRequest(Message):
 
 
 class ReleaseRequest(Message):
-    """From here on ``owner`` writes into no slab whose holders have released it; into none when it
-    names nobody.
+    """Says that ``owner`` writes no more into slabs whose holders have released them.
+
+    released: what each shard has released; empty when the owner writes into no slab any more.
     """
 
     owner: str
@@ -531,7 +615,11 @@ class ReleaseRequest(Message):
 
 
 class BlobRequest(Message):
-    """Holds blobs like those of ``refs``, which were just made, for ``held``."""
+    """Asks to hold blobs with the content of ``refs``, which were just made.
+
+    held: shard -> step of the records that have them.
+    refs: the blobs that were written.
+    """
 
     held: dict[int, int]
     refs: list[Ref]

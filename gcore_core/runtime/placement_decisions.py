@@ -1,7 +1,7 @@
-"""Asks a placement policy, and holds what it says against the devices that there are.
+"""Asks a placement policy for a decision and checks it against the devices that there are.
 
-A policy is a plugin's. What it gets wrong is told here, at the first decision and at every later
-one, before anybody acts on it: with the provider's name and the contract that it breaks.
+A policy is a plugin's code. Every decision of it is checked before anybody acts on it. An error
+names the policy's provider and the contract that it breaks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ def ask_policy(
     window: Window,
     made: Engines | None = None,
 ) -> Decision:
-    """The policy's decision, checked.
+    """Asks the policy and returns its decision, checked.
 
     provider: as in ``placement.use``, for the error.
-    made: the engines that there are, None before the first decision, which says where they are.
-    Raises PlacementError that the policy itself raises (a role does not fit), and ContractError for
-    whatever else it raises, or for a decision that cannot be carried out.
+    partition: that of the latest decision; None before the first.
+    made: the engines that there are; None before the first decision, which says where they are.
+
+    Lets a PlacementError of the policy pass: a role does not fit. Raises ContractError for anything
+    else that the policy raises, and for a decision that cannot be carried out.
     """
     try:
         decision = policy.revise(partition, window)
@@ -66,7 +68,10 @@ def check_decision(
 
 
 def unable_to_sleep(decision: Decision, window: Window, sleeps: Collection[str]) -> str:
-    """A generator that the decision has sleep and wake in turn, and that cannot; empty if none."""
+    """A generator that must sleep and wake in turn by the decision but cannot; "" if there is none.
+
+    sleeps: roles whose backend can sleep.
+    """
     if decision.mode != "colocated":
         return ""
     generators = [role for role, need in window.needs.items() if need.kind == "generator"]
@@ -147,7 +152,7 @@ def _of_role(role: str, awake: set[int], engines: set[int], window: Window) -> I
 
 
 def _of_a_split(awake: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
-    """Where devices move between generators, a split has one of them awake in each."""
+    """Where devices move between generators, a split has only one generator awake on a device."""
     taken: dict[int, str] = {}
     for role, need in window.needs.items():
         if need.kind != "generator":

@@ -1,4 +1,4 @@
-"""Rounds: what each shard wants drawn, held until all shards have asked."""
+"""Holds what each shard wants drawn until all shards have asked: together that is a round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Round:
 
     parts: shard -> the leases that it asked for.
     complete: set when every shard has asked.
-    submitted: the engine has been given the round.
+    submitted: whether the engine has been given the round.
     """
 
     parts: dict[int, list[Lease]] = field(default_factory=dict)
@@ -27,26 +27,30 @@ class _Round:
 class Rounds:
     """Joins the shards' parts of a round, so that the engine sees one batch whatever their number.
 
-    shards: how many parts make a round whole.
-    gather_s: seconds for which a part waits for the others; None: until all are there, which a run
-        needs that is to repeat bit for bit.
-    restarted: this process took the place of one that ended. Shards whose requests that one had
-        answered do not ask again, so in the step of the first request nobody is waited for.
+    shards: how many shards make a round whole.
+    gather_s: seconds for which a part waits for the others. None: until all are there; a run that
+        is to repeat bit for bit needs that.
+    restarted: whether this process took the place of one that ended. Shards that had their answers
+        from that one do not ask again. So no part waits in the step of the first request.
     """
 
     def __init__(self, shards: int, gather_s: float | None, restarted: bool) -> None:
-        self._shards, self._gather_s, self._restarted = shards, gather_s, restarted
-        self._skips_waiting_in = -1  # the step that began with the process before this one
+        self._shards = shards
+        self._gather_s = gather_s
+        self._restarted = restarted
+        self._skips_waiting_in = -1  # the step in which this process was restarted, if it was
         self._rounds: dict[tuple[int, int, str], _Round] = {}
 
     async def join(self, request: GenerateRequest) -> list[Lease]:
-        """The leases to submit because of this request, by ordinal.
+        """Returns the leases to submit because of this request, by ordinal.
 
-        The first request that ends its wait gets all parts that have come. A request that comes
-        later, or again, gets its own: what runs or is finished is not submitted twice.
+        The first request that ends its wait gets all parts that have come; the caller submits them
+        to the engine. A later or a repeated request gets only its own leases. Some of them may have
+        been submitted with the first: ``DrawnRecords.begin`` leaves out what runs or is finished.
         """
         if self._restarted:
-            self._restarted, self._skips_waiting_in = False, request.step
+            self._restarted = False
+            self._skips_waiting_in = request.step
         key = request.step, request.round, request.purpose
         group = self._rounds.setdefault(key, _Round())
         group.parts.setdefault(request.shard, []).extend(request.leases)
@@ -64,7 +68,7 @@ class Rounds:
         return sorted(leases, key=lambda lease: lease.ordinal)
 
     def shards_of(self, step: int) -> frozenset[int]:
-        """The shards that have asked for records of a step."""
+        """The shards that have asked for at least one record of a step."""
         parts = [group.parts.items() for key, group in self._rounds.items() if key[0] == step]
         return frozenset(shard for part in parts for shard, leases in part if leases)
 

@@ -1,5 +1,6 @@
-"""The shell of a trainer rank: gets what all shards have for it at once (see ``relay``), runs the
-backend once.
+"""The shell of a trainer rank: answers requests by calling the backend.
+
+It gets the parts of all shards at once (see ``runtime.relay``) and calls the backend once for them.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ class TrainerShell:
         push_path: Path,
         rank: int,
     ) -> None:
-        self._backend, self._store, self._compute = backend, store, compute
+        self._backend = backend
+        self._store = store
+        self._compute = compute
         self._memory = PushMemory(push_path)
         self._rank = rank
-        self._once = Gathering(1)
-        self._keys: list[tuple[int, int]] = []
-        self._push: PushSource | None = None
+        self._once = Gathering(1)  # of one part: a repeated request gets the reply of the first
+        self._keys: list[tuple[int, int]] = []  # (ordinal, sample) of the prepared records
+        self._push: PushSource | None = None  # the push that is open
 
     def register(self, service: Service, relay: Relay) -> None:
         relay.add(PREPARE_RANKS, self.prepare)
@@ -72,7 +75,11 @@ class TrainerShell:
         service.add(FINISH_SAVE, self.finish_save)
 
     async def prepare(self, parts: list[PrepareRequest], call: Call) -> list[list[list[float]]]:
-        """For each shard a row per item, in the order of the names asked for."""
+        """Prepares the records of all shards.
+
+        Returns for each shard a row of scalars for each of its items. A row has the scalars in the
+        order in which the request names them.
+        """
 
         async def act(_: list[list[PrepareRequest]]) -> list[list[list[float]]]:
             items = [item for part in parts for item in part.items]
@@ -99,7 +106,7 @@ class TrainerShell:
         }
 
     async def train(self, parts: list[TrainRequest], call: Call) -> list[TrainReply | None]:
-        """Tells the lead, the others that it is done."""
+        """Runs the updates of a step; the lead gets the reply, the other shards get None."""
 
         async def act(_: list[list[TrainRequest]]) -> TrainReply:
             # A generator that was started anew may be taking weights, where generation runs ahead:
@@ -111,8 +118,10 @@ class TrainerShell:
         return [reply, *[None] * (len(parts) - 1)]
 
     def _train(self, parts: list[TrainRequest]) -> TrainReply:
-        """Its processor time stands for the rank's own work: one that waits for another rank uses
-        none.
+        """Calls the backend with the advantages in the order of the prepared records.
+
+        ``busy_s`` is processor time where the backend does not say it: a rank that waits for
+        another one uses none, so it is the rank's own work.
         """
         told = {
             (ordinal, sample): value for part in parts for ordinal, sample, value in part.advantages
@@ -130,8 +139,9 @@ class TrainerShell:
         return TrainReply(metrics, self._backend.version, busy_s)
 
     async def begin_push(self, request: BeginPush, call: Call) -> Nothing:
-        """Begins the push of ``version``. Ranks other than 0 run through the export, since it may
-        use collectives.
+        """Begins the push of ``version``.
+
+        Ranks other than 0 only run through the export, since it may use collectives.
         """
         self._check_version(request)
         act = self._follow_export if self._rank else self._begin_export
@@ -187,7 +197,7 @@ class TrainerShell:
         return Nothing()
 
     async def save_state(self, request: SaveState, call: Call) -> Nothing:
-        """Begins to save where the backend can do so while it trains; else saves."""
+        """Begins a save if the backend can save while it trains; else does the whole save."""
 
         async def act(_: list[SaveState]) -> Nothing:
             backend = self._backend
@@ -198,6 +208,8 @@ class TrainerShell:
         return done
 
     async def finish_save(self, request: SaveState, call: Call) -> Nothing:
+        """Waits for a save that runs in the background; else there is nothing left to do."""
+
         async def act(_: list[SaveState]) -> Nothing:
             backend = self._backend
             return (
@@ -210,7 +222,7 @@ class TrainerShell:
         return done
 
     async def _saving(self, work: Callable[..., None], *args: Any) -> Nothing:
-        """A disk that refuses is the checkpoint's failure, not the trainer's."""
+        """Runs a save; an error of the disk is the checkpoint's failure, not the trainer's."""
         try:
             await self._compute(work, *args)
         except OSError as error:
