@@ -23,12 +23,22 @@ import msgspec
 HEADER_LIMIT_BYTES = 512
 FACTS_LIMIT_BYTES = 64
 
-#: status of a record
-FINISHED, TRUNCATED, ABORTED, FAILED = "finished", "truncated", "aborted", "failed"
-#: verdict on a group: a step trains on it, the filter dropped it, it could not be used
-TRAINED, FILTERED, QUARANTINED = "trained", "filtered", "quarantined"
-#: status of a reward
-OK, REWARD_FAILED, REWARD_TIMEOUT, REWARD_SKIPPED = "ok", "failed", "timeout", "skipped"
+#: Status of a record.
+FINISHED = "finished"
+TRUNCATED = "truncated"
+ABORTED = "aborted"
+FAILED = "failed"
+#: Verdict on a group: a step trains on it.
+TRAINED = "trained"
+#: Verdict on a group: the filter dropped it.
+FILTERED = "filtered"
+#: Verdict on a group: it could not be used.
+QUARANTINED = "quarantined"
+#: Status of a reward.
+OK = "ok"
+REWARD_FAILED = "failed"
+REWARD_TIMEOUT = "timeout"
+REWARD_SKIPPED = "skipped"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

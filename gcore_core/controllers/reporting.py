@@ -56,7 +56,8 @@ class Reporting:
         evaluated: this shard's part of an evaluation, if one was made.
         """
         records = [header for group in groups for header in group]
-        rewards, n = self._context.facts.rewards, float(len(records))
+        rewards = self._context.facts.rewards
+        n = float(len(records))
         before, self._before = self._before, replace(self._context.traffic)
         sums: Sums = {
             "length": (float(sum(h.n_actions for h in records)), n),

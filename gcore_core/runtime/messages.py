@@ -332,11 +332,20 @@ class BeginPush(Message):
 
 
 class PullWeights(Message):
+    """Asks a generator to take part in a push.
+
+    version: of the weights.
+    receiver: this generator's number in the push, from 0.
+    source: peer name of trainer rank 0.
+    attempt: as of ``BeginPush``.
+    release_before: no shard needs records of earlier steps.
+    """
+
     version: int
     receiver: int
-    source: str  # peer name of trainer rank 0
+    source: str
     attempt: int = 0
-    release_before: int = 0  # no shard needs records of earlier steps
+    release_before: int = 0
 
 
 class PlanRequest(Message):

@@ -134,7 +134,8 @@ def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window
 
 def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
     for role, own in cells.items():
-        slots, need = window.slots[role], window.needs.get(role)
+        slots = window.slots[role]
+        need = window.needs.get(role)
         if len(_indexes(own)) != slots:
             yield f"{role!r} has engines on {len(_indexes(own))} devices, its slots are {slots}"
         size = need.size if need is not None and need.kind == "generator" else 1
