@@ -1,5 +1,6 @@
-"""Requests for samples whose prompts may show images, made ready for an engine, and what its
-records hold of them.
+"""Makes requests ready for an engine when their prompts may show images.
+
+It also says what a record holds of its images.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from gcore_language.images import FAMILIES, GRID, PIXELS, ImageReader, Images
 from gcore_language.model_files import ModelFiles
 from gcore_language.prompts import LOAD_ERRORS, encode_fitting, refuse_images, unreadable
 
-#: Beginnings of tensors' names in checkpoints of ``FAMILIES`` -> in transformers' modules, whose
-#: names trainers push.
+#: How names of tensors begin: in checkpoints of ``FAMILIES`` -> in transformers' modules. Trainers
+#: push tensors by the names of the modules.
 _IN_MODULES = (
     (re.compile(r"^visual\."), "model.visual."),
     (re.compile(r"^model\.(?!language_model\.|visual\.)"), "model.language_model."),
@@ -28,10 +29,12 @@ _IN_CHECKPOINTS = {"model.visual.": "visual.", "model.language_model.": "model."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """A request that fits. prompt: int32[P] with all tokens of its images. room: tokens that the
-    context has left.
+    """A request that fits into the context.
 
-    images: the same object for all samples of a prompt.
+    request: the request itself.
+    prompt: int32[P], its tokens, with all tokens of its images.
+    room: how many tokens the context has left.
+    images: the prompt's images, the same object for all its samples; None without any.
     """
 
     request: SampleRequest
@@ -41,8 +44,9 @@ class Ready:
 
 
 def load_image_config(files: ModelFiles, *, trust_remote_code: bool = False) -> Any | None:
-    """transformers' config of a model that takes images here, None for any other. Raises
-    DataError.
+    """Loads the config of a model of ``FAMILIES``; returns None for any other model.
+
+    Raises DataError when transformers cannot read it.
     """
     told = json.loads((files.directory / "config.json").read_text(encoding="utf-8"))
     if told.get("model_type") not in FAMILIES:
@@ -56,14 +60,14 @@ def load_image_config(files: ModelFiles, *, trust_remote_code: bool = False) -> 
 
 
 def name_in_modules(name: str) -> str:
-    """A tensor of a checkpoint of ``FAMILIES`` as it is named in a push."""
+    """Turns a tensor's name in checkpoints of ``FAMILIES`` into its name in a push."""
     for beginning, other in _IN_MODULES:
         name = beginning.sub(other, name)
     return name
 
 
 def name_in_checkpoint(name: str) -> str:
-    """A tensor of a push as it is named in checkpoints of ``FAMILIES``."""
+    """Turns a tensor's name in a push into its name in checkpoints of ``FAMILIES``."""
     for beginning, other in _IN_CHECKPOINTS.items():
         if name.startswith(beginning):
             return other + name.removeprefix(beginning)
@@ -77,10 +81,15 @@ def make_ready(
     version: int,
     reader: ImageReader | None,
 ) -> tuple[list[Ready], list[Finished]]:
-    """(those that can be served, records of those that fail); a prompt is encoded and its images
-    are opened once.
+    """Returns (requests that can be served, records of requests that fail).
 
-    reader: None for a model of text. Raises DataError for an image that cannot be shown.
+    A prompt is encoded, and its images are opened, once for all its samples.
+
+    context_length: the most tokens of prompt and completion.
+    version: the version of the weights, for the records that fail.
+    reader: opens images; None for a model of text.
+
+    Raises DataError for an image that cannot be shown.
     """
     images = {} if reader is None else reader.read(requests)
 
@@ -98,12 +107,13 @@ def make_ready(
 
 
 def image_columns(images: Images | None) -> dict[str, np.ndarray]:
-    """What a record holds of its images among the columns."""
+    """Returns what a record holds of its images among the columns."""
     return {} if images is None else {GRID: images.grid}
 
 
 def image_media(images: Images | None) -> dict[str, np.ndarray]:
-    """What a record holds of its images among the media: the same array for all samples of a
-    prompt.
+    """Returns what a record holds of its images among the media.
+
+    It is the same array for all samples of a prompt.
     """
     return {} if images is None else {PIXELS: images.pixels}

@@ -1,8 +1,13 @@
-"""The forward pass of image-text models of Qwen2-VL's kind, where only a prompt's image tokens
-stand for images.
+"""Runs the forward pass of image-text models of Qwen2-VL's kind.
 
-transformers takes every image token of its input for one, also a token that was sampled. Legend of
-shapes: R rows, W tokens of a row, D hidden size.
+Only a prompt's image tokens stand for images here. Rejected: the forward pass of transformers,
+which takes every image token of its input for an image, even a token that was sampled.
+
+Legend of shapes:
+
+    R   rows
+    W   tokens of a row
+    D   hidden size
 """
 
 from __future__ import annotations
@@ -18,14 +23,19 @@ from gcore_language.images import Images
 
 
 def show(model: Any, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, Tensor, Tensor]:
-    """(embeddings [R, W, D], positions int64[3, R, W], shift int64[R]) of ids int64[R, W] and each
-    row's images.
+    """Embeds rows of tokens and puts their images in.
 
-    A token that follows at place w of its row has position w + shift in all three dimensions. An
-    object that several rows have is encoded once. Without any image a blank one is encoded and has
-    no effect, so that ranks that share the model run the same modules.
+    Returns (embeddings [R, W, D], positions int64[3, R, W], shift int64[R]). A later token at place
+    w of its row has position w + shift in all three dimensions.
+
+    Rows that share an array of pixels are encoded once. Without any image a blank one is encoded
+    and has no effect, so that ranks that share the model run the same modules.
+
+    ids: int64[R, W].
+    images: the images of each row; None for a row without any.
     """
-    inner, vision = model.base_model, model.config.vision_config
+    inner = model.base_model
+    vision = model.config.vision_config
     rows = [image for image in images if image is not None]
     distinct = list({id(image.pixels): image for image in rows}.values()) or [blank(vision)]
     pixels = torch.from_numpy(np.concatenate([image.pixels for image in distinct])).to(ids.device)
@@ -39,6 +49,7 @@ def show(model: Any, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tens
         [0 if image is None else len(image.pixels) // merged for image in images], device=ids.device
     )
     is_image = ids == model.config.image_token_id
+    # only the first image tokens are the prompt's: those after them were sampled
     is_image &= is_image.cumsum(1) <= tokens[:, None]
     if rows:
         parts = encoded.split([len(image.pixels) // merged for image in distinct])
@@ -46,7 +57,7 @@ def show(model: Any, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tens
         shown = torch.cat([of[id(image.pixels)] for image in rows])
         embeddings = embeddings.masked_scatter(is_image[..., None], shown)
     else:
-        embeddings = embeddings + 0.0 * encoded.sum()
+        embeddings = embeddings + 0.0 * encoded.sum()  # keeps the blank image in the graph
     grid = _grid(rows, ids.device) if rows else None
     positions, shift = inner.get_rope_index(
         ids, mm_token_type_ids=is_image.int(), image_grid_thw=grid
@@ -59,7 +70,7 @@ def _grid(images: Sequence[Images], device: torch.device) -> Tensor:
 
 
 def blank(vision: Any) -> Images:
-    """The smallest image that is a token."""
+    """Makes the smallest image: as many patches as one token takes, all zeros."""
     side = int(vision.spatial_merge_size)
     numbers = int(vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
     return Images(
@@ -68,7 +79,7 @@ def blank(vision: Any) -> Images:
 
 
 def hidden_states(model: Any, ids: Tensor, images: Sequence[Images | None]) -> Tensor:
-    """Last hidden states [R, W, D] of rows padded on the right."""
+    """Returns the last hidden states [R, W, D] of rows that are padded on the right."""
     embeddings, positions, _ = show(model, ids, images)
     text = model.base_model.language_model
     hidden: Tensor = text(

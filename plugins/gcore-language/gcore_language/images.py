@@ -1,8 +1,13 @@
-"""Images beside prompts, for the image-text models of Qwen2-VL's kind: read, cut into patches, and
-put into the text.
+"""Reads the images of prompts, cuts them into patches and makes room for them in the text.
 
-Legend of shapes: N patches of some images, F numbers of one patch, I images. An image takes as many
-tokens as it has patches, divided by the square of the model's merge size.
+This is for the image-text models of Qwen2-VL's kind. An image takes as many tokens as it has
+patches, divided by the square of the model's merge size.
+
+Legend of shapes:
+
+    N   patches of some images
+    F   numbers of one patch
+    I   images
 """
 
 from __future__ import annotations
@@ -20,20 +25,24 @@ from gcore_core.contract.records import Prompt
 from gcore_language.prompts import LOAD_ERRORS, first_lines, unreadable
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl"})
-#: What a record of such a prompt holds: the patches among its media, how they lie among its
-#: columns.
-PIXELS, GRID = "pixel_values", "image_grid_thw"
+#: A record of a prompt with images holds the patches among its media by this name.
+PIXELS = "pixel_values"
+#: It holds how the patches lie among its columns by this name.
+GRID = "image_grid_thw"
 
 
 def takes_images(config: Any) -> bool:
-    """Whether a Hugging Face config is of a family that is handled here."""
+    """Whether a Hugging Face config is of one of ``FAMILIES``."""
     return getattr(config, "model_type", "") in FAMILIES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """The images of one prompt. pixels float32[N, F]; grid int64[I, 3]: patches of each image in
-    time, height, width; N is the sum of their products.
+    """The images of one prompt.
+
+    pixels: float32[N, F], the patches of all images.
+    grid: int64[I, 3], how many patches each image has in time, height and width; N is the sum of
+        the products of its rows.
     """
 
     pixels: np.ndarray
@@ -41,7 +50,10 @@ class Images:
 
     @staticmethod
     def of(columns: Columns, media: Columns) -> Images | None:
-        """Those of a record. Records of one prompt share the array of pixels."""
+        """Returns the images of a record; None when it has none.
+
+        Records of one prompt share the array of pixels.
+        """
         return Images(pixels=media[PIXELS], grid=columns[GRID]) if PIXELS in media else None
 
 
@@ -61,8 +73,12 @@ class ImageReader:
         self._merged = int(config.vision_config.spatial_merge_size) ** 2
 
     def read(self, requests: Sequence[SampleRequest]) -> dict[int, Images]:
-        """Ordinal -> images, of the requests that show some: files, then arrays; those of one
-        ordinal have the same.
+        """Returns ordinal -> images, for the requests that show images.
+
+        A prompt's files come first, then the request's arrays. All requests of one ordinal have the
+        same images, so those of the first are opened for all.
+
+        Raises DataError for an image that cannot be shown.
         """
         first = {request.ordinal: request for request in reversed(requests)}
         shown = {
@@ -87,14 +103,20 @@ class ImageReader:
         )
 
     def lay(self, prompt: Prompt, ids: np.ndarray, images: Images | None) -> np.ndarray:
-        """The prompt int32[P] with as many image tokens in each image's place as it takes. Raises
-        DataError.
+        """Returns the prompt's tokens with each image token repeated as often as its image needs.
+
+        ids: the encoded prompt, with one image token for each image.
+        images: the prompt's images; None without any.
+
+        Raises DataError when the numbers of images and places differ, or when no token stands
+        between two images.
         """
         places = (ids == self._token).nonzero()[0]
         tokens = (
             images.grid.prod(1) // self._merged if images is not None else np.zeros(0, np.int64)
         )
-        where, owner = _where(prompt), _owner(prompt, shown=images is not None)
+        where = _where(prompt)
+        owner = _owner(prompt, shown=images is not None)
         if len(places) != len(tokens):
             raise DataError(
                 f"{owner} names {len(tokens)} images, and its prompt has places for {len(places)}.",
@@ -120,12 +142,18 @@ def _where(prompt: Prompt) -> str:
 
 
 def _owner(prompt: Prompt, *, shown: bool) -> str:
-    """Whose images they are: of a row, or where ``shown`` ones are no files, of a question."""
+    """Names whose images they are, for an error.
+
+    ``shown`` images that are not files of the prompt belong to a question, all others to a row.
+    """
     return "a question" if shown and not prompt.images else f"row {prompt.row}"
 
 
 def _drawn(array: np.ndarray) -> Any:
-    """The image in RGB that uint8[H, W, C] is, C 1 or 3. Raises DataError."""
+    """Makes an RGB image of uint8[H, W, C], where C is 1 or 3.
+
+    Raises DataError for any other array.
+    """
     from PIL import Image
 
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
@@ -137,7 +165,7 @@ def _drawn(array: np.ndarray) -> Any:
 
 
 def _picture(prompt: Prompt, path: str) -> Any:
-    """The image in RGB. Raises DataError."""
+    """Opens an image file in RGB. Raises DataError when it cannot be read."""
     from PIL import Image
 
     try:

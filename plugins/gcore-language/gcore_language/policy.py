@@ -1,6 +1,4 @@
-"""A causal language model as a function of a packed batch: each action's log-prob, and the policy's
-entropy there.
-"""
+"""Computes log-probs and entropies of a packed batch's actions with a causal language model."""
 
 from __future__ import annotations
 
@@ -20,17 +18,20 @@ from gcore_language.packing import Batch, Layout, Sample, micro_batches
 
 Entropy = Literal["none", "metric", "gradient"]
 
-#: Most logits held at once, in numbers; more actions than that go through the head in chunks.
+#: The most logits, counted in numbers, that are held at once. The head is applied in chunks of
+#: actions when there would be more.
 _CHUNK_LOGITS = 2**25
 
 
 class Policy(nn.Module):
     """Wraps a Hugging Face causal language model, so that sharding has one root and one forward.
 
-    layouts: the packings that give this model's log-probs, see ``check_layouts``. head_apart:
-    whether the logits are the output embedding of the last hidden state and nothing more, so that
-    only positions that predict actions need go through it. takes_images: such models are known to
-    be so, and to be right when padded.
+    model: the wrapped model.
+    layouts: the packings with which the model gives the right log-probs; see ``check_layouts``.
+    head_apart: whether the logits are the output embedding of the last hidden state and nothing
+        more. Then only positions that predict actions go through the output embedding.
+    takes_images: whether the model takes images. Such models are known to have their head apart
+        and to be right when padded, so that they need no trial.
     """
 
     def __init__(self, model: Any) -> None:
@@ -41,8 +42,12 @@ class Policy(nn.Module):
         self.head_apart = self.takes_images
 
     def forward(self, batch: Batch, entropy: Entropy = "none") -> tuple[Tensor, Tensor | None]:
-        """(log-probs float32[A], entropies float32[A] or None) of the batch's actions at their
-        temperature.
+        """Returns (log-probs float32[A], entropies float32[A]) of the batch's actions.
+
+        Both are at the actions' temperature. Entropies are None when ``entropy`` is "none", and
+        have no gradient when it is "metric".
+
+        Raises DataError when the batch has images and the model takes none.
         """
         if self.takes_images:
             hidden = hidden_states(
@@ -76,6 +81,7 @@ class Policy(nn.Module):
         return _head_logp(self.model.get_output_embeddings(), hidden, batch, entropy)
 
     def _transformers(self, module: Any, batch: Batch) -> Any:
+        """Calls a module of transformers on the batch's rows, with mask and positions if any."""
         extra = (
             {}
             if batch.mask is None
@@ -89,8 +95,10 @@ class Policy(nn.Module):
 def _head_logp(
     head: Callable[[Tensor], Tensor], hidden: Tensor, batch: Batch, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
-    """``_action_logp`` of ``head(hidden)``, in chunks whose logits are computed again in the
-    backward pass.
+    """Computes ``_action_logp`` of ``head(hidden)`` in chunks.
+
+    The backward pass computes the logits of each chunk again, so that one chunk's are held at a
+    time.
     """
 
     def run(h: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -113,6 +121,7 @@ def _head_logp(
 def _action_logp(
     logits: Tensor, targets: Tensor, temperature: Tensor | None, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
+    """Returns (log-probs float32[A], entropies float32[A] or None) from logits [A, vocabulary]."""
     logits = logits.float()
     if temperature is not None:
         logits = logits / temperature[:, None]
@@ -129,11 +138,13 @@ def _action_logp(
 def check_layouts(
     policy: Policy, device: torch.device, *, may_flat: bool, tolerance: float
 ) -> None:
-    """Finds by trial on random tokens what is right for this model, and sets ``head_apart`` and
-    ``layouts``.
+    """Tries which layouts are right for this model, and sets ``head_apart`` and ``layouts``.
 
-    Models whose positions or attention windows ignore ``position_ids`` or a 4-D mask fail the trial
-    and stay padded.
+    The log-probs of random tokens must be those of padded rows. Models whose positions or attention
+    windows ignore ``position_ids`` or a 4-D mask fail the trial and stay padded.
+
+    may_flat: whether to try the layout "flat".
+    tolerance: how far a log-prob may differ, in nats.
     """
     if policy.takes_images:
         return
@@ -161,6 +172,7 @@ def check_layouts(
 
 
 def _trial(policy: Policy, samples: list[Sample], layout: Layout, device: torch.device) -> Tensor:
+    """Returns the log-probs of all samples' actions in one batch, in the order of the samples."""
     (batch,) = micro_batches(samples, layout, 10**9, device)
     logp, _ = policy(batch)
     out = torch.empty_like(logp)  # rows may have been reordered; bring them back by record
@@ -175,7 +187,7 @@ _TRIAL_ACTIONS = 6
 
 
 def _trial_samples(vocabulary: int) -> list[Sample]:
-    """Two groups of two samples with prompts of different lengths."""
+    """Makes two groups of two samples, whose prompts differ in length."""
     draw = np.random.default_rng(0)
     samples: list[Sample] = []
     for group, length in enumerate((5, 9)):
