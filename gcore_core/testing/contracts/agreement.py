@@ -1,5 +1,6 @@
-"""What a trainer and a generator promise together: after a push, both say the same of the same
-actions.
+"""The contract of a trainer and a generator together.
+
+After a push, both give the same log-probs for the same actions.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from gcore_core.testing.contracts.weights import digests, exported, push
 
 
 class TrainerWithGeneratorContract(Contract):
-    """Override ``provider``, a plugin that has both, or both fixtures.
+    """To test such a pair, override ``provider`` with a plugin that has both, or both fixtures.
 
-    ``config`` is the trainer's, ``generator_config`` the generator's.
-    ``generator_provider``: as in ``use``, where the generator is another plugin's, such as "torch".
-    ``tolerance``: of log-probs, in nats: the largest difference over all actions.
+    config: settings of the trainer.
+    generator_config: settings of the generator.
+    generator_provider: as in ``use``, if the generator is of another plugin, such as "torch".
+    tolerance: the largest difference of log-probs over all actions, in nats.
     """
 
     kind: ClassVar[str] = "trainer"
@@ -62,7 +64,7 @@ class TrainerWithGeneratorContract(Contract):
     def test_before_the_first_push_they_agree(
         self, trainer: Any, generator: Any, requests: list[SampleRequest]
     ) -> None:
-        """Both were made from one model."""
+        """They agree because both were made from one model."""
         assert self._gap(trainer, sampled(generator, requests)) <= self.tolerance
 
     def test_after_each_push_they_agree(
@@ -90,20 +92,22 @@ class TrainerWithGeneratorContract(Contract):
         if not hasattr(generator, "fingerprint"):
             self.not_claimed("weights.fingerprint")
         self._gap(trainer, sampled(generator, requests))
-        pushed, version = exported(trainer), trainer.version
+        pushed = exported(trainer)
+        version = trainer.version
         push(generator, pushed, version)
         assert generator.fingerprint() == digests(pushed)
 
     def _gap(self, trainer: Any, records: list[TrainRecord], *, step: int = 0) -> float:
-        """Largest difference between the records' log-probs and the trainer's, who then takes a
-        step.
+        """Trains one step on the records.
+
+        Returns the largest difference between their log-probs and the trainer's before the step.
         """
         advantages = np.where(np.arange(len(records)) % 2, 1.0, -0.5)
         return train(trainer, records, advantages, step=step)["logprob_gap_max"]
 
 
 def sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]:
-    """What the generator makes of the requests, sorted, as a trainer gets it."""
+    """Returns the generator's records for the requests, sorted, as a trainer gets them."""
     generator.submit(requests)
     ended: list[Any] = []
     while len(ended) < len(requests):

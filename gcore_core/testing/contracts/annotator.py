@@ -1,4 +1,4 @@
-"""What an annotator promises: finite columns for every action, from the record alone."""
+"""The contract of an annotator: it gives finite columns for every action, from the record alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Annotated = Sequence[Mapping[str, np.ndarray]]
 
 
 class AnnotatorContract(Contract):
-    """Override ``provider``, or the fixture ``annotator``.
+    """To test an annotator, override ``provider``, or the fixture ``annotator``.
 
-    ``columns``: the names that the role gives. ``vocabulary``: actions are drawn from
-    3..vocabulary-1. ``tolerance``: of a column when the record is asked for among others, absolute;
-    a model's rounding may depend on the batch.
+    columns: names of the columns that the role gives.
+    vocabulary: actions are drawn from 3..vocabulary-1.
+    tolerance: how much a column may differ, absolute, when its record is annotated among others; a
+        model's rounding may depend on the batch.
     """
 
     kind: ClassVar[str] = "annotator"
@@ -41,7 +42,7 @@ class AnnotatorContract(Contract):
 
     @pytest.fixture
     def records(self) -> list[TrainRecord]:
-        """Records of different lengths, as a worker would see them: their arrays are read-only."""
+        """Gives records of different lengths, whose arrays are read-only, as a worker sees them."""
         return make_records(self.vocabulary)
 
     def test_it_is_an_annotator(self, annotator: Any) -> None:
@@ -64,7 +65,7 @@ class AnnotatorContract(Contract):
                 assert (column.dtype, column.shape) == (np.dtype(np.float32), shape), name
 
     def test_every_value_is_finite(self, annotator: Any, records: list[TrainRecord]) -> None:
-        """Also at actions that are masked: trainers compute with whole columns."""
+        """Masked actions have finite values too, because trainers compute with whole columns."""
         for columns in annotator.annotate(records):
             for name, column in columns.items():
                 assert np.isfinite(column).all(), name
@@ -78,7 +79,7 @@ class AnnotatorContract(Contract):
         self._assert_same(annotator.annotate(records[1::3]), alone[1::3])
 
     def test_a_record_may_come_twice(self, annotator: Any, records: list[TrainRecord]) -> None:
-        """In one call, and again in a later one, as after a lost message."""
+        """It is tried within one call, and in a later call, as after a lost message."""
         once = annotator.annotate(records[:2])
         self._assert_same(annotator.annotate([*records[:2], *records[:2]]), [*once, *once])
         self._assert_same(annotator.annotate(records[:2]), once)

@@ -1,5 +1,7 @@
-"""What a balancer promises: every record once, no rank more burdened than by dealing in turn,
-usable costs.
+"""The contract of a balancer.
+
+It gives every record to one rank, no rank has more work than by dealing in turn, and its costs are
+usable.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ _ROUNDING = 1e-9  # of sums of costs in another order, relative
 
 
 class BalancerContract(Contract):
-    """Override ``provider``, or the fixture ``balancer``.
+    """To test a balancer, override ``provider``, or the fixture ``balancer``.
 
-    tolerance: how far from 1 R2 may be of what a balancer predicts of times that follow its own
-        law, once shown some.
+    tolerance: how far below 1 the R2 of its predictions may be, after it was shown times that
+        follow one law.
     """
 
     kind: ClassVar[str] = "balancer"
@@ -43,7 +45,7 @@ class BalancerContract(Contract):
 
     @pytest.fixture(params=_CASES)
     def case(self, request: pytest.FixtureRequest) -> tuple[Work, int]:
-        """Records, their arrays read-only, and a number of bins."""
+        """Gives records, whose arrays are read-only, and a number of bins."""
         draw = np.random.default_rng(0)
         cases = {
             "mixed": (draw.lognormal(5, 1, 96), 8),
@@ -105,7 +107,7 @@ class BalancerContract(Contract):
 
     @claims("costs.learned")
     def test_it_predicts_the_times_it_was_shown(self, balancer: Any) -> None:
-        """First of a machine on which attention is all, then of one on which it is nothing."""
+        """It learns a machine on which attention takes all the time, then one without that cost."""
         draw = np.random.default_rng(1)
         for law in (lambda length: 1e-8 * length**2, lambda length: 1e-5 * length):
             for _ in range(200):
@@ -123,7 +125,7 @@ class BalancerContract(Contract):
 
     @claims("costs.learned")
     def test_what_it_is_shown_cannot_break_it(self, balancer: Any) -> None:
-        """Times that do not vary, times that fall with length, and times of another age."""
+        """It is shown times that do not vary, that fall with length, or that are absurd."""
         loads = [work(np.full(n, 100.0)) for n in (1, 2, 3)]
         records = work(np.arange(1.0, 65.0))
         for shown in (np.ones(3), np.array([3.0, 2.0, 1.0]), np.array([1e-9, 1e9, 1e-9])):
@@ -141,7 +143,7 @@ class BalancerContract(Contract):
 
 
 def work(lengths: np.ndarray, extra: float = 0.0) -> Work:
-    """Records of these lengths, the prompt a fifth of each, two to a group."""
+    """Makes records of these lengths, two to a group; a fifth of each record is its prompt."""
     whole = lengths.astype(np.int64)
     prompt = whole // 5
     found = Work(
@@ -156,10 +158,10 @@ def work(lengths: np.ndarray, extra: float = 0.0) -> Work:
 
 
 def seconds(loads: Sequence[Work], law: Any) -> np.ndarray:
-    """What each load takes when a record takes ``law(length)``."""
+    """Returns the seconds of each load when a record takes ``law(length)`` seconds."""
     return np.array([float(law(load.lengths.astype(np.float64)).sum()) for load in loads])
 
 
 def plain(split: Any) -> list[list[int]]:
-    """The split in Python's own integers."""
+    """Returns the split with Python's own integers."""
     return [[int(index) for index in part] for part in split]

@@ -1,4 +1,7 @@
-"""What a step program promises: every ordinal one verdict, every push everywhere, nothing lost."""
+"""The contract of a step program.
+
+Every ordinal gets one verdict, every push reaches every replica, and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ _KINDS = {
 
 
 class _Observed:
-    """Calm weather that notes which kind of worker a controller asks for what."""
+    """Weather without faults that records which calls a controller makes to each kind of worker."""
 
     def __init__(self) -> None:
         self.calls: dict[str, set[str]] = defaultdict(set)
@@ -66,7 +69,9 @@ class _Observed:
 
 
 class ControllerContract(Contract):
-    """Override ``provider``. The program runs in virtual time with the kit's fakes, in two shards.
+    """To test a step program, override ``provider``.
+
+    The program runs in virtual time with the kit's fakes, in two shards.
 
     config: settings under which a step is small, such as ``{"prompts": 8}``.
     takes_stale: whether the objective of the simulated job takes records of older weights.
@@ -85,7 +90,7 @@ class ControllerContract(Contract):
         return made
 
     def run(self, store: Path, weather: Weather | None = None, **changes: Any) -> Outcome:
-        """A whole run of the program."""
+        """Simulates a whole run of the program."""
         job = replace(self.job, takes_stale=self.takes_stale, **changes)
 
         def made(_: SyncConfig, context: ControllerContext) -> Controller:
@@ -95,8 +100,9 @@ class ControllerContract(Contract):
 
     @pytest.fixture(params=["calm", "lossy"])
     def outcome(self, request: pytest.FixtureRequest, tmp_path: Path) -> Outcome:
-        """What a run leaves behind of which some groups are filtered; also where messages are lost,
-        late and doubled.
+        """Gives the outcome of a run in which some groups are filtered out.
+
+        It is tried in calm weather, and where messages are lost, late and doubled.
         """
         weather = Storm(1) if request.param == "lossy" else None
         chosen = "gcore_core.builtin.filters:Varied"
@@ -123,8 +129,9 @@ class ControllerContract(Contract):
         assert sorted(set(trained)) == sorted(trained)
 
     def test_every_ordinal_has_one_verdict(self, outcome: Outcome) -> None:
-        """The verdicts of all steps are as many as the ordinals that the run has consumed; those
-        that are trained on have been given to the trainer.
+        """There are as many verdicts as ordinals that the run has consumed.
+
+        Ordinals with the verdict that they are trained on have been given to the trainer.
         """
         steps = outcome.reports[1:]
         for report, letters in zip(steps, outcome.letters, strict=True):
@@ -145,7 +152,7 @@ class ControllerContract(Contract):
             assert all(own == list(range(self.job.samples)) for own in samples.values())
 
     def test_only_what_passed_the_filter_is_trained_on(self, outcome: Outcome) -> None:
-        """Groups whose rewards are all equal do not; the others do, each in its turn."""
+        """Groups whose rewards are all equal do not teach; the others do, each in its turn."""
         trained = {key[0] for letters in outcome.letters for key in letters}
         rewards = defaultdict(list)
         for (ordinal, _), value in outcome.scored.items():
@@ -169,14 +176,14 @@ class ControllerContract(Contract):
             assert resumed.logits == whole.logits
 
     def test_it_ends_when_it_is_told_to_stop(self, tmp_path: Path) -> None:
-        """What it saves is the state of the end of a step that was reported."""
+        """It saves the state at the end of a step that was reported."""
         stopped = self.run(tmp_path / "store", steps=6, stop_after=2, checkpoint_every=0)
         steps = [report.step for report in stopped.reports]
         assert steps in ([0, 1, 2], [0, 1, 2, 3]), "it went on"
         assert [saved.step for saved in stopped.checkpoints] == steps[-1:]
 
     def test_it_calls_what_it_says(self, tmp_path: Path) -> None:
-        """Sleeping is left out: it depends on the devices."""
+        """Calls about sleep are left out, because they depend on the devices."""
         said = self.description()
         assert isinstance(said, ControllerProvider)
         seen = _Observed()
@@ -186,5 +193,5 @@ class ControllerContract(Contract):
 
 
 def _in_turn(versions: list[int]) -> list[int]:
-    """Each version once, where its push was repeated."""
+    """Returns the versions in order, each once even if its push was repeated."""
     return [version for version, _ in itertools.groupby(versions)]

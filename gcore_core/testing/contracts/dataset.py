@@ -1,4 +1,4 @@
-"""What a dataset promises: rows that know their number, the same in every process that opens it."""
+"""The contract of a dataset: rows that know their number, the same in every process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from gcore_core.testing.contracts.base import Contract
 
 
 class DatasetContract(Contract):
-    """Override ``provider`` and, where it needs a file, ``config`` or the fixture ``dataset``."""
+    """To test a dataset, override ``provider``.
+
+    If it needs a file, override ``config`` or the fixture ``dataset`` too.
+    """
 
     kind: ClassVar[str] = "dataset"
 
@@ -21,7 +24,7 @@ class DatasetContract(Contract):
         return self.build()
 
     def _rows(self, dataset: Any) -> list[int]:
-        """The first, the last, and some between."""
+        """Gives the first row, the last one, and some between."""
         return sorted({0, len(dataset) - 1, *range(0, len(dataset), max(1, len(dataset) // 16))})
 
     def test_it_has_rows(self, dataset: Any) -> None:

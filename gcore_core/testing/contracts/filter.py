@@ -1,5 +1,6 @@
-"""What a filter promises: one verdict a group, from its numbers alone, and a reason for those it
-drops.
+"""The contract of a filter.
+
+Each group gets one verdict, from its numbers alone, and a reason when it is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gcore_core.testing.contracts.base import Contract
 
 
 class FilterContract(Contract):
-    """Override ``provider``, or the fixture ``group_filter``."""
+    """To test a filter, override ``provider``, or the fixture ``group_filter``."""
 
     kind: ClassVar[str] = "filter"
 

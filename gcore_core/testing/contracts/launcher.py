@@ -1,4 +1,4 @@
-"""What a launcher promises: a site whose agent answers, and nothing left behind when it closes."""
+"""The contract of a launcher: its site's agent answers, and closing leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ NAMES = ["controller.0", "policy.0", "rollout.0"]
 
 
 class LauncherContract(Contract):
-    """Override ``provider``, or the fixture ``launcher``. Each test opens a site for itself."""
+    """To test a launcher, override ``provider``, or the fixture ``launcher``.
+
+    Each test opens a site for itself.
+    """
 
     kind: ClassVar[str] = "launcher"
 

@@ -1,5 +1,6 @@
-"""What a placement policy promises: a plan that fits, that follows from its arguments, and that
-stays.
+"""The contract of a placement policy.
+
+Its plan fits, follows from its arguments alone, and stays as long as nothing has changed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gcore_core.testing.contracts.base import Contract
 
 
 class PlacementPolicyContract(Contract):
-    """Override ``provider``, or the fixture ``policy``."""
+    """To test a placement policy, override ``provider``, or the fixture ``policy``."""
 
     kind: ClassVar[str] = "placement"
 
@@ -30,7 +31,7 @@ class PlacementPolicyContract(Contract):
         params=["one device", "two roles on two", "more roles than devices", "eight devices"]
     )
     def window(self, request: pytest.FixtureRequest) -> Window:
-        """Windows in which every role fits."""
+        """Gives windows in which every role fits."""
         windows = {
             "one device": window_of(1, policy=1, rollout=1),
             "two roles on two": window_of(2, policy=2, rollout=1),
@@ -44,7 +45,7 @@ class PlacementPolicyContract(Contract):
         assert {role: len(cells) for role, cells in plan.cells.items()} == dict(window.slots)
 
     def test_no_slot_is_given_twice(self, policy: Any, window: Window) -> None:
-        """Devices are the window's, and a role has no device more than once."""
+        """All devices are from the window, and a role has no device more than once."""
         plan = policy.revise(None, window).partition
         for role, cells in plan.cells.items():
             devices = [device for cell in cells for device in cell.devices]
@@ -53,8 +54,9 @@ class PlacementPolicyContract(Contract):
             assert len(set(devices)) == len(devices), f"two slots of {role} have one device"
 
     def test_generators_that_share_cells_leave_each_other_some(self, policy: Any) -> None:
-        """Both may occupy all devices: who is awake where must fit, and each has an engine where it
-        is awake.
+        """Both roles may have engines on all devices.
+
+        The replicas that are awake must fit, and each has an engine where it is awake.
         """
         needs = {
             "rollout": Need(kind="generator", follows="policy", least=2),
@@ -95,7 +97,7 @@ class PlacementPolicyContract(Contract):
         assert plan == kept, "the partition was changed"
 
     def test_a_plan_that_fits_stays(self, policy: Any, window: Window) -> None:
-        """Moving a role costs its weights; nothing has happened that would be worth that."""
+        """To move a role costs a transfer of its weights, and nothing happened that is worth it."""
         plan = policy.revise(None, window).partition
         assert policy.revise(plan, window).partition == plan
 
@@ -106,7 +108,7 @@ class PlacementPolicyContract(Contract):
 
 
 def window_of(devices: int, **slots: int) -> Window:
-    """CPU devices of one node, and the slots that each role asks for."""
+    """Makes a window of CPU devices of one node, with the slots that each role needs."""
     return Window(
         devices=tuple(Device(index=index, kind="cpu") for index in range(devices)),
         slots=dict(slots),

@@ -1,5 +1,6 @@
-"""What a plugin as a whole promises: a light root, honest descriptions, settings that survive
-YAML.
+"""The contract of a plugin as a whole.
+
+Its root module is light, its descriptions are true, and its settings survive YAML.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(j
 
 
 class PluginContract(Contract):
-    """``provider`` is the plugin's name; it must be installed."""
+    """To test a plugin, override ``provider`` with its name; it must be installed."""
 
     kind: ClassVar[str] = "plugin"
 
@@ -89,7 +90,8 @@ class PluginContract(Contract):
 
     def test_hooks_return_at_once_and_alike(self, installed: catalog.Installed) -> None:
         Plugins().load(installed)  # imports are not counted
-        found, times_s = [], []
+        found = []
+        times_s = []
         for _ in range(3):
             plugins = Plugins()
             start_s = time.perf_counter()
@@ -141,8 +143,9 @@ class PluginContract(Contract):
                 )
 
     def test_settings_survive_yaml(self, provided: list[Provided]) -> None:
-        """A config class is one for OmegaConf, and its defaults are the same after YAML and in a
-        worker.
+        """OmegaConf accepts every config class.
+
+        Its defaults are the same after YAML and in a worker.
         """
         from omegaconf import OmegaConf
 
@@ -163,7 +166,7 @@ class PluginContract(Contract):
 
 
 def _defaults_are_allowed(config: type) -> bool:
-    """Whether the class can be made without saying anything."""
+    """Says whether every field of the class has a default."""
     return all(
         field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         for field in dataclasses.fields(config)
@@ -172,7 +175,7 @@ def _defaults_are_allowed(config: type) -> bool:
 
 
 def is_met(requirement: str) -> bool:
-    """Whether this environment has what a line like ``torch>=2.7`` asks for."""
+    """Says whether this environment meets a requirement such as ``torch>=2.7``."""
     from packaging.requirements import Requirement
 
     wanted = Requirement(requirement)

@@ -1,5 +1,6 @@
-"""One rank of a sharded trainer, in a process of its own: ``python -m
-gcore_core.testing.contracts.rank SPEC``.
+"""Runs one rank of a sharded trainer in a process of its own.
+
+The program is ``python -m gcore_core.testing.contracts.rank SPEC``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gcore_core.testing.safetensors_files import Tensors, read_safetensors, writ
 
 
 class RankSpec(msgspec.Struct, kw_only=True):
-    """What a rank needs to know; ``directory`` is where ranks meet and leave what they made."""
+    """What a rank needs to know. directory: where ranks meet and leave what they made."""
 
     factory: FactorySpec
     model: dict[str, Any]
@@ -41,10 +42,12 @@ def trained_by(
     model: Mapping[str, Any],
     room: tuple[Path, int],
 ) -> Tensors:
-    """The weights after two steps on the kit's records, shared by that many data-parallel ranks,
-    each with as many processes as a replica has slots. ``room``: directory, vocabulary.
+    """Returns the weights after two steps on the kit's records.
 
-    Raises RuntimeError with the output of a rank that failed.
+    The records are shared by ``ranks`` data-parallel ranks. Each rank has as many processes as a
+    replica has slots. Raises RuntimeError with the output of a rank that failed.
+
+    room: (directory, vocabulary).
     """
     directory, vocabulary = room
     directory.mkdir()
@@ -94,8 +97,9 @@ def main(file: str) -> None:
 
 
 def shard(records: int, rank: int, ranks: int) -> list[int]:
-    """Unequal shares: the first of several ranks has a third of the records, the others deal out
-    the rest.
+    """Returns the indexes of one rank's records, in unequal shares.
+
+    The first of several ranks has a third of the records; the others get the rest in turn.
     """
     first = records // 3
     if ranks == 1:
@@ -106,6 +110,5 @@ def shard(records: int, rank: int, ranks: int) -> list[int]:
 if __name__ == "__main__":
     main(sys.argv[1])
     sys.stdout.flush()
-    os._exit(
-        0
-    )  # as a worker ends: a library's thread that is still running must not make a failure of it
+    # A worker ends like this too: a library's thread that still runs must not turn it to a failure.
+    os._exit(0)

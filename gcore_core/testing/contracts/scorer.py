@@ -1,5 +1,7 @@
-"""What a reward promises: one answer a record, in order, finite or explained, whatever else is in
-the batch.
+"""The contract of a reward.
+
+Each record gets one score, in order, whatever else is in the batch. A score is finite, or it says
+why it failed.
 """
 
 from __future__ import annotations
@@ -19,9 +21,7 @@ from gcore_core.testing.contracts.base import Contract, closing
 
 
 class Waited:
-    """A scorer that waits (``AsyncScorer``), called as one that does not, on the caller's event
-    loop.
-    """
+    """Wraps an ``AsyncScorer`` as a scorer with plain calls, which run on a given event loop."""
 
     def __init__(self, scorer: AsyncScorer, loop: asyncio.AbstractEventLoop) -> None:
         self._scorer, self._loop = scorer, loop
@@ -31,11 +31,12 @@ class Waited:
 
 
 class ScorerContract(Contract):
-    """Override ``provider``, or the fixture ``scorer``; ``records`` where the reward needs fields
-    of a row.
+    """To test a reward, override ``provider``, or the fixture ``scorer``.
 
-    ``tolerance``: of a score that is asked for twice; 0 for a function, more for a judge that
-    samples.
+    Override ``records`` too where the reward needs fields of a row.
+
+    tolerance: how much two scores of the same record may differ: 0 for a function, more for a judge
+        that samples.
     """
 
     kind: ClassVar[str] = "reward"
@@ -46,13 +47,13 @@ class ScorerContract(Contract):
 
     @pytest.fixture
     def records(self) -> list[ScoredRecord]:
-        """Records whose scores are not all alike."""
+        """Gives records whose scores are not all alike."""
         texts = ["a", "3", "b1.", "answer: 3", "aa", "-3", "four", "the answer is 12."]
         return [scored_record(i, text, {"answer": "3"}) for i, text in enumerate(texts)]
 
     @pytest.fixture
     def unscorable(self) -> ScoredRecord | None:
-        """A record that this reward cannot score; None when it can score anything."""
+        """Gives a record that this reward cannot score; None when it can score anything."""
         return None
 
     def test_it_is_a_scorer(self, scorer: Any) -> None:
@@ -71,7 +72,7 @@ class ScorerContract(Contract):
     def test_a_score_does_not_depend_on_the_batch(
         self, scorer: Any, records: list[ScoredRecord]
     ) -> None:
-        """The first half's is the same with the second half behind it, and without."""
+        """The first half has the same scores with the second half behind it as without."""
         half = len(records) // 2
         self._assert_same(scorer.score(records)[:half], scorer.score(records[:half]))
 
@@ -98,8 +99,9 @@ class ScorerContract(Contract):
         self._assert_same([first, *others], expected)
 
     def test_asking_twice_gives_the_same(self, scorer: Any, records: list[ScoredRecord]) -> None:
-        """Columns are read-only, as in shared memory; a record may be sent again after a lost
-        message.
+        """A record may be sent again after a lost message.
+
+        Its columns are read-only, as in shared memory.
         """
         self._assert_same(scorer.score(records), scorer.score(records))
 
@@ -114,7 +116,7 @@ class ScorerContract(Contract):
 
 
 def scored_record(row: int, text: str, fields: dict[str, Any]) -> ScoredRecord:
-    """A finished record with this text, its arrays read-only."""
+    """Makes a finished record with this text; its arrays are read-only."""
     content = np.frombuffer(text.encode(), np.uint8)
     actions = content.astype(np.int32)
     columns: dict[str, np.ndarray] = {

@@ -1,6 +1,4 @@
-"""The part of the generator's contract that is about sleep: memory comes back, and nothing else
-changes.
-"""
+"""The part of a generator's contract about sleep: it frees memory and changes nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SleepTests(Contract):
-    """Mixed into ``GeneratorContract``, which runs and drains."""
+    """Tests of sleep, which are mixed into ``GeneratorContract``. It has ``run`` and ``drain``."""
 
     if TYPE_CHECKING:
 
@@ -31,8 +29,9 @@ class SleepTests(Contract):
 
     @pytest.fixture
     def memory(self) -> Callable[[], int]:
-        """Says how many bytes of device memory are in use; override it where that is not CUDA under
-        torch.
+        """Gives a function that returns how many bytes of device memory are in use.
+
+        Override it where the device is not CUDA under torch.
         """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is None or not cuda.is_available():
@@ -57,10 +56,9 @@ class SleepTests(Contract):
     def test_sleep_keeps_the_version_and_the_weights(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
-        """The same seeds give the same samples; under determinism every action of them."""
-        hashes: Callable[[], Any] = (
-            getattr(generator, "fingerprint", None) or dict
-        )  # a claim it lacks is told elsewhere
+        """The same seeds give the same samples; under determinism, every action is the same."""
+        # A generator without fingerprints gets empty ones: another test checks that claim.
+        hashes: Callable[[], Any] = getattr(generator, "fingerprint", None) or dict
         before, version, held = self.run(generator, requests), generator.version, hashes()
         for _ in range(2):
             generator.sleep()

@@ -1,4 +1,4 @@
-"""Tensors of a weight push, torch-free: read, changed, pushed, hashed."""
+"""Reads, changes, pushes and hashes the tensors of a weight push, without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8":
 
 
 def read_model(model: Mapping[str, Any]) -> Tensors:
-    """All tensors of a role's model directory; empty when it is none, or holds no safetensors."""
+    """Reads all tensors of a role's model directory; there are none without safetensors files."""
     directory = Path(str(model.get("path", "")))
     files = (
         sorted(directory.glob("*.safetensors")) if model.get("path") and directory.is_dir() else []
@@ -29,13 +29,14 @@ def read_model(model: Mapping[str, Any]) -> Tensors:
 
 
 def exported(trainer: Trainer) -> Tensors:
-    """A copy of what the trainer exports."""
+    """Returns a copy of what the trainer exports."""
     return [(spec, np.array(array, copy=True)) for spec, array in trainer.export_weights()]
 
 
 def perturbed(tensors: Tensors, scale: float = 0.5) -> Tensors:
-    """Every floating-point tensor times 1 + scale x noise, plus a little, so that zeros change as
-    well.
+    """Returns the tensors with floating-point ones multiplied by 1 + scale x noise.
+
+    A little noise is added too, so that zeros change as well. Other tensors stay as they are.
     """
     random = np.random.default_rng(0)
     found = []
@@ -57,8 +58,9 @@ def _shaken(values: np.ndarray, random: np.random.Generator, scale: float) -> np
 
 
 def push(receiver: ReceivesWeights, tensors: Tensors, version: int) -> WeightPlan:
-    """A whole push in two buckets, as the shell makes it: the arrays are read-only and gone after
-    the call.
+    """Makes a whole push in two buckets, as the shell does.
+
+    The arrays are read-only, and their memory is overwritten after the call.
     """
     plan = WeightPlan(version, [spec for spec, _ in tensors])
     receiver.begin_weights(plan)
@@ -70,7 +72,7 @@ def push(receiver: ReceivesWeights, tensors: Tensors, version: int) -> WeightPla
 
 
 def load(receiver: ReceivesWeights, tensors: Sequence[tuple[TensorSpec, np.ndarray]]) -> None:
-    """One bucket; its memory is overwritten after the call, as a slab's is."""
+    """Loads one bucket, and overwrites its memory after the call, as happens to a slab's."""
     memory = [array.copy() for _, array in tensors]
     views = [array.view() for array in memory]
     for view in views:
@@ -81,13 +83,15 @@ def load(receiver: ReceivesWeights, tensors: Sequence[tuple[TensorSpec, np.ndarr
 
 
 def digests(tensors: Tensors) -> dict[str, int]:
-    """Name -> xxh3-64, as a fingerprint says it."""
+    """Returns name -> xxh3-64 of the bytes, as in a fingerprint."""
     return {spec.name: xxhash.xxh3_64_intdigest(array.tobytes()) for spec, array in tensors}
 
 
 def largest_change(before: Tensors, after: Tensors) -> float:
-    """Of any element of any floating-point tensor; infinite when the tensors are not the same
-    ones.
+    """Returns the largest change of any element of any floating-point tensor.
+
+    It is infinite when the tensors' descriptions differ, or when the bytes of a tensor differ that
+    numpy has no floating-point type for, such as BF16.
     """
     if [spec for spec, _ in before] != [spec for spec, _ in after]:
         return float("inf")
