@@ -1,14 +1,15 @@
-"""How well a model directory adds: greedy accuracy and share of worked answers, by transformers'
-own ``generate``.
+"""Measures how well a model adds: greedy accuracy and share of worked answers.
 
     python benchmarks/arithmetic_accuracy.py MODEL_DIRECTORY [--seed 0]
 
-It knows neither trainer, so it scores both alike: all of recipes/quickstart/heldout.jsonl, whose
-problems no training text contains. An answer is right when the model ended it and its last two
-characters are the sum. It is worked when
-five totals of two digits stand in it after its first character, whatever that is: the mark ':' was
-taught, but no reward asks for it, and some policies drop it. Greedy answers give the accuracy,
-samples at temperature 1 the share of worked ones.
+Answers come from transformers' own ``generate``. The script knows neither trainer, so it scores
+both alike, on all of recipes/quickstart/heldout.jsonl, whose problems no training text contains.
+
+right: the model ended the answer, and its last two characters are the sum.
+worked: five totals of two digits stand in the answer after its first character, whatever that is:
+    the mark ':' was taught, but no reward asks for it, and some policies drop it.
+
+Greedy answers give the accuracy, samples at temperature 1 the share of worked ones.
 """
 
 from __future__ import annotations

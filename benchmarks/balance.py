@@ -1,5 +1,4 @@
-"""How even ranks are under each balancer, what planning costs, and whether measured seconds teach
-the costs.
+"""Measures how even ranks are under each balancer, what planning costs, and if costs are learned.
 
     python benchmarks/balance.py [--json] [--check] [--draws 3]
 

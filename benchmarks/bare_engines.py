@@ -1,9 +1,10 @@
-"""Engines without G-Core, for engine_overhead.py: ``python bare_engines.py ENGINE`` in the engine's
-own environment.
+"""Runs engines without G-Core, for engine_overhead.py, each in its own environment.
 
-Reads one JSON line with what to do, starts the engine, says {"ready": ...}; then for every line
-"go" samples the batch once, by the engine's own loop with log-probs of the sampled tokens, and says
-{"seconds": ..., "tokens": ...}.
+    python bare_engines.py ENGINE
+
+It reads one JSON line with what to do, starts the engine and prints {"ready": ...}. Then, for every
+line "go", it samples the batch once, by the engine's own loop with log-probs of the sampled tokens,
+and prints {"seconds": ..., "tokens": ...}.
 """
 
 from __future__ import annotations

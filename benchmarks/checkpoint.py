@@ -1,5 +1,4 @@
-"""Checkpoints while training goes on, beside checkpoints that training waits for, and torch.save of
-the same tensors.
+"""Compares checkpoints while training goes on, checkpoints that it waits for, and torch.save.
 
     python benchmarks/checkpoint.py [--json] [--check] [--rounds 7] [--sizes 50 200] [--folder DIR]
 

@@ -1,5 +1,4 @@
-"""What asynchronous checkpoints do to learning: the quickstart with saves every step, every tenth
-and none, and killed.
+"""Measures what asynchronous checkpoints do to learning, in runs of the quickstart.
 
     python benchmarks/checkpoint_convergence.py [--json] [--check] [--seeds 0:3] [--steps 120]
 

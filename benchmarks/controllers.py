@@ -1,5 +1,4 @@
-"""What controllers carry, keep and cost: bytes, memory and processor time, as payload and their
-number grow.
+"""Measures the bytes, memory and processor time of controllers, as payload and their number grow.
 
     python benchmarks/controllers.py [--json] [--check] [--controllers 1 4 16 64] [--rounds 2]
     [--verl-python PYTHON]

@@ -1,5 +1,4 @@
-"""The digits recipe: what it learns, at what cost to variety, and how exactly sampler and trainer
-agree.
+"""Measures what the digits recipe learns, its cost to variety, and how sampler and trainer agree.
 
     python benchmarks/digits.py [--json] [--check] [--seeds 0:3]
 

@@ -1,5 +1,6 @@
-"""What the plugin, the worker's shell and RPC add to a generator: tokens per second over the bare
-engine's own loop.
+"""Measures a generator's tokens per second over those of the bare engine's own loop.
+
+The difference is what the plugin, the worker's shell and RPC add.
 
     python benchmarks/engine_overhead.py [--engines torch vllm sglang] [--rounds 7] [--json]
     [--check]

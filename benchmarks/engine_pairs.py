@@ -1,5 +1,4 @@
-"""Any trainer with any generator: short runs of the quickstart, each role in the venv of its
-engine.
+"""Pairs any trainer with any generator: short runs of the quickstart, a venv for each engine.
 
     python benchmarks/engine_pairs.py [--pairs vllm:megatron-tp2 ...] [--json] [--check]
 

@@ -1,5 +1,4 @@
-"""Handing 64 MB over: one copy into a recycled slab beside a plain copy; written in place; a small
-call.
+"""Measures handing 64 MB over: by one copy into a recycled slab, in place, and a small call.
 
     python benchmarks/handover.py [--json] [--check] [--rounds 31]
 
@@ -7,10 +6,9 @@ The node agent is a process of its own, reached over a unix socket; this process
 then a reader.
 
 handover_over_memcpy_64MB: ``numpy.copyto`` between two warm buffers over ``StoreWriter.put`` of one
-    array of the same
-size: asking the agent for a slab (one that was freed before, so its pages are warm), the table of
-columns, the copy, its hash, the signature. Every round does both, one after the other, with other
-bytes each time; medians.
+    array of the same size: asking the agent for a slab (one that was freed before, so its pages are
+    warm), the table of columns, the copy, its hash, the signature. Every round does both, one after
+    the other, with other bytes each time; medians.
 
 What the reader does is apart, since it runs in another process and at another time: opening the
 reference, which checks the MAC and the stamp in front of the content (reader_verify_ms); nothing is

@@ -1,4 +1,4 @@
-"""How the code reads, from the code itself: density, layers, types.
+"""Measures how the code reads, from the code itself: density, layers, types.
 
 Without bars, since a formatter alone moves them: AST nodes a line of code, tuple assignments among
 assignments, own-line comments for 100 lines of code. Of the core, and of all distributions.

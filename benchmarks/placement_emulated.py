@@ -1,5 +1,6 @@
-"""Placement policies on 16 emulated devices, through the real supervisor, controllers, shells,
-drain, sleep and wake.
+"""Measures placement policies on 16 emulated devices, in runs of the real processes' code.
+
+Supervisor, controllers, shells, drain, sleep and wake are the real ones.
 
     python benchmarks/placement_emulated.py [--json] [--check] [--steps 200] [--processes 2] [--real
     24] [--keep DIR]
@@ -22,9 +23,9 @@ tries all 15 and the best three are run.
 out best.
 ``simulator_error_max``: largest |predicted / ran - 1| of a policy's mean rollout, predicted from
 the lengths alone.
-``monitoring_share``: seconds that the lead tells, hears and decides, over the emulated seconds of a
-step. Processor
-seconds do not shrink with emulated time: they are told as they are.
+``monitoring_share``: seconds in which the lead sends and receives measurements and decides, over
+the emulated seconds of a step. Processor seconds do not shrink with emulated time: they count as
+they are.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What placement policies cost against the best fixed split of each step, on a simulated cluster of
-512 devices.
+"""Measures placement policies against the best fixed split of each step, on a simulated cluster.
 
     python benchmarks/placement_sim.py [--json] [--check] [--seeds 100:110] [--devices 512,64,4096]
     [--processes 2]
 
-The policies are the objects that decide in a run. Workloads ``bursty``, ``drift`` and
-``judge-heavy``, 18 steps of each, of which the first three, a cold start for those that learn, are
-left out; what they would add is told beside.
+The policies are the objects that decide in a run. The workloads are ``bursty``, ``drift`` and
+``judge-heavy``, 18 steps of each. The first three steps, a cold start for policies that learn, are
+left out; what they would add is printed beside.
+
 Excess: seconds of generation and judging over those of the oracle, which is the best fixed split of
 that very step, searched with the true lengths and without cost of changing. All policies have the
 same groups and the same rule of oversampling. Mean and 95th percentile are over all steps of all

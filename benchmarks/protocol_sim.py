@@ -1,14 +1,13 @@
-"""Seeded runs of the real step program, ledger and shells on virtual time, with faults; then with
-bugs planted.
+"""Runs the real step program, ledger and shells on virtual time, with faults, then planted bugs.
 
     python benchmarks/protocol_sim.py [--json] [--check] [--seeds 0:10000] [--mutant-seeds 100]
     [--processes 2]
 
 A run has 4 shards, 2 generators, 1 judge, 3 scorers, 2 trainer ranks, 3 steps. Every message takes
 a random time; some are lost (noticed or silent), come twice, late or overtaken; at some a
-generator, judge or scorer is killed, and born again with an empty memory. Every
-other seed keeps surplus groups. A death of a trainer or controller is a
-restart of the run from its checkpoint, which is not simulated here.
+generator, judge or scorer is killed, and born again with an empty memory. Every other seed keeps
+surplus groups. A death of a trainer or controller is a restart of the run from its checkpoint,
+which is not simulated here.
 
 ``pairs_share``: pairs of message kind (sender's role, method) and fault that were hit, of all there
 are.

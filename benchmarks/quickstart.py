@@ -1,5 +1,4 @@
-"""The quickstart against TRL: what it learns, how fast for the processor time it takes, and with
-how much memory.
+"""Compares the quickstart with TRL: what it learns, how fast per CPU-second, in how much memory.
 
     python benchmarks/quickstart.py [--json] [--check] [--seeds 0:3] [--trl-python
     .tox/bench-trl/bin/python]

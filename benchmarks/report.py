@@ -1,6 +1,4 @@
-"""What every benchmark prints: claims, the bars they are held to, and what they were measured
-with.
-"""
+"""Prints what benchmarks found: claims, the bars they are held to, what they were measured with."""
 
 from __future__ import annotations
 

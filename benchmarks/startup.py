@@ -1,5 +1,6 @@
-"""How light the core is: ``g-core --help`` and ``g-core plugins list`` against a bare Python, a
-controller's memory.
+"""Measures how light the core is: two commands against a bare Python, and a controller's memory.
+
+The commands are ``g-core --help`` and ``g-core plugins list``.
 
     python benchmarks/startup.py [--json] [--check] [--rounds 15]
 

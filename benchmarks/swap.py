@@ -1,5 +1,4 @@
-"""What it takes to give a device from one model to another: sleep and wake, over a plain copy of
-the same bytes.
+"""Measures giving a device from one model to another: sleep and wake, over a plain copy.
 
     python benchmarks/swap.py [--json] [--check] [--sizes 50 200 1000] [--rounds 5]
 

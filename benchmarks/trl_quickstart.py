@@ -1,5 +1,4 @@
-"""The quickstart's reinforcement learning by TRL's GRPOTrainer: same model, prompts, reward, batch
-and schedule.
+"""Trains the quickstart by TRL's GRPOTrainer: same model, prompts, reward, batch and schedule.
 
     python benchmarks/trl_quickstart.py MODEL_DIRECTORY OUTPUT_DIRECTORY SETTINGS_JSON
 

@@ -1,5 +1,6 @@
-"""One step through verl's single controller: payload collected from its workers, dispatched to a
-reward, to training.
+"""Runs one step through verl's single controller, which carries the payload itself.
+
+The payload is collected from workers, then dispatched to a reward and to training.
 
     VERL_PYTHON benchmarks/verl_controller.py NBYTES RECORDS ROUNDS
 

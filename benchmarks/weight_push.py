@@ -1,4 +1,4 @@
-"""A weight push from a trainer's process into a generator's, beside a plain copy of the same bytes.
+"""Compares a weight push between two processes with a plain copy of the same bytes.
 
     python benchmarks/weight_push.py [--json] [--check] [--rounds 9]
 

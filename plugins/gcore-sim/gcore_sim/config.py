@@ -72,7 +72,7 @@ class Payload:
     """
 
     nbytes: int = 0
-    """Of one record."""
+    """Bytes of one record's payload; 0: it has none."""
     shared: bool = False
     """The records of a prompt carry the same bytes; else every record its own."""
 
@@ -88,19 +88,19 @@ class GeneratorConfig:
     prefix_cache: bool = True
     """The prompt of a group is prefilled once while one of its samples runs."""
     tick_s: float = 0.5
-    """A step of the engine ends with the next answer, or after this time: what is new joins
+    """A step of the engine ends with the next answer, or after this time. New requests join
     then.
     """
     context_length: int = 131_072
-    """A longer prompt fails."""
+    """Tokens of the longest prompt; a longer one fails."""
     answer_median: float = 12.0
-    """Of rows that do not say how long their answers are."""
+    """Median tokens of answers to rows that do not say how long their answers are."""
     answer_sigma: float = 0.5
-    """Of rows that do not say how long their answers are."""
+    """Standard deviation of the log-length of answers to such rows."""
     max_new_tokens: int = 65_536
-    """A longer answer is truncated."""
+    """Tokens at which an answer is truncated."""
     weights_gb: float = 64.0
-    """What a push would carry. It carries a table of letters."""
+    """Gigabytes whose push is emulated. What is really pushed is a table of letters."""
     push_s_per_gb: float = 0.1
     sleep_s: float = 1.0
     wake_s: float = 1.0
@@ -204,11 +204,11 @@ class Skew:
     """How many controllers there are: ${controller.shards}. 0: no skew."""
     shard: int = 0
     factor: float = 4.0
-    """Of the prompt's length."""
+    """Factor of the prompt's length."""
     answer_factor: float = 1.0
-    """Of the answers' median length."""
+    """Factor of the answers' median length."""
     seed: int = 0
-    """The run's: ${run.seed}. It decides which rows a controller gets."""
+    """The run's seed, ${run.seed}, which decides which rows a controller gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ class Drift:
     """
 
     ordinals: int = 0
-    """After how many the second values are reached; 0: no drift."""
+    """Number of ordinals after which the second values are reached; 0: no drift."""
     answer: list[float] = field(default_factory=lambda: [800.0, 8000.0])
     answer_sigma: float = 1.0
     answer_limit: int = 32768
@@ -228,7 +228,7 @@ class Drift:
     keep: list[float] = field(default_factory=lambda: [0.7, 0.3])
     """Chance that a prompt teaches: for `sim/asks`, as verdicts are."""
     seed: int = 0
-    """The run's: ${run.seed}. It decides which row has which ordinal."""
+    """The run's seed, ${run.seed}, which decides which row has which ordinal."""
 
     def __post_init__(self) -> None:
         _at_least_zero(self, "ordinals", "answer_sigma", "verdict_sigma")
