@@ -1,5 +1,6 @@
-"""What a model is told of a prompt, as one array: stored once for all records of the prompt,
-whoever shares it.
+"""Packs what a model is told of a prompt into one array.
+
+The array is stored once for all records of the prompt.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from gcore_diffusion.way import Condition
 
 
 def to_array(condition: Mapping[str, np.ndarray]) -> np.ndarray:
-    """uint8[*]: the arrays by name, as a safetensors file has them."""
+    """Packs named arrays into uint8[*], the bytes of a safetensors file."""
     return np.frombuffer(save(dict(condition)), np.uint8)
 
 
 def from_array(array: np.ndarray) -> Mapping[str, np.ndarray]:
-    """The arrays that ``to_array`` got, read-only."""
+    """Returns the arrays that ``to_array`` packed."""
     return dict(load(array.tobytes()))
 
 
 def stacked(conditions: Sequence[Mapping[str, np.ndarray]], device: torch.device) -> Condition:
-    """Conditions of one model side by side: [B, ...] each."""
+    """Stacks the conditions of one model: [B, ...] each."""
     names = list(conditions[0]) if conditions else []
     return {
         name: torch.from_numpy(np.stack([c[name] for c in conditions])).to(device) for name in names

@@ -1,5 +1,6 @@
-"""Objectives of the forward process: they need clean latents and rewards, and no log-prob of any
-step.
+"""Objectives of the forward process.
+
+They need clean latents and rewards, and no log-prob of any step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Nft:
     requires = frozenset({"old_logp", FORWARD})
 
     def __init__(self, config: NftConfig) -> None:
-        self._beta, self._clip = config.beta, config.advantage_clip
+        self._beta = config.beta
+        self._clip = config.advantage_clip
 
     def loss(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
@@ -42,12 +44,12 @@ class Nft:
         return (loss * mask).sum(), weight, told
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
-        # There may be no log-probs: a forward-process objective needs none.
+        # There may be no log-probs, because a forward-process objective needs none.
         return columns["mask"].to(columns["advantage"].dtype).sum()
 
     @staticmethod
     def _error(columns: Mapping[str, Tensor], share: float) -> Tensor:
-        """|(1 - share) (v_old - u) + share (v - u)|^2."""
+        """Returns |(1 - share) (v_old - u) + share (v - u)|^2, float32[R]."""
         rest = 1 - share
         return (
             rest**2 * columns["old_error"]

@@ -1,14 +1,19 @@
-"""The density of one denoising transition, x -> next: the one place where it exists, for sampler
-and trainer alike.
+"""Computes the density of one denoising transition, x -> next.
 
-Shapes: R rows, each one transition of one sample; x, next, output float32[R, *D] with D the
-dimensions of one latent; levels float32[R]. A level is the noise level sigma of a flow (1 is pure
-noise, 0 clean, x = (1 - sigma) clean + sigma noise) or, for models that predict noise or v, the
-signal's share alpha_bar (0 is pure noise, 1 clean, x = sqrt(alpha_bar) clean + sqrt(1 - alpha_bar)
-noise).
+Sampler and trainer share this module, so that there is one such computation.
+
+Shapes: R rows, each one transition of one sample. x, next and output are float32[R, *D], with D the
+dimensions of one latent. Levels are float32[R].
+
+What a level is depends on what the model predicts:
+
+- flow: the noise level sigma. 1 is pure noise and 0 is clean:
+  x = (1 - sigma) clean + sigma noise.
+- noise or v: the signal's share alpha_bar. 0 is pure noise and 1 is clean:
+  x = sqrt(alpha_bar) clean + sqrt(1 - alpha_bar) noise.
 
 Log-probs and KL are means over dimensions, in nats a dimension, as all published objectives clip
-them; times the number of dimensions they are those of the whole latent.
+them. Multiplied by the number of dimensions they are those of the whole latent.
 """
 
 from __future__ import annotations
@@ -24,8 +29,11 @@ from gcore_diffusion.config import Noise, Prediction
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Where rows stand: level before and after the transition, and the schedule's second level,
-    float32[R] each.
+    """The levels of rows, float32[R] each.
+
+    here: the level before the transition.
+    after: the level after the transition.
+    second: the second level of the schedule.
     """
 
     here: Tensor
@@ -33,17 +41,22 @@ class Levels:
     second: Tensor
 
     def part(self, part: slice) -> Levels:
+        """Returns the levels of some rows."""
         return Levels(here=self.here[part], after=self.after[part], second=self.second[part])
 
     def wide(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns (here, after, second) in a shape [R, 1, ...] that broadcasts with ``like``."""
         shape = (-1, *[1] * (like.dim() - 1))
         return self.here.view(shape), self.after.view(shape), self.second.view(shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Which noise, how much of it (``scale``; 0 is the deterministic sampler), and what the model
-    predicts.
+    """How a transition is drawn.
+
+    noise: the kind of noise.
+    scale: how much noise; 0 is the deterministic sampler.
+    prediction: what the model predicts.
     """
 
     noise: Noise
@@ -51,8 +64,9 @@ class Kernel:
     prediction: Prediction
 
     def moments(self, output: Tensor, x: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
-        """Mean float32[R, *D] and standard deviation float32[R, 1, ...] of next."""
-        output, x = output.float(), x.float()
+        """Returns mean float32[R, *D] and standard deviation float32[R, 1, ...] of next."""
+        output = output.float()
+        x = x.float()
         here, after, second = levels.wide(x)
         if self.noise == "ddim":
             return _ddim(*_parts(self.prediction, output, x, here), here, after, self.scale)
@@ -66,21 +80,25 @@ class Kernel:
 
 
 def log_prob(following: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """float32[R]: log N(following; mean, std^2), mean over dimensions."""
+    """Returns log N(following; mean, std^2), mean over dimensions, float32[R]."""
     terms = -((following - mean) ** 2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
     return terms.flatten(1).mean(1)
 
 
 def entropy(std: Tensor, like: Tensor) -> Tensor:
-    """float32[R]: of N(., std^2), mean over dimensions. It depends on no weight."""
+    """Returns the entropy of N(., std^2), mean over dimensions, float32[R].
+
+    It depends on no weight.
+    """
     return (
         (torch.log(std) + 0.5 * math.log(2 * math.pi * math.e)).expand_as(like).flatten(1).mean(1)
     )
 
 
 def divergence(mean: Tensor, other: Tensor, std: Tensor) -> Tensor:
-    """float32[R]: KL(N(mean, std^2) || N(other, std^2)), mean over dimensions; exact, and
-    symmetric.
+    """Returns KL(N(mean, std^2) || N(other, std^2)), mean over dimensions, float32[R].
+
+    It is exact, and symmetric.
     """
     return ((mean - other) ** 2 / (2 * std**2)).flatten(1).mean(1)
 
@@ -88,11 +106,10 @@ def divergence(mean: Tensor, other: Tensor, std: Tensor) -> Tensor:
 def _sde(
     v: Tensor, x: Tensor, here: Tensor, after: Tensor, second: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Flow-GRPO (arXiv:2505.05470, Eq. 9): the SDE whose marginals are the flow's, sigma_t = a
-    sqrt(t / (1 - t)).
+    """Flow-GRPO (arXiv:2505.05470, Eq. 9): the SDE whose marginals are the flow's.
 
-    At t = 1 the coefficient is infinite; the schedule's second level stands for 1 there, as in the
-    authors' code.
+    Its coefficient is sigma_t = a sqrt(t / (1 - t)) with ``scale`` as a. At t = 1 that is infinite;
+    the schedule's second level is used in place of 1 there, as in the authors' code.
     """
     step = after - here
     spread = torch.sqrt(here / (1 - torch.where(here == 1, second, here))) * scale
@@ -106,9 +123,7 @@ def _sde(
 def _dance(
     v: Tensor, x: Tensor, here: Tensor, after: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """DanceGRPO (arXiv:2505.07818, Eq. 8): constant noise ``scale``, the drift corrected by the
-    score.
-    """
+    """DanceGRPO (arXiv:2505.07818, Eq. 8): the noise is constant, the score corrects the drift."""
     step = after - here
     clean = x - here * v
     score = -(x - clean * (1 - here)) / here**2
@@ -116,11 +131,14 @@ def _dance(
 
 
 def _cps(v: Tensor, x: Tensor, here: Tensor, after: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Coefficients-preserving sampling (arXiv:2509.05952): the noise that is added is taken out of
-    the predicted noise, so that the level after the step is exactly the schedule's.
+    """Coefficients-preserving sampling (arXiv:2509.05952).
+
+    The noise that is added is taken out of the predicted noise, so that the level after the step is
+    exactly the schedule's.
     """
     std = after * math.sin(scale * math.pi / 2)
-    clean, noise = x - here * v, x + v * (1 - here)
+    clean = x - here * v
+    noise = x + v * (1 - here)
     return clean * (1 - after) + noise * torch.sqrt(torch.clamp(after**2 - std**2, min=0)), std
 
 
@@ -136,8 +154,9 @@ def _ddim(
 def _parts(
     prediction: Prediction, output: Tensor, x: Tensor, share: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(clean, noise) that the model's output stands for."""
-    signal, spread = torch.sqrt(share), torch.sqrt(1 - share)
+    """Returns (clean, noise) that the model's output implies."""
+    signal = torch.sqrt(share)
+    spread = torch.sqrt(1 - share)
     if prediction == "v":
         return signal * x - spread * output, signal * output + spread * x
     return (x - spread * output) / signal, output

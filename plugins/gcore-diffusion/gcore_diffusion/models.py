@@ -1,7 +1,7 @@
-"""The seam between a denoising model and everything else here, and how a model directory is opened.
+"""Defines what a denoising model must offer, and opens a model directory.
 
-Per model only this differs: how prompts are encoded, how the model is called, and how a latent
-    becomes a picture.
+Models differ only in how prompts are encoded, how the model is called, and how a latent becomes a
+picture.
 """
 
 from __future__ import annotations
@@ -26,35 +26,47 @@ from gcore_diffusion.way import Condition, Way
 
 
 class Denoiser(Protocol):
-    """``module``: the part that is trained. ``prediction``: what its output is."""
+    """A denoising model, as generator and trainer see it.
+
+    module: the part that is trained.
+    device: where it lies.
+    prediction: what its output is.
+    """
 
     module: nn.Module
     device: torch.device
     prediction: Prediction
 
     def dims(self, settings: DiffusionGeneratorConfig) -> tuple[int, ...]:
-        """Shape of one latent, as the transitions see it."""
+        """Returns the shape of one latent, as the transitions see it."""
 
     def encode(self, prompts: Sequence[Prompt]) -> list[dict[str, np.ndarray]]:
-        """What the model is told of each prompt. Raises DataError for one that it cannot read."""
+        """Returns what the model is told of each prompt.
+
+        Raises DataError for a prompt that it cannot read.
+        """
 
     def sample(
         self, condition: Condition, way: Way, settings: DiffusionGeneratorConfig
     ) -> tuple[Tensor, np.ndarray]:
-        """Clean latents float32[B, *D] and images uint8[B, H, W, C] of B conditions; every
-        transition goes through ``way.step``.
+        """Returns clean latents float32[B, *D] and images uint8[B, H, W, C] of B conditions.
+
+        Every transition goes through ``way.step``.
         """
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
-        """What the model says at ``x`` float32[R, *D], times float32[R], conditions [R, ...]: the
-        very call that ``sample`` makes.
+        """Calls the model exactly as ``sample`` does; returns its output, shaped as ``x``.
+
+        x: float32[R, *D].
+        times: float32[R], the model's time input.
+        condition: [R, ...] each.
         """
 
     def time_of(self, sigma: Tensor) -> Tensor:
-        """What a flow model is told of noise level sigma, float32[R] each."""
+        """Returns a flow model's time input for noise levels sigma, float32[R] each."""
 
     def save(self, directory: Path) -> None:
-        """The model, or its adapters, in its own layout (safetensors)."""
+        """Writes the model, or its adapters, in its own layout (safetensors)."""
 
     def close(self) -> None: ...
 
@@ -62,10 +74,14 @@ class Denoiser(Protocol):
 def open_denoiser(
     settings: DenoiserSettings, context: WorkerContext, device: torch.device, *, sampling: bool
 ) -> Denoiser:
-    """The model of the role's ``model.path``: the tiny one, or a pipeline that there is an adapter
-    for.
+    """Opens the model of the role's ``model.path``.
 
-    sampling: the whole pipeline is needed, not the denoiser alone. Raises ConfigError or DataError.
+    It is the tiny model, or a pipeline for which there is an adapter.
+
+    sampling: whether the whole pipeline is needed, not the denoiser alone.
+
+    Raises ConfigError without a path or without an adapter, DataError when the directory holds no
+    model that can be read.
     """
     directory = Path(str(context.model.get("path") or ""))
     if not context.model.get("path"):
@@ -94,8 +110,9 @@ def open_denoiser(
 
 
 def autocast(settings: DenoiserSettings, device: torch.device) -> AbstractContextManager[Any]:
-    """Both sides compute with float32 weights under autocast, so that a low precision rounds the
-    same on both.
+    """Returns the autocast under which sampler and trainer run the model.
+
+    Both compute with float32 weights, so that a low precision rounds the same in both.
     """
     autocast: AbstractContextManager[Any] = torch.autocast(
         device.type, DTYPES[settings.dtype], enabled=settings.dtype != "float32"
@@ -104,7 +121,7 @@ def autocast(settings: DenoiserSettings, device: torch.device) -> AbstractContex
 
 
 def pushed_tensors(module: nn.Module, settings: DenoiserSettings) -> dict[str, Tensor]:
-    """What a trainer trains and pushes: the adapters, or everything."""
+    """Returns what a trainer trains and pushes: the adapters with LoRA, else everything."""
     named = named_tensors(module)
     return (
         {name: t for name, t in named.items() if t.requires_grad} if settings.lora.rank else named
