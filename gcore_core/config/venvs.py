@@ -1,8 +1,8 @@
-"""Which interpreter ``venv:NAME`` means.
+"""Finds the interpreter that ``venv:NAME`` means.
 
-A venv that has a name is a directory below `root`, with a record in it. The plugin gcore-venv makes
-venvs and writes their records: what was asked for and, from the moment when all of it is installed,
-what the venv holds.
+A named venv is a directory below `root`, with a record in it. The plugin gcore-venv makes venvs and
+writes their records. A record says what was requested and, once all of it is installed, what the
+venv holds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 
 def root() -> Path:
-    """``$G_CORE_VENVS``, or ``g-core/venvs`` where the user's data lies."""
+    """Returns ``$G_CORE_VENVS``, or ``g-core/venvs`` in the directory of the user's data."""
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     place = os.environ.get("G_CORE_VENVS") or f"{data}/g-core/venvs"
     return Path(os.path.abspath(Path(place).expanduser()))
 
 
 def directory(name: str, *, where: str) -> Path:
-    """Where the venv of a name is or would be. Raises ConfigError for what is no name."""
+    """Returns where the named venv is or would be. Raises ConfigError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot name a venv; letters, digits, '_', '-' and '.' can.",
@@ -40,8 +40,9 @@ def directory(name: str, *, where: str) -> Path:
 
 
 def resolve(python: str, *, where: str) -> str:
-    """The interpreter that ``venv:NAME`` means, whether it is made or not; anything else stays as
-    it is.
+    """Returns the interpreter that ``venv:NAME`` means, whether the venv exists or not.
+
+    Anything else is returned as it is.
     """
     if not python.startswith(_PREFIX):
         return python
@@ -49,7 +50,7 @@ def resolve(python: str, *, where: str) -> str:
 
 
 def record(venv: Path) -> dict[str, Any]:
-    """What is written in a venv; empty when nothing, or nothing readable, is."""
+    """Returns the record of a venv; empty when there is none that can be read."""
     try:
         return dict(json.loads((venv / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -57,16 +58,14 @@ def record(venv: Path) -> dict[str, Any]:
 
 
 def command(venv: Path) -> str:
-    """What makes the venv, or makes it anew where it is no longer what it should be."""
+    """Returns the command that makes the venv, or makes it anew when it is not as it should be."""
     plugin = record(venv).get("plugin", venv.name)
     name = f" --name {venv.name}" if plugin != venv.name else ""
     return f"g-core venv create {plugin}{name}"
 
 
 def require_made(program: Path, *, where: str) -> None:
-    """Raises ConfigError when this is the interpreter of a named venv that is not there, or only
-    half made.
-    """
+    """Raises ConfigError when the named venv that the program is in is missing or half made."""
     venv = program.parent.parent
     written = record(venv)
     of_the_user = not written and program.exists()

@@ -1,4 +1,4 @@
-"""A few evaluated records, opened by reference, to show a person."""
+"""Makes the rows of samples that show a few evaluated records to a person."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from gcore_core.runtime.store.client import StoreReader
 def shown_rows(
     headers: Iterable[Header], reader: StoreReader, dataset: Dataset
 ) -> Iterator[dict[str, Any]]:
-    """Rows of ``samples/step_*.jsonl``: prompt, text, rewards, mode ("greedy" or "sampled"),
-    status, and ``arrays``, the record's pictures by name, if it has any: columns or media that are
-    uint8[H, W, C].
+    """Yields the rows of ``samples/step_*.jsonl``.
+
+    A row has prompt, text, rewards, mode ("greedy" or "sampled") and status. A record with pictures
+    has ``arrays`` too: name -> each column or medium that is uint8[H, W, C]. Records without
+    columns are left out.
     """
     for header in headers:
         if header.columns is None:

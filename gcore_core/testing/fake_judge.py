@@ -1,6 +1,4 @@
-"""A reward that asks a model, and a placement policy that moves at every step: what the kit's own
-runs are made of.
-"""
+"""Fakes for simulated runs: a reward that asks a model, and a placement that moves each step."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from gcore_core.contract.scorer import Score, ScoredRecord
 
 
 class FakeAsker:
-    """Asks one question about each record; the reward is the share of the answer's letters that are
-    an 'a'.
+    """A reward that asks a model one question about each record.
+
+    The reward is the share of the answer's letters that are an 'a'.
     """
 
     def __init__(self, config: None, context: WorkerContext) -> None:

@@ -20,8 +20,9 @@ REQUIRES = ("gcore-core>=0.2,<0.3",)
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """What a fabricated distribution declares; ``distribution`` and ``module`` default to gcore-<n>
-    and gcore_<n>.
+    """What a fabricated distribution declares.
+
+    ``distribution`` and ``module`` default to gcore-<plugin> and gcore_<plugin>.
     """
 
     distribution: str = ""
@@ -32,8 +33,9 @@ class Wheel:
 
 
 class InstalledPlugins:
-    """A directory of fabricated distributions; as a context, it is first on ``sys.path`` until the
-    context ends.
+    """A directory of fabricated distributions.
+
+    As a context, it is first on ``sys.path`` until the context ends.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -47,8 +49,9 @@ class InstalledPlugins:
         wheel: Wheel | None = None,
         files: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes the metadata, the plugin's module and further ``files`` (path -> text); replaces
-        what was there.
+        """Writes the metadata, the plugin's module and further ``files`` (path -> text).
+
+        Files that were there are replaced.
         """
         wheel = wheel or Wheel()
         name = wheel.distribution or f"gcore-{plugin}"

@@ -1,5 +1,6 @@
-"""Whole runs as a person starts them, in a process of their own, and what their metrics say; and
-ranks, one each.
+"""Starts whole runs as a person does, in a process of their own, and reads their metrics.
+
+It also starts the ranks of a trainer, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ def run_together(
 def run_recipe(
     recipe: Path, directory: Path, overrides: Sequence[str], timeout_s: float
 ) -> RunResult:
-    """``g-core run`` into a new run directory. Raises RuntimeError with the end of its output when
-    it fails.
+    """Runs ``g-core run`` into a new run directory.
+
+    Raises RuntimeError with the end of its output when it fails.
     """
     command = [
         sys.executable,

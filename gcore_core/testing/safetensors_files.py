@@ -1,4 +1,4 @@
-"""Files of the safetensors format, as tensors of plain bytes."""
+"""Reads and writes safetensors files as tensors of plain bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Tensors = list[tuple[TensorSpec, np.ndarray]]  # arrays are flat uint8
 
 
 def read_safetensors(file: Path) -> Tensors:
-    """All tensors of a file, in the order in which they lie in it.
+    """Returns all tensors of a file, in the order in which they lie in it.
 
-    ``deserialize`` gives them in an order of chance; ``offset_keys`` knows the file's.
+    ``deserialize`` returns them in random order; ``offset_keys`` gives the order of the file.
     """
     entries = dict(deserialize(file.read_bytes()))  # type: ignore[no-untyped-call]
     with safe_open(file, framework="numpy") as opened:
