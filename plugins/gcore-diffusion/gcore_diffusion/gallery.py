@@ -1,8 +1,7 @@
-"""Pictures of a run: a grid of the evaluated images at each evaluation, and one sheet of before and
-after.
+"""Makes pictures of a run from its evaluated images.
 
-They are made from what the core writes of evaluated records: the same prompts and seeds at every
-    evaluation.
+There is a grid for each evaluation, and one sheet of the first and the last. They are made from
+what the core writes of evaluated records, whose prompts and seeds are the same at every evaluation.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ def contact_sheet(run: RunFacts) -> None:
 
 
 def grid(rows: Sequence[Mapping[str, Any]]) -> Image:
-    """Images with prompt and rewards below each. Rows: image uint8[H, W, C], prompt, rewards."""
+    """Draws images in a grid, with the prompt and the first reward below each.
+
+    rows: mappings with image uint8[H, W, C], prompt and rewards.
+    """
     from PIL import Image, ImageDraw
 
     pictures = [_picture(row["image"]) for row in rows]
@@ -67,7 +69,8 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Image:
     sheet = Image.new("RGB", (columns * (width + 4), -(-len(rows) // columns) * height), "white")
     draw = ImageDraw.Draw(sheet)
     for place, (row, picture) in enumerate(zip(rows, pictures, strict=True)):
-        left, top = place % columns * (width + 4), place // columns * height
+        left = place % columns * (width + 4)
+        top = place // columns * height
         sheet.paste(picture, (left, top))
         first = next(iter(row["rewards"].items()), None)
         lines = [
@@ -80,7 +83,10 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Image:
 
 
 def _picture(image: np.ndarray) -> Image:
-    """At least 96 pixels wide; small ones are enlarged by whole pixels, large ones reduced."""
+    """Makes a picture at least 96 pixels wide.
+
+    Small images are enlarged by a whole factor, large ones are reduced.
+    """
     from PIL import Image
 
     pixels = image[..., 0] if image.shape[-1] == 1 else image
@@ -95,6 +101,7 @@ def _picture(image: np.ndarray) -> Image:
 
 
 def _titled(title: str, picture: Image) -> Image:
+    """Adds a line of text above a picture."""
     from PIL import Image, ImageDraw
 
     found = Image.new("RGB", (picture.width, picture.height + _TEXT + 6), "white")
@@ -104,8 +111,9 @@ def _titled(title: str, picture: Image) -> Image:
 
 
 def _shown(directory: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of an evaluation that have an image, deterministic samples alone where there are
-    any.
+    """Returns the rows of an evaluation that have an image.
+
+    When some of them are greedy samples, only those are returned.
     """
     found = []
     for row in read_samples(directory, step):

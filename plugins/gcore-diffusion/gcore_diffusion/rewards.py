@@ -1,4 +1,7 @@
-"""Rewards of images. An image is the medium ``image``, or a column of that name: uint8[H, W, C]."""
+"""Rewards of images.
+
+A record's image is uint8[H, W, C]: its medium ``image``, or else its column of that name.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from gcore_diffusion.config import ClassifierConfig
 
 
 def image_of(record: ScoredRecord) -> np.ndarray:
-    """uint8[H, W, C]. Raises ValueError, which names what is wrong."""
+    """Returns a record's image, uint8[H, W, C].
+
+    Raises ValueError, which says what is wrong, when there is none.
+    """
     image = record.media["image"] if "image" in record.media else record.columns.get("image")
     if image is None:
         raise ValueError("the record has no image")
@@ -28,7 +34,7 @@ def image_of(record: ScoredRecord) -> np.ndarray:
 
 
 class ImageReward:
-    """Scores record by record; one that has no image fails alone."""
+    """Base of rewards that score each image alone; a record without an image fails alone."""
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         return [self._score(record) for record in records]
@@ -40,11 +46,12 @@ class ImageReward:
             return Score(value=None, status=REWARD_FAILED, reason=str(error))
 
     def value(self, image: np.ndarray) -> float:
+        """Returns the score of an image, uint8[H, W, C]."""
         raise NotImplementedError
 
 
 class Brightness(ImageReward):
-    """Mean of the pixels, 0 (black) to 1 (white)."""
+    """The mean of the pixels, from 0 (black) to 1 (white)."""
 
     def __init__(self, config: None, context: WorkerContext) -> None:
         pass
@@ -54,8 +61,9 @@ class Brightness(ImageReward):
 
 
 class Compressibility(ImageReward):
-    """1 - bytes of the image after zlib over bytes before, at 16 levels a channel: 1 is one colour,
-    0 is noise.
+    """How well zlib compresses an image at 16 levels a channel.
+
+    The score is 1 - (bytes after) / (bytes before): near 1 for one colour.
     """
 
     def __init__(self, config: None, context: WorkerContext) -> None:
@@ -67,7 +75,7 @@ class Compressibility(ImageReward):
 
 
 class Classifier:
-    """What a small classifier says of the class that a row's field names."""
+    """Scores an image by what a small classifier says of the class that a row's field names."""
 
     def __init__(self, config: ClassifierConfig, context: WorkerContext) -> None:
         import torch
@@ -80,6 +88,10 @@ class Classifier:
         self._net = load_classifier(self._directory(config, context) / config.file)
 
     def _directory(self, config: ClassifierConfig, context: WorkerContext) -> Path:
+        """Returns the classifier's directory; makes it when ``path`` is a Python file.
+
+        Raises ConfigError when the directory does not exist and no function is named.
+        """
         given = Path(config.path)
         if given.is_dir():
             return given
@@ -122,7 +134,10 @@ class Classifier:
         return int(label)
 
     def _values(self, records: Sequence[ScoredRecord]) -> list[float]:
-        """Image by image: what else is in the batch must not change a score."""
+        """Returns the score of each image.
+
+        The other images of a batch must not change an image's score.
+        """
         import torch
 
         from gcore_diffusion.tiny import floats

@@ -1,8 +1,10 @@
-"""What is watched beside the reward: how much images of one prompt differ, how many real ones they
-cover, KL.
+"""Watches for a reward that is being exploited.
 
-A reward that rises while these fall is being exploited, and says nothing about it itself. Light:
-numpy alone.
+A reward that rises says nothing about whether it is exploited. So three more numbers are watched:
+how much the images of one prompt differ, how many real images they cover, and the KL to the
+reference.
+
+This module imports numpy alone, so that it loads quickly.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import METRICS
 
 ALARMS = "alarms.jsonl"
-#: A real image is covered when a generated one is nearer than its fifth nearest real one (Naeem et
-#: al. 2020).
+#: A real image is covered when a generated image is nearer to it than its fifth nearest real image
+#: (Naeem et al. 2020).
 NEIGHBOURS = 5
 _SIDE = 16  # images are compared at most this large
 _TAIL_BYTES = 1 << 16
@@ -32,8 +34,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """diversity, coverage: the share of their beginning below which they count as collapsed.
-    kl_to_reference: of a transition, in nats a dimension.
+    """The limits at which an alarm is raised.
+
+    diversity: an alarm when it falls below this share of its first value.
+    coverage: likewise.
+    kl_to_reference: an alarm when the KL of a transition rises above this, in nats a dimension.
     """
 
     diversity: float = 0.6
@@ -42,8 +47,9 @@ class Limits:
 
 
 def flat(images: np.ndarray) -> np.ndarray:
-    """uint8[S, H, W, C] -> float32[S, *] in 0..1, averaged over squares so that no side is longer
-    than 16.
+    """Turns images uint8[S, H, W, C] into rows of pixels float32[S, *] in 0..1.
+
+    Large images are averaged over squares, so that neither side is longer than 16 pixels.
     """
     _, height, width, _ = images.shape
     square = max(1, -(-max(height, width) // _SIDE))
@@ -62,7 +68,11 @@ def flat(images: np.ndarray) -> np.ndarray:
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """float32[N, M]: root mean squared difference of pixels."""
+    """Returns the root mean squared difference of pixels between all pairs, float32[N, M].
+
+    one: float32[N, pixels].
+    other: float32[M, pixels].
+    """
     squares = (
         (one**2).mean(1)[:, None] + (other**2).mean(1)[None] - 2 * (one @ other.T) / one.shape[1]
     )
@@ -71,7 +81,10 @@ def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def diversity(images: np.ndarray) -> float | None:
-    """Mean distance between two of the images uint8[S, H, W, C]; None of a single one."""
+    """Returns the mean distance between two of the images; None for a single image.
+
+    images: uint8[S, H, W, C].
+    """
     count = len(images)
     if count < 2:
         return None
@@ -80,8 +93,12 @@ def diversity(images: np.ndarray) -> float | None:
 
 
 def coverage(images: np.ndarray, real: np.ndarray | None) -> float | None:
-    """Share of the real images uint8[N, H, W, C] that some generated one is close to; None when
-    there are none.
+    """Returns the share of the real images that are covered; see ``NEIGHBOURS``.
+
+    It is None without real images, or with too few of them.
+
+    images: uint8[S, H, W, C], the generated ones.
+    real: uint8[N, H, W, C].
     """
     if real is None or len(real) <= NEIGHBOURS:
         return None
@@ -94,7 +111,11 @@ def coverage(images: np.ndarray, real: np.ndarray | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RealImages:
-    """``real.safetensors`` beside a model: images uint8[N, H, W, C], labels int64[N]."""
+    """The real images in ``real.safetensors`` beside a model.
+
+    images: uint8[N, H, W, C].
+    labels: int64[N], the class of each.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -114,9 +135,12 @@ class RealImages:
 
 
 def alarm_in(steps: Sequence[Mapping[str, float]], limits: Limits | None = None) -> str:
-    """What is wrong at the last of the steps' metrics: the reward has risen since the first step
-    while diversity or coverage fell under its limit, or KL rose above its own; empty when nothing
-    is.
+    """Says what is wrong at the last of the steps; empty when nothing is.
+
+    Something is wrong when the reward has risen since the first step while diversity or coverage
+    fell below its limit, or the KL rose above its own.
+
+    steps: metrics of the steps, in order.
     """
     limits = limits or Limits()
 
@@ -141,8 +165,9 @@ def alarm_in(steps: Sequence[Mapping[str, float]], limits: Limits | None = None)
 
 
 def after_step(run: RunFacts, report: StepReport) -> None:
-    """Adds a line to ``alarms.jsonl`` and to the log when something is wrong that was not at the
-    step before.
+    """Adds a line to ``alarms.jsonl`` and to the log when something begins to be wrong.
+
+    Nothing is added while something was already wrong at the step before.
     """
     if "diversity" not in report.metrics:
         return
@@ -156,13 +181,15 @@ def after_step(run: RunFacts, report: StepReport) -> None:
 
 
 def _first_and_last(file: Path) -> list[dict[str, Any]]:
-    """Metrics of the first step and of the last ones: a long run's file is not read through at
-    every step.
+    """Reads the metrics of the first step and of the last ones.
+
+    It reads the file's beginning and end, so that a long run's file is not read through at every
+    step.
     """
     with file.open("rb") as opened:
         first = next((row for row in map(json.loads, opened) if row["step"]), None)
         if (tail := file.stat().st_size - _TAIL_BYTES) > opened.tell():
             opened.seek(tail)
-            opened.readline()  # the rest of a line
+            opened.readline()  # skip the rest of a line that began before
         last = [json.loads(line) for line in opened if line.endswith(b"\n")]
     return [row["metrics"] for row in ([first] if first else []) + last[-_RECENT - 1 :]]
