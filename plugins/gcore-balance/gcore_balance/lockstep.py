@@ -40,7 +40,8 @@ def _pack(
 ) -> list[list[int]] | None:
     """Costliest first, each to the cheapest slot that has room; None when an item finds none."""
     parts: list[list[int]] = [[] for _ in range(slots)]
-    tokens, loads = np.zeros(slots), np.zeros(slots)
+    tokens = np.zeros(slots)
+    loads = np.zeros(slots)
     for item in sorted(items, key=lambda item: (-costs[item], item)):
         free = (tokens == 0) | (tokens + lengths[item] <= budget_tokens)
         if not free.any():

@@ -83,7 +83,8 @@ class Replayed:
         return self._play(split, np.arange(len(self._groups))[:count], cells)
 
     def _play(self, split: Split, which: np.ndarray, cells: int) -> float:
-        pool, groups = self._pool, self._groups.take(which)
+        pool = self._pool
+        groups = self._groups.take(which)
         per = [pool.per_cell[pool.policy], pool.per_cell[pool.judges[0]]]
         # The same share of the replayed cells judges; both roles keep at least one cell.
         judge = min(max(round(split.judge * cells / len(pool.cells)), 1), cells - 1)
@@ -93,7 +94,8 @@ class Replayed:
         elif split.mode == "colocated":
             engines = Engines("colocated", cells * per[0], cells * per[1])
         else:
-            engines, profiles = Engines("coresident", cells, 0), coresident(self._profiles, per)
+            engines = Engines("coresident", cells, 0)
+            profiles = coresident(self._profiles, per)
         # All groups are taken as kept and as needed, so that none is issued beyond those drawn.
         everything = replace(groups, kept=np.ones(len(groups), bool))
         known = KeepRate(rates=(1.0,) * 4, known=True)

@@ -1,4 +1,4 @@
-"""TensorBoard event files: one for each step from which a run was started, one event a step."""
+"""Writes TensorBoard event files: one for each start of a run, with one event a step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def add(run: RunFacts, report: StepReport) -> None:
 
 
 def _events(run: RunFacts) -> Path:
-    """TensorBoard reads every file with "tfevents" in its name, in the order of their names."""
+    """Names the event file so that TensorBoard reads it, after those of earlier steps.
+
+    TensorBoard reads every file with "tfevents" in its name, in the order of their names.
+    """
     return Path(run.directory, TENSORBOARD, f"events.out.tfevents.{run.resumed_from:06d}.gcore")
 
 

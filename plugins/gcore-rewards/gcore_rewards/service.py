@@ -80,7 +80,8 @@ class HttpReward:
         return [_score(answer.get(_id(record))) for record in records]
 
     def _told(self, record: ScoredRecord) -> dict[str, Any]:
-        prompt, wanted = record.prompt, self._config.fields
+        prompt = record.prompt
+        wanted = self._config.fields
         return {
             "id": _id(record),
             "prompt": prompt.text if prompt.messages is None else prompt.messages,

@@ -80,7 +80,7 @@ def _end_with_the_worker(private: Path) -> None:
 
 
 def _end_processes() -> None:
-    """Ends what this process has started, and removes what that leaves in shared memory."""
+    """Ends the processes that this one started, and removes what they leave in shared memory."""
     import psutil
 
     processes = psutil.Process().children(recursive=True)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 
 class _StandIn(ModuleType):
-    """A module in which every name is found; what is found raises when it is called."""
+    """Stands for a module: every name is found in it, and what is found raises when called."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -278,7 +278,8 @@ class PromptsConfig:
         )
         for name in ("prompt_tokens", "answer_tokens"):
             _require(all(n >= 1 for n in getattr(self, name)), name, "each must be at least 1")
-        shards, shard = self.skew.shards, self.skew.shard
+        shards = self.skew.shards
+        shard = self.skew.shard
         _require(
             not shards or 0 <= shard < shards,
             "skew.shard",

@@ -234,7 +234,8 @@ def _made(kind: str, name: str, plugin: str) -> Any:
     specs = _specs(kind, plugin, name)
     if provider not in specs and "/" not in path and provider in catalog.scan().names():
         # As in `use`: a plugin's name alone means its default.
-        plugin, provider = path, "default"
+        plugin = path
+        provider = "default"
         specs = _specs(kind, plugin, name)
     if provider not in specs:
         raise ConfigError(

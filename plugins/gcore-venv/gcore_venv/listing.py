@@ -1,4 +1,4 @@
-"""The venvs that there are, and whether each is still what it should be."""
+"""Lists the venvs that there are, and whether each is still what it should be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from gcore_venv.recipe import Wish, recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """state: ready, being made, half made, stale. reason: what is stale about it."""
+    """One venv.
+
+    state: ready, being made, half made or stale.
+    reason: what is stale about it.
+    """
 
     name: str
     record: dict[str, Any]
@@ -27,12 +31,12 @@ class Listed:
 
     @property
     def remake(self) -> str:
-        """The command that makes it what it should be."""
+        """The command that makes the venv what it should be."""
         return venvs.command(venvs.root() / self.name)
 
 
 def listed() -> list[Listed]:
-    """Every named venv; imports the roots of the plugins that they are for."""
+    """Returns every named venv; imports the roots of the plugins that they are for."""
     files = sorted(venvs.root().glob(f"*/{venvs.RECORD}"))
     return [_look_at(file.parent.name, venvs.record(file.parent)) for file in files]
 
@@ -47,7 +51,7 @@ def _look_at(name: str, record: dict[str, Any]) -> Listed:
 
 
 def _stale(record: dict[str, Any]) -> str:
-    """Why the same command would make another venv now; empty when it would not."""
+    """Returns why the same command would make another venv now; empty when it would not."""
     wish = Wish(
         plugin=record["plugin"],
         flavour=record["flavour"],
@@ -73,7 +77,7 @@ def _stale(record: dict[str, Any]) -> str:
 
 
 def shown(name: str, record: dict[str, Any], state: str, reason: str = "") -> dict[str, Any]:
-    """A row for a person or a tool."""
+    """Turns a venv into a row for a person or a tool."""
     engine = record.get("engine", "")
     return {
         "name": name,

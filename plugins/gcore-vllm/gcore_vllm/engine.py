@@ -58,7 +58,8 @@ class VllmGenerator:
         self._config = config
         files = open_model_files(context)
         self._tokenizer = _tokenizer_of(files, config)
-        shapes, trust = files.shapes, config.trust_remote_code
+        shapes = files.shapes
+        trust = config.trust_remote_code
         self._reader: ImageReader | None = None
         if (image_config := load_image_config(files, trust_remote_code=trust)) is not None:
             self._reader = ImageReader(str(files.directory), image_config, trust_remote_code=trust)

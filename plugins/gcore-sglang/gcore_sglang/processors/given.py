@@ -33,7 +33,7 @@ class GivenPatches(BaseMultimodalProcessor):
         self._config = hf_config
 
     def clear_preprocess_cache(self) -> None:
-        """Nothing is kept."""
+        """Keeps nothing of its arguments."""
 
     async def process_mm_data_async(
         self, image_data: Sequence[str], input_text: list[int], request_obj: Any, **_: Any
@@ -42,7 +42,8 @@ class GivenPatches(BaseMultimodalProcessor):
         config, (file,) = self._config, image_data
         merge = config.vision_config.spatial_merge_size
         with np.load(file, allow_pickle=False) as told:
-            pixels, grid = torch.from_numpy(told["pixels"]), torch.from_numpy(told["grid"])
+            pixels = torch.from_numpy(told["pixels"])
+            grid = torch.from_numpy(told["grid"])
         patches = grid.prod(-1)
         ids = torch.tensor(input_text)
         places = (ids == config.image_token_id).nonzero()[:, 0]
