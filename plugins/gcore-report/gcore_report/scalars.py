@@ -1,4 +1,4 @@
-"""Writes TensorBoard event files: one for each start of a run, with one event a step."""
+"""Writes TensorBoard event files: one for each step at which a run started, one event a step."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""SGLang's server in a process of its own: ``python -m gcore_sglang.child``, started by
-``gcore_sglang.server``.
+"""Runs SGLang's server in a process of its own: ``python -m gcore_sglang.child``.
 
-Standard input brings one line, the spec as JSON (so that the key stands neither among the arguments
-nor in the environment, which others may read), and then stays open. When it ends the worker is
-gone, and this process ends with
-all that it has started: it leads a process group of its own.
+``gcore_sglang.server`` starts it. Standard input brings one line, the spec as JSON, so that the key
+stands neither among the arguments nor in the environment, which others may read. Then it stays
+open. When it ends the worker is gone, and this process ends with all that it has started: it leads
+a process group of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Stand-ins for two packages that SGLang imports and that exist as builds for CUDA only.
+"""Stands in for two packages that SGLang imports and that exist as builds for CUDA only.
 
 SGLang has a mode for CPUs whose kernels come from a build of ``sgl_kernel`` that no package index
-has. Without those
-kernels it does the mathematics in torch, but imports their names all the same: ``sgl_kernel`` here
-has every name, and calling one says that it is missing. ``torchvision`` is imported for models that
+has. Without those kernels it does the mathematics in torch, but imports their names all the same:
+``sgl_kernel`` here has every name, and calling one says that it is missing.
+
+``torchvision`` is imported for models that
 read images; its builds beside a torch without CUDA fail when they are imported, so on such machines
 it must not be installed.
 """
@@ -46,8 +47,9 @@ class _InterpolationMode(enum.Enum):
 
 
 def stand_in() -> None:
-    """Puts the stand-ins where imports find them; to be called before SGLang is imported, in each
-    of its processes.
+    """Puts the stand-ins where imports find them.
+
+    It must be called before SGLang is imported, in each of its processes.
     """
     from transformers.utils import is_torchvision_available
 
@@ -72,8 +74,9 @@ def stand_in() -> None:
 
 
 def process_nothing() -> None:
-    """Has SGLang take the tokenizer for the processor of a model of image-text kind, as it does for
-    models of text.
+    """Has SGLang use the tokenizer as the processor of a model that takes images.
+
+    SGLang does so by itself for models of text.
 
     transformers' processor wants torchvision; images come as patches (``gcore_sglang.processors``).
     """

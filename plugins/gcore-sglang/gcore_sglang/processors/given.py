@@ -1,4 +1,4 @@
-"""Patches of images that the worker has made: SGLang and the trainer see the same numbers.
+"""Passes on patches of images that the worker has made: SGLang and trainer see the same numbers.
 
 SGLang's own processor for these models takes other sizes of images than the model directory says.
 """
@@ -22,8 +22,9 @@ from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProces
 
 
 class GivenPatches(BaseMultimodalProcessor):
-    """Takes prompts whose image tokens are all there; ``image_data`` names one file: ``pixels`` and
-    ``grid``.
+    """Takes prompts whose image tokens are all there.
+
+    ``image_data`` names one file, which holds ``pixels`` and ``grid``.
     """
 
     models = [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
@@ -33,7 +34,7 @@ class GivenPatches(BaseMultimodalProcessor):
         self._config = hf_config
 
     def clear_preprocess_cache(self) -> None:
-        """Keeps nothing of its arguments."""
+        """Does nothing, because nothing is cached."""
 
     async def process_mm_data_async(
         self, image_data: Sequence[str], input_text: list[int], request_obj: Any, **_: Any
