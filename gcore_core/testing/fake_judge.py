@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.order import sample_seed
-from gcore_core.contract.placement import Cell, Decision, Mode, Partition, Window
+from gcore_core.contract.placement import (
+    Cell,
+    Decision,
+    Mode,
+    Partition,
+    Window,
+    every_slot,
+)
 from gcore_core.contract.questions import Question
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
@@ -53,9 +60,14 @@ class Turning:
         taken = {"rollout": cells[:border], "judge": cells[border:]}
         if self._mode != "split":
             taken = dict.fromkeys(taken, cells)
-        engines = Partition({"rollout": cells, "judge": cells})
+        # Roles between which nothing moves, such as the trainer, keep their slots.
+        others = {role: own for role, own in every_slot(window).cells.items() if role not in taken}
+        engines = Partition({**others, "rollout": cells, "judge": cells})
         return Decision(
-            partition=Partition(taken), engines=engines, mode=self._mode, chosen=str(border)
+            partition=Partition({**others, **taken}),
+            engines=engines,
+            mode=self._mode,
+            chosen=str(border),
         )
 
 
