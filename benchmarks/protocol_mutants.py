@@ -74,8 +74,8 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "carried groups stay settled": (
         Ledger,
         "close",
-        "self._settled.pop(ordinal), self._verdicts.pop(ordinal)",
-        "self._settled.pop(ordinal), self._verdicts[ordinal]",
+        "self._verdicts.pop(ordinal)",
+        "self._verdicts[ordinal]",
     ),
     "verdicts are kept": (
         Ledger,
