@@ -47,7 +47,7 @@ PYTEST = '{python} -m pytest -q -m "not slow and not engine"'
 STAGES = (
     Stage(
         name="install",
-        budget_min=13,
+        budget_min=12,
         began_before=True,
         commands=(
             "{python} -m tox run -e docs --notest",
@@ -56,7 +56,7 @@ STAGES = (
     ),
     Stage(
         name="lint",
-        budget_min=5,
+        budget_min=3,
         commands=(
             "{python} -m ruff check",
             "{python} -m ruff format --check",
@@ -80,7 +80,7 @@ STAGES = (
     ),
     Stage(
         name="engines",
-        budget_min=7,
+        budget_min=10,
         commands=(
             "{python} tests/engines/suites.py",
             "{python} benchmarks/engine_pairs.py --check"
