@@ -3,7 +3,9 @@ hold headers and forward references.
 
 A step program is a class with an async ``run()``, made from its config and a ``ControllerContext``.
 Every shard runs the same program over its own groups and calls the same parts in the same order;
-shard 0 is the lead. ``synchronous.SynchronousController`` shows the order on one screen. The parts:
+shard 0 is the lead. ``step_program.StepProgram`` has what all programs share: ``run``, ``train``
+and ``end``. A program derives from it and says what a ``step`` is, as
+``synchronous.SynchronousController`` does in six lines. The parts:
 
     context        ControllerContext: facts of the job, peers, agreements, algorithms
     placement      PlacementShard: who is awake in a rollout
@@ -19,13 +21,11 @@ A program that draws the next step while it trains on this one differs from the 
 two lines. It takes a step, begins the next and trains; before it pushes, it waits until no sample
 is in flight:
 
-    taken = await window.take(step)
-    window.produce(step + 1, least=step)
-    ...  # balance, prepare, advantages, train
-    await window.drain()
-    await placement.decide(step + 1, taken.oldest)
-    await publishing.publish(step + 1, taken.oldest)
-    window.commit(taken)
+    taken = await self.window.take(step)
+    self.window.produce(step + 1, least=step)
+    trained = await self.train(step, taken, watch)
+    await self.window.drain()
+    return await self.end(step, taken, trained, watch)
 
 What is drawn so has been begun by older weights than the step that trains on it: it is stale to
 the trainer, which then does not compare its log-probs with its own, and the objective must correct

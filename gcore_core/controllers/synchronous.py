@@ -1,94 +1,24 @@
 """``core/sync``: generation, rewarding, preparation, training, push; then the next step.
 
-Every shard runs this same program over its own groups. ``step`` is the whole of it; the rest is in
-the parts that any step program is made of: ``Window`` (generation and rewarding), ``Training``
-(balance, preparation, advantages, training), ``PlacementShard`` (who is awake), ``Publishing``
-(the push), ``Checkpointing``, ``Evaluation`` and ``Reporting``.
+Every shard runs this same program over its own groups. Generation and rewarding are
+``window.take``, preparation and training ``train``, and ``end`` pushes, saves and evaluates.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
-from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.evaluation import Evaluation
-from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.publishing import Publishing
-from gcore_core.controllers.reporting import Reporting
+from gcore_core.controllers.checkpointing import unless
+from gcore_core.controllers.step_program import StepProgram
 from gcore_core.controllers.tracing import Stopwatch
-from gcore_core.controllers.training import Training
-from gcore_core.controllers.window import Window
 
 
-class SynchronousController:
-    def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
-        self._context = context
-        self._placement = PlacementShard(context)
-        self._window = Window(context, config, self._placement)
-        self._training = Training(context, config)
-        self._publishing = Publishing(context, config, self._placement)
-        self._evaluation = Evaluation(context, self._placement)
-        self._reporting = Reporting(context)
-        self._checkpointing = Checkpointing(context, self._state())
-
-    async def run(self) -> None:
-        facts, stopping = self._context.facts, self._context.stopping
-        try:
-            await self._placement.decide(facts.start_step, facts.start_step)
-            await self._publishing.publish(facts.start_step, facts.start_step)
-            evaluated = await unless(stopping, self._evaluation.at(facts.start_step, False))
-            await self._reporting.begin(facts.start_step, evaluated)
-            for step in range(facts.start_step, facts.run.steps):
-                if await self.step(step):
-                    break
-            await self._publishing.save()
-        except Stopped:
-            await self._checkpointing.flush()
-        self._context.trace.flush()
+class SynchronousController(StepProgram):
+    """One shard."""
 
     async def step(self, step: int) -> bool:
-        """One pass of the four stages and one push; whether it was the last one.
-
-        Raises Stopped when the run is to end before: in the lead at any time at which the trainers
-        hold what a step left, in all shards when a step has ended.
-        """
-        facts, stopping = self._context.facts, self._context.stopping
-        watch = Stopwatch(self._context.trace, step)
-        taken = await unless(stopping, self._window.take(step))
+        """One pass of the four stages and one push; whether it was the last one."""
+        watch = Stopwatch(self.context.trace, step)
+        taken = await unless(self.context.stopping, self.window.take(step))
         watch.lap("rollout")
-        await self._placement.rest()
-        plan = await self._training.balance(step, taken.groups)
-        scalars = await self._training.prepare(step, taken.groups, plan)
-        advantages = await self._training.advantages(taken.groups, scalars)
-        watch.lap("prepare")
-        if stopping.is_set():
-            raise Stopped
-        trained = await self._training.train(step, advantages, plan)
-        watch.lap("train")
-        await self._checkpointing.carry(step + 1, taken.carried)
-        await self._placement.decide(step + 1, taken.oldest)
-        ends = await self._publishing.publish(step + 1, taken.oldest)
-        watch.lap("push")
-        verdicts = self._window.commit(taken)
-        last = step + 1 == facts.run.steps or taken.next_ordinal >= facts.last_ordinal
-        metrics = trained | watch.metrics() | self._placement.metrics
-        metrics |= await self._checkpointing.at(step + 1, self._state(), metrics, last or ends)
-        watch.go_on()
-        evaluated = None if ends else await unless(stopping, self._evaluation.at(step + 1, last))
-        watch.lap("evaluation")
-        summary = self._reporting.summary(taken.groups, taken.counts, verdicts, evaluated)
-        metrics |= watch.metrics()
-        await self._reporting.end(step + 1, summary, metrics, self._state()["ledger"])
-        if ends:
-            raise Stopped
-        return last
-
-    def _state(self) -> dict[str, Any]:
-        """What a resumed run goes on with, besides the trainers' part; plain values."""
-        return {
-            **self._window.state(),
-            "placement": self._placement.state(),
-            "balance": self._training.state(),
-        }
+        await self.placement.rest()
+        trained = await self.train(step, taken, watch)
+        return await self.end(step, taken, trained, watch)

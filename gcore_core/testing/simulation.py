@@ -29,6 +29,7 @@ from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext, make_context
+from gcore_core.controllers.step_program import StepProgram
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
@@ -330,7 +331,7 @@ async def simulate(
     lead_stops = contexts[0].stopping
     controllers = [program(_config(job), context) for context in contexts]
     for controller in controllers:
-        if isinstance(controller, SynchronousController):
+        if isinstance(controller, StepProgram):
             _witness(controller, outcome)
     await _run_all(controllers, lead_stops, stopping)
     outcome.logits = [float(value) for rank in ranks for value in rank._logits]
@@ -408,9 +409,9 @@ async def _serve_supervisor(
     await network.view("supervisor").serve("supervisor", service)
 
 
-def _witness(controller: SynchronousController, outcome: Outcome) -> None:
+def _witness(controller: StepProgram, outcome: Outcome) -> None:
     """Records the verdicts that every step commits, in ``outcome.verdicts``."""
-    ledger, steps = controller._window._ledger, itertools.count()
+    ledger, steps = controller.window._ledger, itertools.count()
     commit = ledger.commit
 
     def witnessed() -> dict[int, tuple[str, str]]:

@@ -47,13 +47,8 @@ ANSWERS = {
     ],
     "controller": [
         """
-        plan = await self._training.balance(step, taken.groups)
-        scalars = await self._training.prepare(step, taken.groups, plan)
-        advantages = await self._training.advantages(taken.groups, scalars)
-        watch.lap("prepare")
-        trained = await self._training.train(step, advantages, plan)
-        watch.lap("train")
-        return trained
+        trained = await self.train(step, taken, watch)
+        return await self.end(step, taken, trained, watch)
         """
     ],
     "reward": ["return Score(value=self._config.scale * record.text.count('3'))"],

@@ -12,7 +12,9 @@ import pytest
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.controllers.checkpointing import unless
+from gcore_core.controllers.step_program import StepProgram
 from gcore_core.controllers.synchronous import SynchronousController
+from gcore_core.controllers.tracing import Stopwatch
 from gcore_core.controllers.window import Taken
 from gcore_core.testing.faults import FAULTS, Faults
 from gcore_core.testing.simulation import (
@@ -30,28 +32,18 @@ JOB = SimulatedJob(
 VARIED = "gcore_core.builtin.filters:Varied"
 
 
-class OneStepAhead(SynchronousController):
+class OneStepAhead(StepProgram):
     """Draws the next step while it trains on this one."""
 
     async def step(self, step: int) -> bool:
-        facts, stopping = self._context.facts, self._context.stopping
-        taken = await unless(stopping, self._window.take(step))
-        last = step + 1 == facts.run.steps
-        if not last:
-            self._window.produce(step + 1, least=step)
-        plan = await self._training.balance(step, taken.groups)
-        scalars = await self._training.prepare(step, taken.groups, plan)
-        advantages = await self._training.advantages(taken.groups, scalars)
-        metrics = await self._training.train(step, advantages, plan)
-        await self._checkpointing.carry(step + 1, taken.carried)
-        await self._window.drain()
-        await self._placement.decide(step + 1, taken.oldest)
-        await self._publishing.publish(step + 1, taken.oldest)
-        verdicts = self._window.commit(taken)
-        assert self._window.state()["ledger"]["next_ordinal"] == taken.next_ordinal
-        evaluated = await self._evaluation.at(step + 1, last)
-        summary = self._reporting.summary(taken.groups, taken.counts, verdicts, evaluated)
-        await self._reporting.end(step + 1, summary, metrics, self._window.state()["ledger"])
+        watch = Stopwatch(self.context.trace, step)
+        taken = await unless(self.context.stopping, self.window.take(step))
+        if not self.is_last(step, taken):
+            self.window.produce(step + 1, least=step)
+        trained = await self.train(step, taken, watch)
+        await self.window.drain()
+        last = await self.end(step, taken, trained, watch)
+        assert self.window.state()["ledger"]["next_ordinal"] == taken.next_ordinal
         return last
 
 
@@ -132,20 +124,20 @@ class Misuse(SynchronousController):
     """Asks the window for what it does not do."""
 
     async def run(self) -> None:
-        await self._publishing.publish(0, 0)
-        await self._window.drain()  # nothing runs ahead: returns at once
-        self._window.produce(0, least=0)
+        await self.publishing.publish(0, 0)
+        await self.window.drain()  # nothing runs ahead: returns at once
+        self.window.produce(0, least=0)
         with pytest.raises(ContractError, match="producing step 1: step 0 runs ahead already"):
-            self._window.produce(1, least=0)
+            self.window.produce(1, least=0)
         with pytest.raises(ContractError, match="taking step 1: step 0 runs ahead"):
-            await self._window.take(1)
-        await self._window.drain()
-        taken: Taken = await self._window.take(0)
+            await self.window.take(1)
+        await self.window.drain()
+        taken: Taken = await self.window.take(0)
         assert [group[0].ordinal for group in taken.groups] == [0, 1, 2, 3]
         assert (taken.next_ordinal, taken.oldest, taken.carried) == (4, 1, [])
-        assert self._window.state()["ledger"]["next_ordinal"] == 0, "it is not committed"
-        assert set(self._window.commit(taken)) == {0, 1, 2, 3}
-        assert self._window.state() == taken.state
+        assert self.window.state()["ledger"]["next_ordinal"] == 0, "it is not committed"
+        assert set(self.window.commit(taken)) == {0, 1, 2, 3}
+        assert self.window.state() == taken.state
 
 
 def test_one_step_runs_ahead_and_is_taken_before_another(tmp_path: Path) -> None:

@@ -52,12 +52,12 @@ class ReportsAnotherStep(CleanController):
     class Program(SynchronousController):
         def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
             super().__init__(config, context)
-            end = self._reporting.end
+            end = self.reporting.end
 
             async def late(version: int, *rest: Any) -> None:
                 await end(version + 1, *rest)
 
-            self._reporting.end = late  # type: ignore[method-assign]
+            self.reporting.end = late  # type: ignore[method-assign]
 
 
 class First:
@@ -77,8 +77,8 @@ class PushesOnlyToTheFirst(CleanController):
     class Program(SynchronousController):
         def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
             super().__init__(config, context)
-            first: Any = First(self._placement)
-            self._publishing = Publishing(context, config, first)
+            first: Any = First(self.placement)
+            self.publishing = Publishing(context, config, first)
 
 
 class TrainsOnWhatIsFiltered(CleanController):
@@ -98,8 +98,8 @@ class ForgetsWhereItWas(CleanController):
     )
 
     class Program(SynchronousController):
-        def _state(self) -> dict[str, Any]:
-            state = super()._state()
+        def state(self) -> dict[str, Any]:
+            state = super().state()
             return {**state, "ledger": {**state["ledger"], "next_ordinal": 0}}
 
 
@@ -120,14 +120,14 @@ class LosesASample(CleanController):
     class Program(SynchronousController):
         def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
             super().__init__(config, context)
-            take = self._window.take
+            take = self.window.take
 
             async def fewer(step: int) -> Any:
                 taken = await take(step)
                 groups: list[list[Header]] = [group[:-1] for group in taken.groups]
                 return replace(taken, groups=groups)
 
-            self._window.take = fewer  # type: ignore[method-assign]
+            self.window.take = fewer  # type: ignore[method-assign]
 
 
 class TrainsAgainOnTheStepBefore(CleanController):
@@ -142,7 +142,7 @@ class TrainsAgainOnTheStepBefore(CleanController):
     class Program(SynchronousController):
         def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
             super().__init__(config, context)
-            take = self._window.take
+            take = self.window.take
             before: list[list[Header]] = []
 
             async def more(step: int) -> Any:
@@ -151,7 +151,7 @@ class TrainsAgainOnTheStepBefore(CleanController):
                 before[:] = taken.groups[:1]
                 return replace(taken, groups=groups, oldest=step - 1)
 
-            self._window.take = more  # type: ignore[method-assign]
+            self.window.take = more  # type: ignore[method-assign]
 
 
 class PublishesEveryVersionTwice(CleanController):
@@ -162,7 +162,7 @@ class PublishesEveryVersionTwice(CleanController):
     class Program(SynchronousController):
         def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
             super().__init__(config, context)
-            publish = self._publishing.publish
+            publish = self.publishing.publish
 
             async def off_by_one(version: int, release_before: int) -> bool:
                 ends = await publish(version, release_before)
@@ -170,4 +170,4 @@ class PublishesEveryVersionTwice(CleanController):
                     await insist(context.supervisor, PUBLISHED, Published(max(0, version - 1)))
                 return ends
 
-            self._publishing.publish = off_by_one  # type: ignore[method-assign]
+            self.publishing.publish = off_by_one  # type: ignore[method-assign]

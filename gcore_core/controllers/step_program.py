@@ -1,0 +1,126 @@
+"""What every step program does: how a run begins and ends, and the two halves of a step that come
+after its groups. A program of one's own derives from ``StepProgram`` and says what a step is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.evaluation import Evaluation
+from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.publishing import Publishing
+from gcore_core.controllers.reporting import Reporting
+from gcore_core.controllers.tracing import Stopwatch
+from gcore_core.controllers.training import Training
+from gcore_core.controllers.window import Taken, Window
+
+
+class StepProgram(ABC):
+    """One shard of a step program, made of the parts of ``gcore_core.controllers``.
+
+    All shards call the same methods in the same order. A program overrides ``step``, and any other
+    method whose order it changes.
+    """
+
+    def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
+        self.context = context
+        self.placement = PlacementShard(context)
+        self.window = Window(context, config, self.placement)
+        self.training = Training(context, config)
+        self.publishing = Publishing(context, config, self.placement)
+        self.evaluation = Evaluation(context, self.placement)
+        self.reporting = Reporting(context)
+        self.checkpointing = Checkpointing(context, self.state())
+
+    @abstractmethod
+    async def step(self, step: int) -> bool:
+        """Takes a step's groups, trains on them and pushes; returns whether the run ends here.
+
+        Raises Stopped when the run is to end before: in the lead at any time at which the trainers
+        hold what a step left, in all shards when a step has ended.
+        """
+
+    async def run(self) -> None:
+        """Pushes the weights that the run begins with, then goes from step to step to its end.
+
+        A run that is told to stop saves a checkpoint and returns; it does not raise.
+        """
+        facts = self.context.facts
+        stopping = self.context.stopping
+        try:
+            await self.placement.decide(facts.start_step, facts.start_step)
+            await self.publishing.publish(facts.start_step, facts.start_step)
+            evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
+            await self.reporting.begin(facts.start_step, evaluated)
+            for step in range(facts.start_step, facts.run.steps):
+                if await self.step(step):
+                    break
+            await self.publishing.save()
+        except Stopped:
+            await self.checkpointing.flush()
+        self.context.trace.flush()
+
+    async def train(self, step: int, taken: Taken, watch: Stopwatch) -> dict[str, float]:
+        """Prepares the groups of a step and trains on them; returns the updates' metrics.
+
+        Raises Stopped before the update when the run is to end.
+        """
+        plan = await self.training.balance(step, taken.groups)
+        scalars = await self.training.prepare(step, taken.groups, plan)
+        advantages = await self.training.advantages(taken.groups, scalars)
+        watch.lap("prepare")
+        if self.context.stopping.is_set():
+            raise Stopped
+        metrics = await self.training.train(step, advantages, plan)
+        watch.lap("train")
+        return metrics
+
+    async def end(
+        self, step: int, taken: Taken, trained: dict[str, float], watch: Stopwatch
+    ) -> bool:
+        """Pushes the new weights, then saves, evaluates and reports; whether the run ends here.
+
+        No sample may be in flight when it is called. trained: what ``train`` returned.
+
+        Raises Stopped in all shards when the run is to end with this step, which is not its last.
+        """
+        version = step + 1
+        await self.checkpointing.carry(version, taken.carried)
+        await self.placement.decide(version, taken.oldest)
+        stops = await self.publishing.publish(version, taken.oldest)
+        watch.lap("push")
+        verdicts = self.window.commit(taken)
+        last = self.is_last(step, taken)
+        metrics = trained | watch.metrics() | self.placement.metrics
+        metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
+        watch.go_on()
+        evaluated = None
+        if not stops:
+            evaluated = await unless(self.context.stopping, self.evaluation.at(version, last))
+        watch.lap("evaluation")
+        summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated)
+        metrics |= watch.metrics()
+        await self.reporting.end(version, summary, metrics, self.state()["ledger"])
+        if stops:
+            raise Stopped
+        return last
+
+    def is_last(self, step: int, taken: Taken) -> bool:
+        """Whether the run ends with this step: of ``run.steps``, or since the data set ends."""
+        facts = self.context.facts
+        return step + 1 == facts.run.steps or taken.next_ordinal >= facts.last_ordinal
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run goes on with, besides the trainers' part; plain values.
+
+        What a program has drawn ahead is not in it, and is drawn again.
+        """
+        return {
+            **self.window.state(),
+            "placement": self.placement.state(),
+            "balance": self.training.state(),
+        }
