@@ -21,19 +21,19 @@ class RowsConfig:
     """
 
     path: str
-    """The file, or the directory where the format has one; relative to the YAML's directory."""
+    """File to read, or a directory where the format has one; relative to the YAML's directory."""
     prompt: str = "prompt"
-    """Field that holds the prompt as text."""
+    """Name of the field that holds the prompt as text."""
     messages: str | None = None
-    """Field that holds the prompt as chat messages, [{role, content}, ...]; takes the place of
-    ``prompt``.
+    """Name of the field that holds the prompt as chat messages, [{role, content}, ...]; it takes
+    the place of ``prompt``. Empty: prompts are text.
     """
     images: str | None = None
-    """Field that holds the paths of the prompt's images, [path, ...], relative to the directory of
-    the data.
+    """Name of the field that holds the paths of the prompt's images, [path, ...], relative to the
+    directory of the data. Empty: prompts have no images.
     """
     limit: int | None = None
-    """Use this many rows, from the first on."""
+    """Number of rows to use, from the first on; at least 1. Empty: all rows."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:

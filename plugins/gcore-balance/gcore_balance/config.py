@@ -11,21 +11,23 @@ from gcore_core.contract.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class TokensConfig:
     prompts: Literal["each", "shared"] = "each"
-    """``shared``: the trainer encodes the prompt of a group once where its records are together, so
-    they stay together: worth it for long prompts, and when there are many more groups than ranks.
-    ``each``: every record for itself.
+    """Whether the cost of a prompt is shared in its group. each: every record pays for its prompt,
+    and records are dealt one by one. shared: for a trainer that encodes the prompt of a group once
+    where its records are together; a group stays together and pays once. It is worth it for long
+    prompts, where there are many more groups than ranks.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostConfig(TokensConfig):
     hidden_size: int = 4096
-    """Of the policy. Until something was measured, a record of L tokens costs L + L^2 / (12
-    hidden_size): what a transformer's matrices and its causal attention multiply.
+    """Hidden size of the policy, at least 1. Until something was measured, a record of L tokens
+    costs L + L^2 / (12 hidden_size), which is what a transformer's matrices and its causal
+    attention multiply.
     """
     learn: bool = True
-    """Fit the cost to the seconds that ranks are measured to work. Has no effect in a deterministic
-    run.
+    """Whether to fit the cost to the seconds that ranks are measured to work. It has no effect in a
+    deterministic run.
     """
 
     def __post_init__(self) -> None:

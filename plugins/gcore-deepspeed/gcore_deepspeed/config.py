@@ -13,23 +13,25 @@ class DeepSpeedTrainerConfig(TrainerSettings):
     """Settings of ``roles.<trainer>.config``. Other settings of DeepSpeed go under ``engine:``."""
 
     stage: int = 2
-    """What the ranks share out: 1 the optimizer's moments and float32 weights, 2 gradients too, 3
-    the weights too.
+    """What the ranks share out among them: 1 the optimizer's moments and float32 weights; 2 also
+    the gradients; 3 also the weights.
     """
     offload_optimizer: bool = False
-    """Keep moments and float32 weights in host memory, and make AdamW's step there."""
+    """Whether moments and float32 weights lie in host memory, where AdamW then makes its step."""
     offload_params: bool = False
-    """Keep the weights' shares in host memory; with stage 3."""
+    """Whether the weights' shares lie in host memory; for stage 3 only."""
     bucket_elements: int = 2**25
-    """Numbers reduced, gathered or exported in one piece; a larger tensor is a piece of its own."""
+    """Most numbers that are reduced, gathered or exported in one piece, at least 1; a larger tensor
+    is a piece of its own.
+    """
     checkpoint: Literal["whole", "universal"] = "whole"
-    """How state is saved: whole tensors in safetensors, which every trainer can load; or
-    DeepSpeed's universal format, which holds pickles and so is for storage that nobody else can
-    write to. Both are loaded, whichever is set.
+    """Format in which state is saved; both are loaded, whichever is set. whole: whole tensors in
+    safetensors, which every trainer can load. universal: DeepSpeed's own, which holds pickles and
+    so is for storage that nobody else can write to.
     """
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with
-    packing: padded.
+    """Implementation of attention in transformers: auto is its own choice for the model;
+    flash_attention_2 needs ``packing: padded``.
     """
 
     def __post_init__(self) -> None:

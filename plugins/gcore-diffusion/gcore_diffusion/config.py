@@ -24,9 +24,10 @@ class LoraSettings:
     """
 
     rank: int = 0
-    """0 trains all weights of the denoiser."""
+    """Rank of the adapters, at least 0; 0 uses no adapters and trains all weights of the denoiser.
+    """
     alpha: float = 64.0
-    """The adapter's output is scaled by alpha / rank."""
+    """Number that scales the adapters' output, which is multiplied by alpha / rank."""
     targets: list[str] = field(default_factory=lambda: ["to_q", "to_k", "to_v", "to_out.0"])
     """Names of the modules that get an adapter."""
 
@@ -39,17 +40,19 @@ class DenoiserSettings:
     """What sampler and trainer must have in common to speak of the same transition."""
 
     guidance: float = 1.0
-    """Classifier-free guidance: unconditional + guidance x (conditional - unconditional); 1 is
-    without. Flux takes it as an input.
+    """Strength w of classifier-free guidance, at least 1: unconditional + w (conditional -
+    unconditional). 1 does without. Flux takes it as an input of the model.
     """
     lora: LoraSettings = field(default_factory=LoraSettings)
-    """Train low-rank adapters; the reference is then the model without them."""
+    """Adapters that are trained in place of the denoiser's weights; the reference is then the model
+    without them.
+    """
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Arithmetic of the denoiser. Transitions, latents and log-probs are always float32."""
+    """Dtype of the denoiser's arithmetic. Transitions, latents and log-probs are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto is cuda where there is one."""
+    """Where the model runs: auto takes cuda where torch sees a CUDA device, else cpu."""
     threads: int = 1
-    """CPU threads; 0 leaves torch's choice."""
+    """Number of CPU threads; 0 leaves torch's choice."""
     max_sequence_length: int = 256
     """Most tokens of a prompt that a pipeline's text encoders read."""
 
@@ -65,40 +68,43 @@ class DiffusionGeneratorConfig(DenoiserSettings):
     """Settings of ``roles.<generator>.config``."""
 
     steps: int = 10
-    """Denoising steps of a sample."""
+    """Number of denoising steps of a sample, at least 2."""
     noise: Noise = "sde"
-    """Of a stochastic step: sde (Flow-GRPO), dance (DanceGRPO), cps (coefficients-preserving), ddim
-    (eta).
+    """Kind of noise of a stochastic step: sde (Flow-GRPO), dance (DanceGRPO) and cps
+    (coefficients-preserving) for models that predict the flow; ddim for those that predict epsilon
+    or v.
     """
     scale: float = 0.7
-    """How much noise: a of sde, eta of dance and ddim, the share of the level for cps. 0: no step
-    is stochastic and records have no actions, which is what a forward-process objective wants.
+    """How much noise a stochastic step adds, at least 0: a for sde, eta for dance and ddim, a share
+    of the noise level for cps; at most 1 for cps and ddim. 0: no step is stochastic and records
+    have no actions, as a forward-process objective wants it.
     """
     window: int = 0
-    """How many neighbouring steps are stochastic, and so are actions; the others are deterministic
-    (MixGRPO).
-    0: all but the last.
+    """Number of neighbouring steps that are stochastic, and so are actions; the others are
+    deterministic (MixGRPO). 0: all steps before ``window_end``.
     """
     window_end: int | None = None
-    """The window stays before this step; empty: before the last one, whose noise all but
-    vanishes.
+    """Number, counted from 0, of the first step that is never stochastic; in 1..steps. Empty: the
+    last step, whose noise all but vanishes.
     """
     window_moves: Literal["random", "slide", "stay"] = "random"
-    """Where the window stands: random anew for each version of the weights, sliding on with it, or
-    at the beginning.
+    """Where the window stands: random is drawn anew for each version of the weights; slide moves on
+    by one step with each version and then begins again; stay is at the first step.
     """
     shift: float = 1.0
-    """Shift of the tiny model's noise levels towards noise; a pipeline's scheduler has its own."""
+    """How far the tiny model's noise levels t are moved towards noise: shift t / (1 + (shift - 1)
+    t). 1 leaves them evenly spaced. A pipeline's scheduler has its own.
+    """
     same_noise: bool = False
-    """Samples of one prompt start from the same noise (DanceGRPO); they differ by the noise of
-    their steps alone.
+    """Whether samples of one prompt start from the same noise (DanceGRPO), so that they differ by
+    the noise of their steps alone.
     """
     height: int = 0
-    """Of the images, in pixels; 0 is the model's own size."""
+    """Height of the images in pixels; 0 is the model's own size."""
     width: int = 0
-    """Of the images, in pixels; 0 is the model's own size."""
+    """Width of the images in pixels; 0 is the model's own size."""
     max_batch: int = 256
-    """Most samples denoised at once; others wait."""
+    """Most samples that are denoised at once, at least 1; further ones wait."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,50 +133,65 @@ class DiffusionTrainerConfig(DenoiserSettings):
     packing: ClassVar[str] = "padded"  # what the shared training program asks of language models
 
     learning_rate: float = 1e-5
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW; at least 0. ``schedule`` and ``warmup_updates`` say how it
+    changes.
+    """
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate goes from its peak to ``final_fraction`` of it over all updates of the run."""
+    """How the rate changes after the warm-up, counted in updates of the whole run: constant stays
+    at the peak; linear and cosine go down to ``final_fraction`` of it.
+    """
     warmup_updates: int = 0
-    """Updates in which the rate rises linearly from 0 to its peak."""
+    """Number of updates in which the rate rises linearly to its peak; at least 0. 0 starts at the
+    peak.
+    """
     final_fraction: float = 0.0
-    """Rate of the last update as a fraction of the peak (linear and cosine)."""
+    """Rate of the run's last update as a fraction of the peak, for schedules linear and cosine. 0
+    lets the rate end at 0.
+    """
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    """AdamW's two decay rates."""
+    """AdamW's decay rates of the first and the second moment; two numbers, each at least 0 and
+    below 1.
+    """
     eps: float = 1e-8
-    """Added to AdamW's denominator."""
+    """Number that is added to the denominator of AdamW's step."""
     weight_decay: float = 0.0
-    """Decoupled decay of matrices; vectors are never decayed."""
+    """AdamW's decoupled decay of matrices; vectors are never decayed. 0 decays nothing."""
     clip_grad_norm: float = 1.0
-    """Largest gradient norm, over all ranks; 0 does not clip."""
+    """Largest norm of the gradient, taken over all ranks; at least 0. A larger gradient is scaled
+    down to it; 0 does not clip.
+    """
     kl_coefficient: float = 0.0
-    """The loss gains this x KL(policy || reference) of each trained transition: exact, in nats a
-    dimension. For a forward-process objective it is this x the mean squared difference of the two
-    models' outputs.
+    """Factor c by which c KL(policy || reference) of the trained transitions is added to the loss,
+    at least 0. The KL is exact, in nats a dimension; for a forward-process objective it is the mean
+    squared difference of the two models' outputs.
     """
     reference: bool = True
-    """Keep the initial weights (with LoRA: the model without its adapters), to which KL is
-    measured.
+    """Whether to keep the initial weights as reference, to which KL is measured; with LoRA the
+    reference is the model without its adapters.
     """
     reference_path: ClassVar[str] = ""
     reference_decay: float = 1.0
-    """Below 1 the reference is a moving average of the policy: its own share in each step's
-    mean.
+    """Share of itself that the reference keeps in each step, in 0..1; the rest comes from the
+    policy, so that below 1 it is a moving average. 1 keeps the initial weights. Not below 1 with
+    LoRA.
     """
     budget_rows: int = 4096
-    """Most transitions of one forward pass; a larger micro-batch goes through in parts, with one
-    more forward pass.
+    """Most transitions of one forward pass, at least 1; a larger micro-batch goes through in parts
+    and needs one more forward pass.
     """
     batch_records: int = 1024
-    """Most records of one micro-batch."""
+    """Most records of one micro-batch, at least 1."""
     draws: int = 4
-    """For a forward-process objective: noise levels drawn for each record."""
+    """Number of noise levels drawn for each record, at least 1; for a forward-process objective
+    only.
+    """
     gradient_checkpointing: bool = False
-    """Keep only the blocks' inputs and compute the rest again in the backward pass (pipelines
-    only).
+    """Whether to keep only the blocks' inputs and compute the rest again in the backward pass,
+    which saves memory and costs time; for pipelines only.
     """
     dump_dir: str = ""
-    """Where the records of an update whose loss or gradient is not finite are written; empty: the
-    run's directory.
+    """Directory for the records of an update whose loss or gradient is not finite; empty: the run's
+    directory.
     """
 
     def __post_init__(self) -> None:
@@ -207,11 +228,13 @@ class NftConfig:
     """Settings of ``objective.config`` of ``diffusion/nft``."""
 
     beta: float = 0.5
-    """How far the two implicit policies stand from the old one: v+- = (1 -+ beta) v_old +- beta v
-    (DiffusionNFT).
+    """How far the two implicit policies v+ and v- stand from the old one, above 0: v+ = (1 - beta)
+    v_old + beta v, v- = (1 + beta) v_old - beta v (DiffusionNFT).
     """
     advantage_clip: float = 2.0
-    """Advantages of this size and more count as certainly good or certainly bad."""
+    """Size of an advantage, above 0, from which on an image counts as certainly good or certainly
+    bad.
+    """
 
     def __post_init__(self) -> None:
         require(self.beta > 0, "beta", f"must be positive, is {self.beta}")
@@ -225,18 +248,20 @@ class ClassifierConfig:
     """Settings of the reward ``diffusion/classifier``."""
 
     path: str
-    """A directory that holds the classifier, or a Python file with a function that makes one (see
+    """Directory that holds the classifier, or a Python file with a function that makes it (see
     ``model: make``).
     """
     name: str = ""
-    """The function, where ``path`` is a file."""
+    """Name of that function; needed where ``path`` is a file."""
     config: dict[str, Any] = field(default_factory=dict)
-    """What the function is given."""
+    """Keyword arguments of that function."""
     file: str = "classifier.safetensors"
-    """The classifier's weights in that directory."""
+    """Name of the file with the classifier's weights in the directory."""
     label: str = "label"
-    """Field of a row that holds the class its image is to show."""
+    """Field of a row that holds the class its image is to show, a whole number from 0 on."""
     measure: Literal["probability", "correct"] = "probability"
-    """probability: of the wanted class. correct: 1 when it is the likeliest class, else 0."""
+    """What is scored: probability is that of the wanted class, in 0..1; correct is 1 when the
+    wanted class is the likeliest one, else 0.
+    """
     threads: int = 1
-    """CPU threads; 0 leaves torch's choice."""
+    """Number of CPU threads; 0 leaves torch's choice."""

@@ -28,29 +28,31 @@ class GeneratorSettings:
     """Settings of ``roles.<generator>.config``."""
 
     max_new_tokens: int = 512
-    """Most actions of one sample; the end-of-sequence token counts."""
+    """Most actions of one sample, at least 1; the end-of-sequence token counts."""
     temperature: float = 1.0
-    """Logits are divided by it; log-probs are of the divided logits. 0 samples greedily."""
+    """Number by which logits are divided before sampling, at least 0; log-probs are those of the
+    divided logits. 0 samples greedily.
+    """
     top_p: float = 1.0
-    """Sample from the smallest set of tokens with this much probability; log-probs stay those of
-    all tokens.
+    """Sample from the smallest set of tokens that together have this probability, above 0 and at
+    most 1; 1 takes all tokens. Log-probs stay those of all tokens.
     """
     top_k: int = 0
-    """Sample from this many likeliest tokens; 0 is all. Log-probs stay those of all tokens."""
+    """Sample from this many likeliest tokens; 0 takes all. Log-probs stay those of all tokens."""
     stop: list[str] = field(default_factory=list)
-    """A sample ends when its text contains one of these."""
+    """Texts that end a sample as soon as its text contains one of them; none may be empty."""
     max_batch: int = 256
-    """Most samples decoded at once; others wait."""
+    """Most samples that are decoded at once, at least 1; further ones wait."""
     context_length: int | None = None
-    """Most tokens of prompt and completion; empty: the model's. A prompt that fills it fails as
-    prompt_too_long.
+    """Most tokens of prompt and completion together, at least 1; empty: as many as the model
+    allows. A prompt that fills it fails as prompt_too_long.
     """
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of weights and cache; log-probs are always computed in float32."""
+    """Dtype of weights and cache. Log-probs are always computed in float32."""
     threads: int = 1
-    """CPU threads; 0 leaves the library's choice."""
+    """Number of CPU threads; 0 leaves the library's choice."""
     trust_remote_code: bool = False
-    """Run Python code that lies in the model directory."""
+    """Whether Python code that lies in the model directory may be run."""
 
     def __post_init__(self) -> None:
         require(
@@ -75,51 +77,68 @@ class TrainerSettings:
     """Settings of ``roles.<trainer>.config``."""
 
     learning_rate: float = 1e-6
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW; at least 0. ``schedule`` and ``warmup_updates`` say how it
+    changes.
+    """
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate goes from its peak to ``final_fraction`` of it over all updates of the run."""
+    """How the rate changes after the warm-up, counted in updates of the whole run: constant stays
+    at the peak; linear and cosine go down to ``final_fraction`` of it.
+    """
     warmup_updates: int = 0
-    """Updates in which the rate rises linearly from 0 to its peak."""
+    """Number of updates in which the rate rises linearly to its peak; at least 0. 0 starts at the
+    peak.
+    """
     final_fraction: float = 0.0
-    """Rate of the last update as a fraction of the peak (linear and cosine)."""
+    """Rate of the run's last update as a fraction of the peak, for schedules linear and cosine; in
+    0..1. 0 lets the rate end at 0.
+    """
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    """AdamW's two decay rates."""
+    """AdamW's decay rates of the first and the second moment; two numbers, each at least 0 and
+    below 1.
+    """
     eps: float = 1e-8
-    """Added to AdamW's denominator."""
+    """Number that is added to the denominator of AdamW's step."""
     weight_decay: float = 0.0
-    """Decoupled decay of matrices; vectors (norms, biases) are never decayed."""
+    """AdamW's decoupled decay of matrices; vectors (norms, biases) are never decayed. 0 decays
+    nothing.
+    """
     clip_grad_norm: float = 1.0
-    """Largest gradient norm, over all ranks; 0 does not clip."""
+    """Largest norm of the gradient, taken over all ranks; at least 0. A larger gradient is scaled
+    down to it; 0 does not clip.
+    """
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of forward and backward, and dtype of exported weights; the optimizer's weights
-    are always float32.
+    """Dtype of the arithmetic in forward and backward passes, and of exported weights. The
+    optimizer's weights are always float32.
     """
     budget_tokens: int = 16384
-    """Most tokens, padding included, of one forward pass; an update accumulates as many passes as
-    it needs.
+    """Most tokens of one forward pass, padding included; at least 1. An update adds up as many
+    passes as it needs; a record that alone is longer gets a pass of its own.
     """
     packing: Literal["auto", "shared_prompt", "padded"] = "auto"
-    """shared_prompt encodes the prompt of a group once for all its samples; padded encodes each
-    record by itself; auto takes the cheaper of those that give this model's log-probs (checked on
-    random tokens when it is loaded).
+    """How records share a forward pass: shared_prompt encodes the prompt of a group once for all
+    its samples; padded encodes each record by itself; auto takes the cheaper of those that give
+    this model's log-probs, which is tried on random tokens when it is loaded.
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto is cuda where there is one."""
+    """Where the model runs: auto takes cuda where torch sees a CUDA device, else cpu."""
     threads: int = 1
-    """CPU threads of a rank; 0 leaves torch's choice."""
+    """Number of CPU threads of one rank; 0 leaves torch's choice."""
     reference: bool = False
-    """Keep a frozen copy of the initial weights; implied by an objective that requires
-    ``ref_logp``.
+    """Whether to keep a frozen copy of the initial weights as reference. It is also kept when
+    ``reference_path`` is set, and when the objective requires ``ref_logp`` and no other role
+    supplies it.
     """
     reference_path: str = ""
-    """Model directory of the reference; empty: the initial policy."""
+    """Model directory of the reference; empty: the initial policy's."""
     gradient_checkpointing: bool = False
-    """Keep only the layers' inputs and compute the rest again in the backward pass."""
+    """Whether to keep only the layers' inputs and compute the rest again in the backward pass,
+    which saves memory and costs time.
+    """
     trust_remote_code: bool = False
-    """Run Python code that lies in the model directory."""
+    """Whether Python code that lies in the model directory may be run."""
     dump_dir: str = ""
-    """Where the records of an update whose loss or gradient is not finite are written; empty: the
-    run's directory.
+    """Directory for the records of an update whose loss or gradient is not finite; empty: the run's
+    directory.
     """
 
     def __post_init__(self) -> None:

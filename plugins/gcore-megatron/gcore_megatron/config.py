@@ -13,27 +13,32 @@ class MegatronTrainerConfig(TrainerSettings):
     """Settings of ``roles.<trainer>.config``: those of every trainer, and how a model is split."""
 
     tensor_parallel: int = 1
-    """Slots that share each matrix and the vocabulary; must divide the query and key-value
-    heads.
+    """Number of slots that share each matrix and the vocabulary; at least 1. It must divide the
+    model's query heads, key-value heads and feed-forward channels.
     """
     pipeline_parallel: int = 1
-    """Slots that share the layers, one stage after the other (schedule 1F1B); must divide their
-    number.
+    """Number of slots that share the layers, one stage after the other (schedule 1F1B); at least 1.
+    It must divide the number of layers.
     """
     context_parallel: int = 1
-    """Slots that share each sequence; keys and values are gathered. Goes with padded packing
-    only.
+    """Number of slots that share each sequence and gather its keys and values; at least 1. Above 1
+    records are packed padded.
     """
     sequence_parallel: bool = False
-    """Share what lies between the matrices over the tensor-parallel slots too; saves memory."""
+    """Whether the tensor-parallel slots also share what lies between the matrices, which saves
+    memory; needs ``tensor_parallel`` above 1.
+    """
     distributed_optimizer: bool = True
-    """Share AdamW's state over the data-parallel replicas."""
+    """Whether the data-parallel replicas share out AdamW's state, in place of each holding all of
+    it.
+    """
     overlap_grad_reduce: bool = False
-    """Sum gradients over the replicas while the backward pass still runs."""
+    """Whether gradients are summed over the replicas while the backward pass still runs."""
     checkpoint: Literal["distributed", "whole"] = "distributed"
-    """How state is saved: Megatron-Core's distributed checkpoint, by all ranks while training goes
-    on, loaded with the same ``distributed_optimizer``; or whole tensors in safetensors, which every
-    trainer can load, by rank 0 while training waits. Both are loaded, whichever is set.
+    """Format in which state is saved; both are loaded, whichever is set. distributed:
+    Megatron-Core's own, written by all ranks while training goes on, and loaded only with the same
+    ``distributed_optimizer``. whole: whole tensors in safetensors, which every trainer can load,
+    written by rank 0 while training waits.
     """
 
     def __post_init__(self) -> None:
