@@ -1,4 +1,7 @@
-"""What may be set under ``placement.config``; the string below a field is its help."""
+"""What may be set under ``placement.config``.
+
+The string below a field is its help, which ``g-core plugins show placement`` prints.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,13 @@ def _share(settings: Any, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
+    """Settings of ``placement/split``."""
+
     share: float = 0.25
-    """Share of the cells that the judges get."""
+    """Share of the cells that the judges get, above 0 and below 1; ignored when ``cells`` is set.
+    """
     cells: int = 0
-    """Number of cells that the judges get, instead of a share; 0: ``share`` decides."""
+    """Number of cells that the judges get, at least 0; 0: ``share`` decides."""
 
     def __post_init__(self) -> None:
         _share(self, "share")
@@ -32,16 +38,18 @@ class SplitConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class UtilisationConfig:
+    """Settings of ``placement/utilisation``."""
+
     cells: int = 1
-    """How many cells move after a step."""
+    """Number of cells that move after a step, at least 1."""
     share: float = 0.5
-    """Share of the cells that the judges get in the first step."""
+    """Share of the cells that the judges get in the first step, above 0 and below 1."""
     signal: Literal["busy", "filled"] = "busy"
-    """What is compared. busy: share of a role's time in which a replica ran anything. filled: share
-    of its places that were taken.
+    """What is compared between the roles. busy: share of a role's time in which a replica ran
+    anything. filled: share of its places (sequences that can run at once) that were taken.
     """
     threshold: float = 0.05
-    """Difference between the two roles' signals up to which nothing moves."""
+    """Difference between the two roles' signals, as a share of 1, up to which nothing moves."""
 
     def __post_init__(self) -> None:
         _share(self, "share")
@@ -50,43 +58,49 @@ class UtilisationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
+    """Settings of ``placement/replay``."""
+
     share: float = 0.25
-    """Share of the cells that the judges get in the first step, when the expected lengths below are
-    not given.
+    """Share of the cells that the judges get in the first step, above 0 and below 1; ignored when
+    the two expected lengths below are set.
     """
     policy_tokens: float = 0.0
-    """Expected tokens of an answer. With ``judge_tokens``, the first split follows from the work of
-    both roles.
+    """Expected tokens of an answer; 0: not known. When ``judge_tokens`` is set too, the first split
+    follows from the work of both roles.
     """
     judge_tokens: float = 0.0
-    """Expected tokens of a verdict."""
+    """Expected tokens of a verdict; 0: not known. It counts only together with ``policy_tokens``.
+    """
     modes: list[str] = field(default_factory=lambda: ["split", "colocated"])
-    """Modes that may be chosen: split, colocated, coresident. colocated is considered once the cost
-    of changing roles was measured.
+    """Modes that may be chosen, from split, colocated and coresident; split must be among them.
+    colocated is considered once the cost of changing roles was measured.
     """
     discount: float = 0.85
-    """Weight of a step relative to the one after it."""
+    """Weight of a step's regrets relative to those of the step after it, at least 0 and below 1; 0:
+    only the latest step counts.
+    """
     caution: float = 0.12
-    """How far the next step's best split is expected to lie from that of the latest steps: a
-    standard deviation, in log-odds of the judges' share.
+    """How far the next step's best split is expected to lie from that of the latest steps, at least
+    0: a standard deviation, in log-odds of the judges' share.
     """
     draws: int = 3
-    """How often a step is replayed, each time with other groups drawn from it."""
+    """How often a step is replayed, at least 1, each time with other groups drawn from it."""
     largest: int = 64
-    """Most cells that are replayed. Of a larger cluster a part is replayed that has the same work
-    in each cell.
+    """Most cells that are replayed, at least 2. Of a larger cluster a part is replayed that has the
+    same work in each cell.
     """
     splits: int = 32
-    """How many splits are tried; the choice may lie between two of them."""
+    """Most splits that are tried, at least 1; the choice may lie between two of them."""
     tolerance: float = 0.3
     """Largest relative difference between a step's replayed and measured time at which the replay
-    counts as right.
+    counts as right; 0.3 is 30%.
     """
     patience: int = 5
-    """How many steps in a row may be replayed wrongly; then the best fixed split that was seen is
-    taken.
+    """Number of steps in a row with a wrong replay, at least 1, after which the split with the
+    least measured time is taken instead.
     """
     seed: int = 0
+    """Seed of the draws of groups; any whole number that is not negative."""
 
     def __post_init__(self) -> None:
         _share(self, "share")

@@ -9,20 +9,21 @@ from gcore_language.settings import GeneratorSettings, require
 
 @dataclass(frozen=True, kw_only=True)
 class SglangGeneratorConfig(GeneratorSettings):
-    """Settings of ``roles.<generator>.config``. Every other argument of SGLang's server goes under
-    ``engine:``.
+    """Settings of ``roles.<generator>.config``.
+
+    Every other argument of SGLang's server goes under ``engine:``.
     """
 
     kv_cache_tokens: int | None = None
-    """Tokens that the key-value cache holds; empty: 16,384 on a CPU, on a GPU what SGLang finds
-    free.
+    """Tokens that the key-value cache holds, above 0; empty: 16,384 on a CPU, on a GPU what SGLang
+    finds free.
     """
     start_timeout_s: float = 900.0
-    """How long SGLang may take until it answers: it loads the model and, on a GPU, captures
-    graphs.
+    """Most seconds, above 0, until SGLang has started and answers: it loads the model and, on a
+    GPU, captures graphs.
     """
     push_timeout_s: float = 600.0
-    """How long SGLang may take over one bucket of a weight push."""
+    """Most seconds, above 0, that SGLang may take for one bucket of a weight push."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

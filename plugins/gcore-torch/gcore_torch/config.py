@@ -13,8 +13,8 @@ class TorchTrainerConfig(TrainerSettings):
     """Settings of ``roles.<trainer>.config``."""
 
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention of transformers; auto is its own choice for the model; flash_attention_2 goes with
-    packing: padded.
+    """Attention of transformers: auto is its own choice for the model; flash_attention_2 goes only
+    with packing: padded.
     """
 
     def __post_init__(self) -> None:
@@ -31,10 +31,11 @@ class TorchGeneratorConfig(GeneratorSettings):
     """Settings of ``roles.<generator>.config``."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto is cuda where there is one."""
+    """Device of weights and cache; auto: cuda where there is one, else cpu."""
     decoder: Literal["auto", "fused", "transformers"] = "auto"
-    """fused is this plugin's decoder (Llama, Mistral, Qwen2, Qwen3); auto takes it where its logits
-    are the model's.
+    """How tokens are computed. fused: this plugin's decoder (Llama, Mistral, Qwen2, Qwen3).
+    transformers: the model's own forward pass. auto: fused where its logits are the model's,
+    else transformers.
     """
     sleep: Literal["keep", "discard"] = "keep"
     """What a sleep does with the weights: keep moves them from an accelerator to host memory;
@@ -42,6 +43,7 @@ class TorchGeneratorConfig(GeneratorSettings):
     """
 
     def keeps_weights(self) -> bool:
+        """Returns whether the weights are valid after a sleep without a push."""
         return self.sleep == "keep"
 
 
@@ -50,21 +52,23 @@ class TorchRewardConfig:
     """Settings of ``rewards.<name>.config``."""
 
     path: str
-    """Directory of the reward model, or its name on the hub."""
+    """Directory of the reward model, or its name on the hub; it must be given."""
     budget_tokens: int = 16384
-    """Most tokens, padding included, of one forward pass."""
+    """Most tokens, padding included, of one forward pass, at least 1; a longer record is passed
+    alone.
+    """
     context_length: int | None = None
-    """Most tokens of prompt and completion; empty: the model's. A longer record has no reward; it
-    is not cut.
+    """Most tokens of prompt and completion, at least 1; empty: the model's limit. A longer record
+    gets no reward; it is not cut.
     """
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the weights."""
+    """Type in which the weights are held and the reward is computed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto is cuda where there is one."""
+    """Device of the model; auto: cuda where there is one, else cpu."""
     threads: int = 1
-    """CPU threads; 0 leaves torch's choice."""
+    """CPU threads; 0: torch's own choice."""
     trust_remote_code: bool = False
-    """Run Python code that lies in the model directory."""
+    """Whether to run Python code that lies in the model directory."""
 
     def __post_init__(self) -> None:
         require(bool(self.path), "path", "no directory of a reward model is given")

@@ -13,19 +13,22 @@ _COLDEST = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class VllmGeneratorConfig(GeneratorSettings):
-    """Settings of ``roles.<generator>.config``. Every other argument of vLLM's engine goes under
-    ``engine:``.
+    """Settings of ``roles.<generator>.config``.
+
+    Every other argument of vLLM's engine goes under ``engine:``.
     """
 
     tensor_parallel: int = 1
-    """Devices that hold one replica together, its tensors split over them; ``slots`` must hold
-    whole replicas.
+    """Devices that hold one replica together, its tensors split over them, at least 1; ``slots``
+    must be a multiple of it.
     """
     kv_cache_gib: float | None = None
-    """Memory of the key-value cache in GiB; empty: 1 on a CPU, on a GPU what vLLM finds free."""
+    """Memory of the key-value cache in GiB, above 0; empty: 1 on a CPU, on a GPU what vLLM finds
+    free.
+    """
     lora_path: str = ""
-    """Directory of a LoRA adapter as peft saves it, for all samples; weight pushes change what lies
-    under it.
+    """Directory of a LoRA adapter as peft saves it, for all samples; empty: none. Weight pushes
+    change what lies under it.
     """
 
     def __post_init__(self) -> None:
@@ -41,5 +44,5 @@ class VllmGeneratorConfig(GeneratorSettings):
         require(room is None or room > 0, "kv_cache_gib", f"must be positive, is {room}")
 
     def replica_slots(self) -> int:
-        """Slots of one replica."""
+        """Returns the number of slots that one replica takes."""
         return self.tensor_parallel
