@@ -12,21 +12,15 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-import msgspec
-
 from gcore_core.contract.deadlines import Deadlines
-from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
-from gcore_core.contract.launching import (
-    Endpoint,
-    Item,
-    Peer,
-    Reply,
-    Request,
-    Servable,
-    StreamEndpoint,
-    Traffic,
-)
-from gcore_core.runtime.rpc.service import Call, RemoteFailure, encode, from_wire, to_wire
+from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
+from gcore_core.contract.launching import Peer, Servable, Traffic
+from gcore_core.runtime.rpc import wire
+from gcore_core.runtime.rpc.peers import CallingPeer
+from gcore_core.runtime.rpc.service import Body, Call, encode, to_wire
+
+_LOST = -1  # in place of an answer, beside the kinds of frames: the connection broke
+_Inbox = asyncio.Queue[tuple[int, bytes]]  # a call's answers that nobody has read yet
 
 
 class Weather(Protocol):
@@ -84,51 +78,23 @@ class InlineView:
         self._network.services.pop(self._name, None)
 
 
-class InlinePeer:
+class InlinePeer(CallingPeer):
     """The process ``name``, as the process ``source`` calls it."""
 
+    _network: InlineNetwork
+
     def __init__(self, network: InlineNetwork, source: str, name: str, traffic: Traffic) -> None:
-        self.name = name
+        super().__init__(name, network)
         self._traffic = traffic
-        self._network = network
         self._source = source
-
-    async def call(
-        self,
-        endpoint: Endpoint[Request, Reply],
-        request: Request,
-        *,
-        deadline_s: float | None = None,
-    ) -> Reply:
-        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
-        exchange = self._exchange(endpoint.name, request, limit_s)
-        async with contextlib.aclosing(exchange) as messages:
-            async for kind, body in messages:
-                if kind == "reply":
-                    return endpoint.reply_decoder.decode(body)
-        raise ContractError(f"{endpoint.name} gave no reply", where=self.name)
-
-    async def stream(
-        self,
-        endpoint: StreamEndpoint[Request, Item],
-        request: Request,
-        *,
-        deadline_s: float | None = None,
-    ) -> AsyncGenerator[Item, None]:
-        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
-        exchange = self._exchange(endpoint.name, request, limit_s)
-        async with contextlib.aclosing(exchange) as messages:
-            async for kind, body in messages:
-                if kind == "item":
-                    yield endpoint.item_decoder.decode(body)
 
     async def close(self) -> None:
         pass
 
     async def _exchange(
         self, method: str, request: Any, deadline_s: float
-    ) -> AsyncGenerator[tuple[str, bytes], None]:
-        inbox: asyncio.Queue[Any] = asyncio.Queue()
+    ) -> AsyncGenerator[tuple[int, Body], None]:
+        inbox: _Inbox = asyncio.Queue()
         body = encode(request)
         self._traffic.add(body)
         task = asyncio.ensure_future(self._serve(method, body, inbox))
@@ -142,25 +108,25 @@ class InlinePeer:
                         f"no sign of progress for {deadline_s:g} s in {method}", where=self.name
                     ) from None
                 self._traffic.add(body)
-                if kind == "lost":
+                if kind == _LOST:
                     raise WorkerDied(
                         f"the connection to {self.name} broke", where=self.name, why=method
                     )
-                if kind == "error":
-                    raise from_wire(msgspec.msgpack.decode(body, type=RemoteFailure))
-                if kind != "progress":
+                if kind == wire.ERROR:
+                    raise self._raised(method, body)
+                if kind != wire.PROGRESS:
                     yield kind, body
-                if kind == "reply":
+                if kind == wire.REPLY:
                     return
         finally:
             task.cancel()
 
-    async def _serve(self, method: str, body: bytes, inbox: asyncio.Queue[Any]) -> None:
+    async def _serve(self, method: str, body: bytes, inbox: _Inbox) -> None:
         travel = self._network.weather.travel
         service = self._network.services.get(self.name)
         arrivals = await travel(self._source, self.name, method) if service is not None else 0
         if service is None or not arrivals:
-            inbox.put_nowait(("lost", b""))
+            inbox.put_nowait((_LOST, b""))
             return
         if arrivals > 1:
             copy = asyncio.ensure_future(self._serve_copy(service, method, body))
@@ -169,20 +135,18 @@ class InlinePeer:
 
         async def emit(item: bytes) -> None:
             if not await travel(self.name, self._source, method):
-                inbox.put_nowait(("lost", b""))
+                inbox.put_nowait((_LOST, b""))
                 raise asyncio.CancelledError
-            inbox.put_nowait(("item", item))
+            inbox.put_nowait((wire.ITEM, item))
 
-        call = Call(lambda: inbox.put_nowait(("progress", b"")))
+        call = Call(lambda: inbox.put_nowait((wire.PROGRESS, b"")))
         try:
-            message = "reply", await service.handle(method, body, call, emit)
+            message = wire.REPLY, await service.handle(method, body, call, emit)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # isolation point: it is re-raised at the caller
-            message = "error", encode(to_wire(error, self.name))
-        inbox.put_nowait(
-            message if await travel(self.name, self._source, method) else ("lost", b"")
-        )
+            message = wire.ERROR, encode(to_wire(error, self.name))
+        inbox.put_nowait(message if await travel(self.name, self._source, method) else (_LOST, b""))
 
     async def _serve_copy(self, service: Servable, method: str, body: bytes) -> None:
         """The same request once more, some time later; nobody listens to its answer."""

@@ -39,24 +39,15 @@ from gcore_core.contract.errors import (
     GcoreError,
     WorkerDied,
 )
-from gcore_core.contract.launching import (
-    Endpoint,
-    Item,
-    Peer,
-    Reply,
-    Request,
-    Servable,
-    StreamEndpoint,
-    Traffic,
-)
+from gcore_core.contract.launching import Peer, Servable, Traffic
 from gcore_core.runtime.rpc import wire
+from gcore_core.runtime.rpc.peers import CallingPeer
 from gcore_core.runtime.rpc.service import (
     MESSAGE_LIMIT_BYTES,
+    Body,
     Call,
-    RemoteFailure,
     decoded,
     encode,
-    from_wire,
     to_wire,
 )
 from gcore_core.runtime.rpc.wire import Connection, Frame, Greeting
@@ -67,7 +58,6 @@ GREETING_S = 30.0  # the side that connects has so long to send its greeting
 _RETRY_S = 0.05  # between two tries to connect: a peer that starts is reached soon after
 _SOCKET_PATH_LIMIT_BYTES = 107
 _FRAMES = msgspec.msgpack.Decoder(list[Frame])
-_FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
 _GREETING = msgspec.msgpack.Decoder(Greeting)
 _GREETING_ANSWER = msgspec.msgpack.Decoder(str)
 
@@ -215,16 +205,17 @@ class _Session:
             put(Frame(frame.call, wire.ERROR, "", msgspec.Raw(encode(to_wire(error, name)))))
 
 
-class RpcPeer:
+class RpcPeer(CallingPeer):
     """The client's end of a stream.
 
     It connects on first use. A stream that breaks fails the calls that run over it; the next call
     connects anew.
     """
 
+    _network: RpcNetwork
+
     def __init__(self, name: str, network: RpcNetwork) -> None:
-        self.name = name
-        self._network = network
+        super().__init__(name, network)
         self._address = network.addresses[name]
         # call number -> its frames that nobody has read yet, or why there will be none
         self._calls: dict[int, asyncio.Queue[Frame | GcoreError]] = {}
@@ -232,41 +223,10 @@ class RpcPeer:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
 
-    async def call(
-        self,
-        endpoint: Endpoint[Request, Reply],
-        request: Request,
-        *,
-        deadline_s: float | None = None,
-    ) -> Reply:
-        name = endpoint.name
-        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
-        async with contextlib.aclosing(self._exchange(name, request, limit_s)) as frames:
-            async for frame in frames:
-                if frame.kind == wire.REPLY:
-                    what = f"reply to {name!r}"
-                    return decoded(endpoint.reply_decoder, frame.body, what, self.name)
-        raise ContractError(f"{name} gave no reply", where=self.name)
-
-    async def stream(
-        self,
-        endpoint: StreamEndpoint[Request, Item],
-        request: Request,
-        *,
-        deadline_s: float | None = None,
-    ) -> AsyncGenerator[Item, None]:
-        name = endpoint.name
-        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
-        async with contextlib.aclosing(self._exchange(name, request, limit_s)) as frames:
-            async for frame in frames:
-                if frame.kind == wire.ITEM:
-                    what = f"item of {name!r}"
-                    yield decoded(endpoint.item_decoder, frame.body, what, self.name)
-
     async def _exchange(
         self, method: str, request: Any, deadline_s: float
-    ) -> AsyncGenerator[Frame, None]:
-        """One call's items and reply, as they come. Raises what the server raised.
+    ) -> AsyncGenerator[tuple[int, Body], None]:
+        """As ``CallingPeer`` says.
 
         When the caller stops reading, or a deadline expires, the server is told to cancel the call.
         """
@@ -289,11 +249,10 @@ class RpcPeer:
                     raise frame
                 if frame.kind == wire.ERROR:
                     is_over = True
-                    what = f"error of {method!r}"
-                    raise from_wire(decoded(_FAILURE, frame.body, what, self.name))
+                    raise self._raised(method, frame.body)
                 is_over = frame.kind == wire.REPLY
                 if frame.kind != wire.PROGRESS:
-                    yield frame
+                    yield frame.kind, frame.body
                 if frame.kind == wire.ITEM:
                     taken += 1
                     if taken % (WINDOW_ITEMS // 2) == 0:

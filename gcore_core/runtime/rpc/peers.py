@@ -1,0 +1,79 @@
+"""How a peer is called, whatever carries the bytes: deadlines, replies, items and errors."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+import msgspec
+
+from gcore_core.contract.deadlines import Deadlines
+from gcore_core.contract.errors import ContractError, GcoreError
+from gcore_core.contract.launching import Endpoint, Item, Reply, Request, StreamEndpoint
+from gcore_core.runtime.rpc import wire
+from gcore_core.runtime.rpc.service import Body, RemoteFailure, decoded, from_wire
+
+_FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
+
+
+class HasDeadlines(Protocol):
+    """deadlines: of calls that give none of their own; they may be replaced at any time."""
+
+    deadlines: Deadlines
+
+
+class CallingPeer(ABC):
+    """The caller's end of a connection, without what carries the bytes.
+
+    name: of the process at the other end.
+    """
+
+    _network: HasDeadlines
+
+    def __init__(self, name: str, network: HasDeadlines) -> None:
+        self.name = name
+        self._network = network
+
+    async def call(
+        self,
+        endpoint: Endpoint[Request, Reply],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
+    ) -> Reply:
+        name = endpoint.name
+        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
+        async with contextlib.aclosing(self._exchange(name, request, limit_s)) as answers:
+            async for kind, body in answers:
+                if kind == wire.REPLY:
+                    return decoded(endpoint.reply_decoder, body, f"reply to {name!r}", self.name)
+        raise ContractError(f"{name} gave no reply", where=self.name)
+
+    async def stream(
+        self,
+        endpoint: StreamEndpoint[Request, Item],
+        request: Request,
+        *,
+        deadline_s: float | None = None,
+    ) -> AsyncGenerator[Item, None]:
+        name = endpoint.name
+        limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
+        async with contextlib.aclosing(self._exchange(name, request, limit_s)) as answers:
+            async for kind, body in answers:
+                if kind == wire.ITEM:
+                    yield decoded(endpoint.item_decoder, body, f"item of {name!r}", self.name)
+
+    @abstractmethod
+    def _exchange(
+        self, method: str, request: Any, deadline_s: float
+    ) -> AsyncGenerator[tuple[int, Body], None]:
+        """One call's answers, as they come: (ITEM or REPLY, its body). The reply is the last.
+
+        Raises what the server raised. Closing it early ends the call at the server.
+        """
+
+    def _raised(self, method: str, body: Body) -> GcoreError:
+        """What the server raised, of the body of an ERROR."""
+        return from_wire(decoded(_FAILURE, body, f"error of {method!r}", self.name))
