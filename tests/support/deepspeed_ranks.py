@@ -23,15 +23,13 @@ from gcore_core.contract.errors import NonFiniteLoss
 from tests.support.deepspeed_trainers import (
     SETTINGS,
     SHARED_OUT,
-    Reinforce,
     Root,
     logprobs_of,
-    make_advantages,
-    make_context,
     make_records,
     train,
     weights_of,
 )
+from tests.support.language_models import Reinforce, make_advantages, make_context
 
 OBJECTIVES: dict[str, Callable[[], Any]] = {
     "reinforce": Reinforce,

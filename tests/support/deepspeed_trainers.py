@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gcore_language.tiny import VOCABULARY
 
-from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.trainer import TrainRecord
+from tests.support import language_models
+from tests.support.language_models import Reinforce, columns_of, logp_of, make_adamw
 
 #: eps as large as gradients are: else Adam makes whole steps of the rounding of gradients that
 #: should be zero
@@ -30,19 +30,6 @@ SETTINGS = {
 SHARED_OUT = {"zero_optimization": {"stage3_param_persistence_threshold": 200}}
 
 
-class Reinforce:
-    """-advantage * logp, averaged over trained actions."""
-
-    requires = frozenset()
-
-    def loss(self, columns: Any, current: Any) -> Any:
-        mask = columns["mask"].float()
-        return -(columns["advantage"] * current["logp"] * mask).sum(), mask.sum(), {}
-
-    def weight(self, columns: Any) -> Any:
-        return columns["mask"].float().sum()
-
-
 class Root(Reinforce):
     """A finite loss whose gradient is not."""
 
@@ -51,39 +38,9 @@ class Root(Reinforce):
         return zero.sqrt().sum(), columns["mask"].sum().float(), {}
 
 
-def make_context(model: Path, objective: Any, **changes: Any) -> WorkerContext:
-    facts = {
-        "role": "policy",
-        "steps": 10,
-        "model": {"path": str(model)},
-        "parts": {"objective": objective},
-    }
-    return WorkerContext(**(facts | changes))
-
-
-def make_records(groups: int = 4, samples: int = 4, *, seed: int = 0) -> list[TrainRecord]:
-    """Random records with prompts and completions of different lengths; the last action of each is
-    masked.
-    """
-    draw = np.random.default_rng(seed)
-    records = []
-    for group in range(groups):
-        prompt = draw.integers(3, VOCABULARY, int(draw.integers(2, 9))).astype(np.int32)
-        for sample in range(samples):
-            actions = int(draw.integers(2, 9))
-            columns = {
-                "prompt_ids": prompt,
-                "action_ids": draw.integers(2, VOCABULARY, actions).astype(np.int32),
-                "logp": np.log(draw.uniform(0.01, 0.1, actions)).astype(np.float32),
-                "action_mask": np.arange(actions) < actions - 1,
-                "temperature": np.array(np.float32(0.7 if group == 1 else 1.0)),
-            }
-            records.append(TrainRecord(ordinal=group, sample=sample, minibatch=0, columns=columns))
-    return records
-
-
-def make_advantages(records: Sequence[TrainRecord], seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(len(records))
+def make_records(*, seed: int = 0) -> list[TrainRecord]:
+    """Random records, of which each has a masked action and one that is not."""
+    return language_models.make_records(seed=seed, least_actions=2)
 
 
 class Plain:
@@ -96,47 +53,19 @@ class Plain:
 
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         self.clip = settings["clip_grad_norm"]
-        groups = [
-            {
-                "params": [p for p in self.model.parameters() if p.dim() > 1],
-                "weight_decay": settings["weight_decay"],
-            },
-            {"params": [p for p in self.model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        betas = tuple(settings["betas"])
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=settings["learning_rate"], betas=betas, eps=settings["eps"]
-        )
+        self.optimizer = make_adamw(self.model, settings, betas=tuple(settings["betas"]))
 
     def logp(self, record: TrainRecord) -> torch.Tensor:
-        columns = record.columns
-        prompt, actions = (
-            torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids")
-        )
-        logits = self.model(torch.cat([prompt, actions])[None]).logits[0, len(prompt) - 1 : -1]
-        return (
-            (logits / float(columns["temperature"]))
-            .log_softmax(-1)
-            .gather(1, actions[:, None])[:, 0]
-        )
+        logp, _ = logp_of(self.model, record)
+        return logp
 
     def backward(
         self, records: Sequence[TrainRecord], advantages: np.ndarray, objective: Any
     ) -> tuple[float, float]:
         """The normalised loss and the norm of its gradient, which it leaves in the parameters."""
         logp = [self.logp(record) for record in records]
-        lengths = torch.tensor([len(part) for part in logp])
-        gathered = {
-            n: torch.cat([torch.from_numpy(r.columns[n]) for r in records])
-            for n in ("logp", "action_mask")
-        }
-        columns = {
-            "record": torch.arange(len(records)).repeat_interleave(lengths),
-            "mask": gathered["action_mask"].bool(),
-            "rollout_logp": gathered["logp"],
-            "old_logp": torch.cat(logp).detach(),
-            "advantage": torch.from_numpy(advantages.astype(np.float32)).repeat_interleave(lengths),
-        }
+        columns = columns_of(records, advantages)
+        columns["old_logp"] = torch.cat(logp).detach()
         loss, weight, _ = objective.loss(columns, {"logp": torch.cat(logp)})
         self.optimizer.zero_grad()
         (loss / weight).backward()

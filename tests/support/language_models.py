@@ -1,18 +1,20 @@
-"""Tiny random models with a tokenizer of single characters beside them, and objectives to train
-them with.
+"""Tiny random models with a tokenizer of single characters beside them, objectives to train them
+with, and what a trainer should compute: transformers' model, one record at a time, in plain torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gcore_language.tiny import VOCABULARY, save_model, save_tokenizer
+from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.trainer import TrainRecord
 
@@ -95,17 +97,22 @@ def drain(generator: Any) -> list[Any]:
 
 
 def make_records(
-    groups: int = 4, samples: int = 4, *, minibatches: int = 1, seed: int = 0
+    groups: int = 4,
+    samples: int = 4,
+    *,
+    minibatches: int = 1,
+    seed: int = 0,
+    least_actions: int = 1,
 ) -> list[TrainRecord]:
     """Random records with prompts and completions of different lengths; the last action of each is
-    masked.
+    masked, unless it is the only one.
     """
     draw = np.random.default_rng(seed)
     records = []
     for group in range(groups):
         prompt = draw.integers(3, VOCABULARY, int(draw.integers(2, 9))).astype(np.int32)
         for sample in range(samples):
-            actions = int(draw.integers(1, 9))
+            actions = int(draw.integers(least_actions, 9))
             mask = np.ones(actions, np.uint8)
             mask[-1] = actions == 1
             columns = {
@@ -123,5 +130,42 @@ def make_records(
     return records
 
 
-def make_advantages(records: list[TrainRecord], seed: int = 1) -> np.ndarray:
+def make_advantages(records: Sequence[TrainRecord], seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(len(records))
+
+
+def logp_of(model: Any, record: TrainRecord | Finished) -> tuple[Tensor, Tensor]:
+    """(log-probs, entropies) float32[A] of a record's actions at its temperature."""
+    prompt, actions = record.columns["prompt_ids"], record.columns["action_ids"].astype(np.int64)
+    ids = torch.from_numpy(np.concatenate([prompt.astype(np.int64), actions]))[None]
+    logits = model(ids).logits[0, len(prompt) - 1 : -1] / float(record.columns["temperature"])
+    logp = logits.log_softmax(-1)
+    entropies = -(logp.exp() * logp).sum(-1)
+    return logp.gather(1, torch.from_numpy(actions)[:, None]).squeeze(1), entropies
+
+
+def columns_of(records: Sequence[TrainRecord], advantages: np.ndarray) -> dict[str, Tensor]:
+    """The columns of an objective that follow from the records alone."""
+    lengths = [len(r.columns["action_ids"]) for r in records]
+    return {
+        "record": torch.from_numpy(np.repeat(np.arange(len(records)), lengths)),
+        "mask": torch.from_numpy(
+            np.concatenate([r.columns["action_mask"] for r in records]).astype(bool)
+        ),
+        "rollout_logp": torch.from_numpy(np.concatenate([r.columns["logp"] for r in records])),
+        "advantage": torch.from_numpy(np.repeat(advantages.astype(np.float32), lengths)),
+    }
+
+
+def make_adamw(
+    model: Any, settings: dict[str, Any], betas: tuple[float, float]
+) -> torch.optim.AdamW:
+    """torch's AdamW as trainers use it: matrices decay, vectors do not."""
+    groups = [
+        {
+            "params": [p for p in model.parameters() if (p.dim() > 1) == matrices],
+            "weight_decay": decay,
+        }
+        for matrices, decay in ((True, settings["weight_decay"]), (False, 0.0))
+    ]
+    return torch.optim.AdamW(groups, lr=settings["learning_rate"], betas=betas, eps=settings["eps"])

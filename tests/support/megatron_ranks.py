@@ -14,7 +14,8 @@ import numpy as np
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.trainer import MegatronTrainer
 
-from tests.support.megatron_trainers import inputs, make_context, make_objective
+from tests.support.language_models import make_context
+from tests.support.megatron_trainers import inputs, make_objective
 
 
 def run(spec: dict[str, Any], rank: int) -> None:

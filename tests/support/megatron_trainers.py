@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from gcore_language.tiny import VOCABULARY
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.trainer import TrainRecord
+from tests.support.language_models import (
+    columns_of,
+    logp_of,
+    make_adamw,
+    make_advantages,
+    make_records,
+)
 
 #: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
 #: that should be zero
@@ -38,49 +42,10 @@ def make_objective(name: str, settings: dict[str, Any]) -> Any:
     return import_attribute(f"gcore_algorithms.objectives:{name}")(config)
 
 
-def make_context(model: Path, objective: Any, **changes: Any) -> WorkerContext:
-    facts = {
-        "role": "policy",
-        "steps": 10,
-        "model": {"path": str(model)},
-        "parts": {"objective": objective},
-    }
-    return WorkerContext(**(facts | changes))
-
-
-def make_records(
-    groups: int = 4, samples: int = 3, *, minibatches: int = 1, seed: int = 0
-) -> list[TrainRecord]:
-    """Random records with prompts and completions of different lengths; the last action of each is
-    masked.
-    """
-    draw = np.random.default_rng(seed)
-    records = []
-    for group in range(groups):
-        prompt = draw.integers(3, VOCABULARY, int(draw.integers(2, 9))).astype(np.int32)
-        for sample in range(samples):
-            actions = int(draw.integers(1, 9))
-            mask = np.ones(actions, np.uint8)
-            mask[-1] = actions == 1
-            columns = {
-                "prompt_ids": prompt,
-                "action_ids": draw.integers(2, VOCABULARY, actions).astype(np.int32),
-                "logp": np.log(draw.uniform(0.01, 0.1, actions)).astype(np.float32),
-                "action_mask": mask,
-                "temperature": np.array(np.float32(0.7 if group == 1 else 1.0)),
-            }
-            records.append(
-                TrainRecord(
-                    ordinal=group, sample=sample, minibatch=group % minibatches, columns=columns
-                )
-            )
-    return records
-
-
 def inputs(number: int) -> tuple[list[Any], np.ndarray]:
     """Records and advantages of a step."""
-    records = make_records(seed=number, minibatches=2)
-    return records, np.random.default_rng(number).standard_normal(len(records))
+    records = make_records(samples=3, seed=number, minibatches=2)
+    return records, make_advantages(records, seed=number)
 
 
 def changed(model: Path, directory: Path, **changes: Any) -> Path:
@@ -102,16 +67,7 @@ class Plain:
         self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.reference = AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
         self._settings, self._objective = settings, objective
-        groups = [
-            {
-                "params": [p for p in self.policy.parameters() if (p.dim() > 1) == matrices],
-                "weight_decay": decay,
-            }
-            for matrices, decay in ((True, settings["weight_decay"]), (False, 0.0))
-        ]
-        self._optimizer = torch.optim.AdamW(
-            groups, lr=settings["learning_rate"], betas=(0.9, 0.95), eps=settings["eps"]
-        )
+        self._optimizer = make_adamw(self.policy, settings, betas=(0.9, 0.95))
 
     def kl(self, records: Sequence[TrainRecord]) -> list[float]:
         """Sum over trained actions of logp - ref_logp."""
@@ -157,27 +113,3 @@ class Plain:
     def weights(self) -> dict[str, np.ndarray]:
         """By Hugging Face name, tied tensors once."""
         return {name: p.detach().numpy().copy() for name, p in self.policy.named_parameters()}
-
-
-def columns_of(records: Sequence[TrainRecord], advantages: np.ndarray) -> dict[str, Tensor]:
-    """The columns of an objective that follow from the records alone."""
-    lengths = [len(r.columns["action_ids"]) for r in records]
-    return {
-        "record": torch.from_numpy(np.repeat(np.arange(len(records)), lengths)),
-        "mask": torch.from_numpy(
-            np.concatenate([r.columns["action_mask"] for r in records]).astype(bool)
-        ),
-        "rollout_logp": torch.from_numpy(np.concatenate([r.columns["logp"] for r in records])),
-        "advantage": torch.from_numpy(np.repeat(advantages.astype(np.float32), lengths)),
-    }
-
-
-def logp_of(model: Any, record: TrainRecord) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies) float32[A] of a record's actions at its temperature."""
-    prompt, actions = record.columns["prompt_ids"], record.columns["action_ids"].astype(np.int64)
-    ids = torch.from_numpy(np.concatenate([prompt.astype(np.int64), actions]))[None]
-    logits = model(ids).logits[0, len(prompt) - 1 : -1] / float(record.columns["temperature"])
-    logp = logits.log_softmax(-1)
-    return logp.gather(1, torch.from_numpy(actions)[:, None]).squeeze(1), -(logp.exp() * logp).sum(
-        -1
-    )

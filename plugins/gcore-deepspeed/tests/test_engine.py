@@ -13,6 +13,7 @@ from gcore_language.state_files import write_numbers
 
 from gcore_core.contract.errors import ConfigError, DataError
 from tests.support import deepspeed_trainers as tools
+from tests.support import language_models as tiny
 
 pytestmark = pytest.mark.engine
 
@@ -30,8 +31,8 @@ def open_trainer(model_dirs: dict[str, Path], tmp_path: Path) -> Iterator[Callab
     ) -> Any:
         settings = DeepSpeedTrainerConfig(**{**tools.SETTINGS, **config})
         passed = (tools.SHARED_OUT if settings.stage == 3 else {}) if engine is None else engine
-        objective = tools.Reinforce() if objective is None else objective
-        context = tools.make_context(
+        objective = tiny.Reinforce() if objective is None else objective
+        context = tiny.make_context(
             model_dirs[family], objective, engine=passed, directory=str(tmp_path)
         )
         made.append(DeepSpeedTrainer(settings, context))
@@ -80,7 +81,7 @@ def test_objectives_have_the_value_and_gradient_of_plain_torch(
     }[name]
     plain = tools.Plain(model_dirs["qwen2"], tools.SETTINGS)
     records = plain.near(tools.make_records())
-    advantages = tools.make_advantages(records)
+    advantages = tiny.make_advantages(records)
     loss, norm = plain.backward(records, advantages, objective)
     how = {
         "packing": "auto" if packing == "split" else packing,
@@ -105,7 +106,7 @@ def test_checkpointed_layers_and_chunks_of_the_vocabulary_change_nothing(
     stage: int, open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = tools.make_records()
-    advantages = tools.make_advantages(records)
+    advantages = tiny.make_advantages(records)
     told, expected = gradients(open_trainer("qwen2", stage=stage), records, advantages)
     monkeypatch.setattr("gcore_language.policy._CHUNK_LOGITS", 7 * tools.VOCABULARY)
     trainer = open_trainer("qwen2", stage=stage, gradient_checkpointing=True)
@@ -117,7 +118,7 @@ def test_checkpointed_layers_and_chunks_of_the_vocabulary_change_nothing(
 @pytest.mark.parametrize("stage", [1, 3])
 def test_bfloat16_learns_like_float32_on_weights_in_float32(stage: int, open_trainer: Any) -> None:
     records = tools.make_records()
-    advantages = tools.make_advantages(records)
+    advantages = tiny.make_advantages(records)
     _, exact = gradients(open_trainer(stage=stage), records, advantages)
     trainer = open_trainer(stage=stage, dtype="bfloat16")
     _, rough = gradients(trainer, records, advantages)
@@ -137,7 +138,7 @@ def test_the_reference_stays_what_the_policy_was(
     trainer = open_trainer("qwen2", stage=stage, reference=True, learning_rate=0.01)
     records = tools.make_records()
     assert trainer.prepare(records, frozenset({"kl_k1"})) == [{"kl_k1": 0.0}] * len(records)
-    trainer.train(0, tools.make_advantages(records), 1, 1)
+    trainer.train(0, tiny.make_advantages(records), 1, 1)
     second = trainer.prepare(records, frozenset({"kl_k1"}))
     initial = tools.Plain(model_dirs["qwen2"], tools.SETTINGS)
     for record, logp, found in zip(
@@ -162,11 +163,11 @@ def test_a_state_from_before_the_first_update_forgets_later_moments(
     records = tools.make_records()
     trainer.save(tmp_path / "state")
     for _ in range(2):
-        tools.train(trainer, records, tools.make_advantages(records))
+        tools.train(trainer, records, tiny.make_advantages(records))
         after = tools.weights_of(trainer)
         trainer.load(tmp_path / "state")
         assert tools.largest_difference(tools.weights_of(trainer), after) > 1e-4
-    tools.train(trainer, records, tools.make_advantages(records))
+    tools.train(trainer, records, tiny.make_advantages(records))
     assert tools.largest_difference(tools.weights_of(trainer), after) == 0
 
 
@@ -204,7 +205,7 @@ def test_another_version_is_refused(open_trainer: Any, monkeypatch: pytest.Monke
 
 
 def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any) -> None:
-    class Critic(tools.Reinforce):
+    class Critic(tiny.Reinforce):
         requires = frozenset({"values"})
 
     with pytest.raises(ConfigError, match="requires values, which this trainer does not compute"):

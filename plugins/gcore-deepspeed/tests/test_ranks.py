@@ -15,6 +15,7 @@ import pytest
 
 from gcore_core.testing.runs import run_together
 from tests.support import deepspeed_trainers as tools
+from tests.support import language_models as tiny
 
 pytestmark = pytest.mark.engine
 
@@ -99,9 +100,7 @@ def plain(model_dirs: dict[str, Path]) -> Callable[[str], dict[str, Any]]:
             found["logprobs"] = [model.logp(record).detach().numpy() for record in records]
             for name, seed in (("first", 0), ("second", 1)):
                 batch = tools.make_records(seed=seed)
-                told = model.update(
-                    batch, tools.make_advantages(batch, seed=seed), tools.Reinforce()
-                )
+                told = model.update(batch, tiny.make_advantages(batch, seed=seed), tiny.Reinforce())
                 found[name], found[f"{name}-told"] = model.weights(), told
             made[family] = found
         return made[family]
@@ -192,7 +191,7 @@ def open_torch(model_dirs: dict[str, Path]) -> Callable[[str], Any]:
     def make(family: str) -> Any:
         return TorchTrainer(
             TorchTrainerConfig(**tools.SETTINGS),
-            tools.make_context(model_dirs[family], tools.Reinforce()),
+            tiny.make_context(model_dirs[family], tiny.Reinforce()),
         )
 
     return make
@@ -207,7 +206,7 @@ def test_a_saved_state_goes_on_in_the_torch_trainer(
     trainer.load(together["updates", name] / "state")
     assert trainer.version == 1
     records = tools.make_records(seed=1)
-    tools.train(trainer, records, tools.make_advantages(records, seed=1), step=1)
+    tools.train(trainer, records, tiny.make_advantages(records, seed=1), step=1)
     after = tools.weights_of(trainer)
     assert tools.largest_difference(after, left(together["updates", name], "second.npz")) < 1e-5
     assert tools.largest_difference(after, plain(family)["second"]) < 1e-5
@@ -218,7 +217,7 @@ def test_a_state_of_the_torch_trainer_goes_on_here(
 ) -> None:
     trainer = open_torch("qwen2")
     records = tools.make_records(seed=0)
-    tools.train(trainer, records, tools.make_advantages(records, seed=0))
+    tools.train(trainer, records, tiny.make_advantages(records, seed=0))
     trainer.save(tmp_path / "state")
     cases = [
         case_of("resume", name, state=str(tmp_path / "state"))

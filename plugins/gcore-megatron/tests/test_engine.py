@@ -14,6 +14,7 @@ from gcore_megatron.config import MegatronTrainerConfig
 
 from gcore_core.contract.errors import DataError
 from gcore_core.testing.safetensors_files import read_safetensors
+from tests.support import language_models as tiny
 from tests.support import megatron_trainers as tools
 
 pytestmark = pytest.mark.engine
@@ -33,7 +34,7 @@ def engine(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]])
     objective = tools.make_objective(*OBJECTIVES[0])
     made = MegatronEngine(
         MegatronTrainerConfig(**tools.SETTINGS, reference_path=str(reference)),
-        tools.make_context(model, objective),
+        tiny.make_context(model, objective),
     )
     made.plain = tools.Plain(model, reference, tools.SETTINGS, objective)
     yield made
@@ -63,7 +64,7 @@ def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
     from gcore_megatron import convert
 
     loss_of = tools.make_objective(*objective)
-    records = tools.make_records()
+    records = tiny.make_records(samples=3)
     advantages = np.random.default_rng(0).standard_normal(len(records))
     old = [
         -np.random.default_rng(i).uniform(1, 3, len(r.columns["action_ids"]))
@@ -71,7 +72,7 @@ def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
     ]
 
     def columns_for(chosen: Any) -> dict[str, Any]:
-        columns = tools.columns_of([records[i] for i in chosen], advantages[chosen])
+        columns = tiny.columns_of([records[i] for i in chosen], advantages[chosen])
         columns["old_logp"] = torch.from_numpy(
             np.concatenate([old[i] for i in chosen]).astype(np.float32)
         )
@@ -80,7 +81,7 @@ def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
 
     plain = engine.plain.policy
     everything = np.arange(len(records))
-    parts = [tools.logp_of(plain, record) for record in records]
+    parts = [tiny.logp_of(plain, record) for record in records]
     current = {
         "logp": torch.cat([p[0] for p in parts]),
         "entropy": torch.cat([p[1] for p in parts]),
@@ -115,7 +116,7 @@ def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
 @pytest.mark.parametrize("layout", ["padded", "shared"])
 def test_the_reference_is_swapped_in_and_out(engine: Any, layout: str) -> None:
     """Log-probs of both models to 1e-5; the policy's weights come back bit by bit."""
-    records = tools.make_records()
+    records = tiny.make_records(samples=3)
     batches = batches_of(records, layout, 64)
     before = [array.tobytes() for _, array in engine.export_weights()]
     for model, plain in (("policy", engine.plain.policy), ("reference", engine.plain.reference)):
@@ -123,7 +124,7 @@ def test_the_reference_is_swapped_in_and_out(engine: Any, layout: str) -> None:
         assert found[0] is None
         with torch.no_grad():
             for batch, logp in zip(batches, found[1:], strict=True):
-                expected = torch.cat([tools.logp_of(plain, records[i])[0] for i in batch.index])
+                expected = torch.cat([tiny.logp_of(plain, records[i])[0] for i in batch.index])
                 torch.testing.assert_close(logp, expected, atol=1e-5, rtol=1e-5)
     assert [array.tobytes() for _, array in engine.export_weights()] == before
 
@@ -141,7 +142,7 @@ def test_exported_weights_are_the_models(engine: Any) -> None:
 def test_chunks_of_the_output_layer_do_not_matter(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = batches_of(tools.make_records(), "padded", 10**6)
+    batches = batches_of(tiny.make_records(samples=3), "padded", 10**6)
     norms = []
     for actions in (10**6, 7):
         monkeypatch.setattr(engine, "_chunk_actions", actions)
@@ -155,7 +156,7 @@ def test_chunks_of_the_output_layer_do_not_matter(
 def test_a_gradient_that_is_not_finite_leaves_the_weights(engine: Any) -> None:
     before = [array.tobytes() for _, array in engine.export_weights()]
     engine.accumulate(
-        batches_of(tools.make_records(), "padded", 64),
+        batches_of(tiny.make_records(samples=3), "padded", 64),
         lambda *given: given[1].sum() * np.inf,
         "metric",
     )
@@ -193,14 +194,14 @@ def test_bfloat16_trains_on_float32_weights(models: dict[str, tuple[Path, Path]]
     model, reference = models["qwen2"]
     objective = tools.make_objective(*OBJECTIVES[2])
     settings = {**tools.SETTINGS, "dtype": "bfloat16", "weight_decay": 0.0, "eps": 1e-8}
-    engine = MegatronEngine(MegatronTrainerConfig(**settings), tools.make_context(model, objective))
+    engine = MegatronEngine(MegatronTrainerConfig(**settings), tiny.make_context(model, objective))
     try:
         assert {spec.dtype for spec in engine.weight_specs()} == {"BF16"}
-        records = tools.make_records()
+        records = tiny.make_records(samples=3)
         batches = batches_of(records, "padded", 10**6)
         plain = tools.Plain(model, reference, tools.SETTINGS, objective).policy
         (logp,) = engine.logprobs(batches, "policy")
-        expected = torch.cat([tools.logp_of(plain, records[i])[0] for i in batches[0].index])
+        expected = torch.cat([tiny.logp_of(plain, records[i])[0] for i in batches[0].index])
         assert float((logp - expected).abs().mean()) < 5e-2
         first = engine.logprobs(batches, "policy")[0].sum()
         for _ in range(20):
@@ -236,14 +237,14 @@ def test_log_probs_are_those_of_transformers(
 
     directory = tools.changed(models["llama"][0], tmp_path, **changes)
     objective = tools.make_objective("Cispo", {})
-    engine = MegatronEngine(MegatronTrainerConfig(), tools.make_context(directory, objective))
+    engine = MegatronEngine(MegatronTrainerConfig(), tiny.make_context(directory, objective))
     try:
-        records = tools.make_records()
+        records = tiny.make_records(samples=3)
         (batch,) = batches_of(records, "padded", 10**6)
         plain = tools.Plain(directory, models["llama"][0], tools.SETTINGS, objective)
         with torch.no_grad():
             expected, unchanged = (
-                torch.cat([tools.logp_of(model, records[i])[0] for i in batch.index])
+                torch.cat([tiny.logp_of(model, records[i])[0] for i in batch.index])
                 for model in (plain.policy, plain.reference)
             )
         (found,) = engine.logprobs([batch], "policy")
@@ -270,10 +271,10 @@ def test_whole_tensors_hold_float32_weights_and_moments_bit_by_bit(
         "distributed_optimizer": shared,
         "checkpoint": "whole",
     }
-    context = tools.make_context(models["qwen2"][0], tools.make_objective("Cispo", {}))
+    context = tiny.make_context(models["qwen2"][0], tools.make_objective("Cispo", {}))
     engine = MegatronEngine(MegatronTrainerConfig(**settings), context)
     shapes = {spec.name: spec.shape for spec in engine.weight_specs()}
-    batches = batches_of(tools.make_records(), "padded", 10**6)
+    batches = batches_of(tiny.make_records(samples=3), "padded", 10**6)
 
     def update() -> dict[str, bytes]:
         engine.accumulate(batches, lambda _, logp, entropies: -logp.sum() / 10, "metric")
@@ -329,7 +330,7 @@ def test_the_state_of_another_model_is_refused(
     family = "llama" if engine.hidden_size == 128 else "qwen2"
     other = MegatronEngine(
         MegatronTrainerConfig(),
-        tools.make_context(models[family][0], tools.make_objective("Cispo", {})),
+        tiny.make_context(models[family][0], tools.make_objective("Cispo", {})),
     )
     try:
         with pytest.raises(

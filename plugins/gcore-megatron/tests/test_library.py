@@ -13,6 +13,7 @@ import torch.distributed as dist
 from gcore_megatron.config import MegatronTrainerConfig
 
 from gcore_core.contract.errors import ConfigError, DataError
+from tests.support import language_models as tiny
 from tests.support import megatron_trainers as tools
 
 pytestmark = pytest.mark.engine
@@ -92,7 +93,7 @@ def test_a_model_that_is_not_built_here_is_refused(
     from gcore_megatron.engine import MegatronEngine
 
     directory = tools.changed(models["llama"][0], tmp_path, **changes)
-    context = tools.make_context(directory, tools.make_objective("Cispo", {}))
+    context = tiny.make_context(directory, tools.make_objective("Cispo", {}))
     with pytest.raises(DataError, match=message):
         MegatronEngine(MegatronTrainerConfig(), context)
     assert not dist.is_initialized()
@@ -122,7 +123,7 @@ def test_a_split_that_cannot_be_is_refused_before_ranks_meet(
 ) -> None:
     from gcore_megatron.engine import MegatronEngine
 
-    context = tools.make_context(models["llama"][0], tools.make_objective("Cispo", {}), ranks=ranks)
+    context = tiny.make_context(models["llama"][0], tools.make_objective("Cispo", {}), ranks=ranks)
     with pytest.raises(ConfigError, match=message):
         MegatronEngine(MegatronTrainerConfig(**settings), context)
     assert not dist.is_initialized()

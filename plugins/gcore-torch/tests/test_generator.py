@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gcore_core.contract.errors import ConfigError, WeightMismatch
 from gcore_core.contract.generator import (
     Fingerprints,
+    Finished,
     Generator,
     ReceivesWeights,
     SampleRequest,
@@ -37,16 +38,11 @@ def open_generator(model_dirs: dict[str, Path]) -> Any:
     return make
 
 
-def reference_logp(directory: Path, columns: Any) -> torch.Tensor:
+def reference_logp(directory: Path, record: Finished) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    prompt, actions = (
-        torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids")
-    )
     with torch.no_grad():
-        logits = model(torch.cat([prompt, actions])[None]).logits[0, len(prompt) - 1 : -1]
-    return (
-        (logits / float(columns["temperature"])).log_softmax(-1).gather(1, actions[:, None])[:, 0]
-    )
+        logp, _ = tiny.logp_of(model, record)
+    return logp
 
 
 def test_it_has_the_protocols_it_claims(open_generator: Any) -> None:
@@ -66,7 +62,7 @@ def test_logp_is_that_of_the_models_own_forward_pass(
     finished = tiny.drain(generator)
     assert len(finished) == 12
     for record in finished:
-        expected = reference_logp(model_dirs[family], record.columns)
+        expected = reference_logp(model_dirs[family], record)
         # float32; small batches of a linear layer differ by up to 3e-5 from large ones on logits of
         # size 10
         np.testing.assert_allclose(record.columns["logp"], expected, atol=5e-5)
@@ -178,7 +174,7 @@ def test_aborted_samples_keep_what_they_have(
     assert {f.status for f in aborted} == {"aborted"}
     assert len(aborted[0].columns["action_ids"]) == 0
     assert len(aborted[1].columns["action_ids"]) == 3
-    expected = reference_logp(model_dirs["llama"], aborted[1].columns)
+    expected = reference_logp(model_dirs["llama"], aborted[1])
     np.testing.assert_allclose(aborted[1].columns["logp"], expected, atol=5e-5)
     rest = {(f.request.ordinal, f.request.sample) for f in tiny.drain(generator)}
     assert len(rest | done) == 6 and not rest & {running[0], waiting[0]}
@@ -242,7 +238,7 @@ def test_samples_running_during_a_push_go_on_under_the_new_weights(
     after = tiny.drain(generator)
     assert {f.versions for f in before} <= {(0, 0)} and {f.versions for f in after} == {(0, 7)}
     for record in after:
-        old, new = (reference_logp(d, record.columns) for d in (model_dirs["llama"], tmp_path))
+        old, new = (reference_logp(d, record) for d in (model_dirs["llama"], tmp_path))
         np.testing.assert_allclose(record.columns["logp"][:2], old[:2], atol=5e-5)
         np.testing.assert_allclose(record.columns["logp"][2:], new[2:], atol=5e-5)
 

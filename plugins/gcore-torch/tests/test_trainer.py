@@ -50,17 +50,6 @@ def one_step(
     return trainer.train(step, tiny.make_advantages(made), records.get("minibatches", 1), epochs)
 
 
-def reference_logp(model: Any, record: Any) -> torch.Tensor:
-    columns = record.columns
-    prompt, actions = (
-        torch.from_numpy(columns[k].astype(np.int64)) for k in ("prompt_ids", "action_ids")
-    )
-    logits = model(torch.cat([prompt, actions])[None]).logits[0, len(prompt) - 1 : -1]
-    return (
-        (logits / float(columns["temperature"])).log_softmax(-1).gather(1, actions[:, None])[:, 0]
-    )
-
-
 def gradients(
     trainer: TorchTrainer, monkeypatch: pytest.MonkeyPatch, **records: Any
 ) -> dict[str, Any]:
@@ -113,7 +102,7 @@ def test_one_update_is_that_of_plain_torch(
     total, weight = torch.zeros(()), 0.0
     for record, advantage in zip(records, advantages, strict=True):
         mask = torch.from_numpy(record.columns["action_mask"].astype(np.float32))
-        total = total - (float(advantage) * reference_logp(model, record) * mask).sum()
+        total = total - (float(advantage) * tiny.logp_of(model, record)[0] * mask).sum()
         weight += float(mask.sum())
     (total / weight).backward()
     total = total.detach()
@@ -142,7 +131,7 @@ def test_a_sampled_padding_token_has_the_gradient_of_any_other(
     loss, weight = torch.zeros(()), 0.0
     for record, advantage in zip(records, tiny.make_advantages(records), strict=True):
         mask = torch.from_numpy(record.columns["action_mask"].astype(np.float32))
-        loss = loss - (float(advantage) * reference_logp(model, record) * mask).sum()
+        loss = loss - (float(advantage) * tiny.logp_of(model, record)[0] * mask).sum()
         weight += float(mask.sum())
     (loss / weight).backward()
     expected = model.get_input_embeddings().weight.grad
@@ -234,7 +223,7 @@ def test_old_logp_is_of_the_weights_before_the_first_update(
     trainer.train(0, tiny.make_advantages(records), 2, 2)
     model = AutoModelForCausalLM.from_pretrained(model_dirs["llama"], dtype=torch.float32).eval()
     with torch.no_grad():
-        expected = sorted(float(reference_logp(model, r).sum()) for r in records)
+        expected = sorted(float(tiny.logp_of(model, r)[0].sum()) for r in records)
     assert [count for count, _ in seen] == [1] * 32
     for epoch in (seen[:16], seen[16:]):
         np.testing.assert_allclose(
@@ -255,7 +244,7 @@ def test_scalars_and_reference_logp_compare_with_the_initial_weights(
     current = trainer._engine._policy.model
     with torch.no_grad():
         for record, found in zip(records, second, strict=True):
-            gap = reference_logp(current, record) - reference_logp(initial, record)
+            gap = tiny.logp_of(current, record)[0] - tiny.logp_of(initial, record)[0]
             expected = float((gap * torch.from_numpy(record.columns["action_mask"])).sum())
             assert found["kl_k1"] == pytest.approx(expected, abs=1e-4)
 
