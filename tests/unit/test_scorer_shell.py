@@ -229,6 +229,25 @@ async def test_a_reward_that_waits_too_long_is_cancelled_and_its_process_stays(
     assert bench.given_up == []
 
 
+async def test_a_timeout_that_a_reward_raises_itself_is_a_failure_like_any_other(
+    bench: Bench,
+) -> None:
+    """That of a service which it asks, for example: nothing hangs, so the process stays."""
+
+    def raises_timeout(records: Sequence[ScoredRecord]) -> list[Score]:
+        raise TimeoutError("the service did not answer")
+
+    async def waits_and_raises_timeout() -> None:
+        raises_timeout([])
+
+    in_turn = await bench.ask(bench.shell(own=raises_timeout))
+    overlapping = await bench.ask(waiting(bench, Waits(waits_and_raises_timeout)))
+    for reply, name in ((in_turn, "own"), (overlapping, "waits")):
+        assert [score.statuses for score in reply] == [{name: "failed"}] * 2
+        assert "TimeoutError: the service did not answer" in reply[0].reason
+    assert bench.given_up == []
+
+
 async def test_a_reward_is_asked_only_of_the_records_it_is_for(bench: Bench) -> None:
     async def at_once() -> None:
         pass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -35,6 +36,13 @@ from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.store.columns import Columns
 
 log = logging.getLogger(__name__)
+
+
+class _OutOfTimeError(Exception):
+    """A reward has used up its time.
+
+    It is no TimeoutError, because a reward may raise that by itself.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +148,9 @@ class ScorerShell:
         takes too long is cancelled.
         """
         try:
-            async with asyncio.timeout(None if named.sampler else named.timeout_s):
+            async with _limit(None if named.sampler else named.timeout_s):
                 return await cast(AsyncScorer, named.scorer).score(records)
-        except TimeoutError:
+        except _OutOfTimeError:
             reason = f"no answer within {named.timeout_s:g} s"
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
 
@@ -153,7 +161,7 @@ class ScorerShell:
         """
         async with self._turn:
             work = asyncio.ensure_future(self._compute(cast(Scorer, named.scorer).score, records))
-            async with asyncio.timeout(named.timeout_s):
+            async with _limit(named.timeout_s):
                 return await asyncio.shield(work)
 
     async def _score_isolated(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
@@ -169,7 +177,7 @@ class ScorerShell:
             scores = list(answer) if isinstance(answer, Iterable) else answer
         except (ConfigError, ContractError, DataError):
             raise
-        except TimeoutError:
+        except _OutOfTimeError:
             reason = f"no answer within {named.timeout_s:g} s"
             log.error(
                 "rewards.%s: %s; the scorer is started again; "
@@ -189,6 +197,19 @@ class ScorerShell:
             log.error("rewards.%s: %s, at %s", named.name, problem, place)
             return [failure(f"{problem} ({short(place)})")] * len(records)
         return cast("list[Score]", scores)
+
+
+@contextlib.asynccontextmanager
+async def _limit(timeout_s: float | None) -> AsyncIterator[None]:
+    """Raises _OutOfTimeError after so many seconds; None: never."""
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise _OutOfTimeError from None
+        raise
 
 
 def _matches(record: ScoredRecord, when: Mapping[str, Sequence[Any]]) -> bool:
