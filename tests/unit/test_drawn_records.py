@@ -1,10 +1,18 @@
-"""What of a generator's record goes into its header."""
+"""What of a generator's record goes into its header, and for which step it is stored."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+from gcore_core.contract.columns import Columns
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.records import FINISHED, Prompt
+from gcore_core.contract.records import FINISHED, Lease, Prompt, Ref
+from gcore_core.runtime.messages import TRAIN, GenerateRequest
 from gcore_core.runtime.shells import drawn_records
+from gcore_core.runtime.shells.rounds import Rounds
+from gcore_core.runtime.store.client import StoreWriter
 
 
 def test_what_a_generator_says_a_record_costs_besides_reaches_the_header() -> None:
@@ -13,3 +21,41 @@ def test_what_a_generator_says_a_record_costs_besides_reaches_the_header() -> No
     header = drawn_records._header(record)
     assert header.key == (3, 1)
     assert header.cost == 12.5
+
+
+class SlowStore:
+    """A store that is full at first; a reference names the step that it is held for."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Event()
+
+    async def put(self, step: int, shards: frozenset[int], records: Sequence[Columns]) -> Ref:
+        await self.room.wait()
+        return Ref("node0", f"of step {step}", 0, 0, 0, b"", "columns", ())
+
+    async def put_blobs(self, step: int, shards: frozenset[int], arrays: Any) -> list[Ref]:
+        return []
+
+
+async def test_a_record_is_held_for_a_step_that_asked_while_it_was_stored() -> None:
+    store = SlowStore()
+    rounds = Rounds(shards=1, gather_s=None, restarted=False)
+    records = drawn_records.DrawnRecords(cast(StoreWriter, store), rounds, shards=1)
+    lease = Lease(ordinal=7, row=0, turn=0, samples=(0,))
+    request = SampleRequest(ordinal=7, sample=0, seed=1, prompt=Prompt(row=0, text=""))
+
+    await rounds.join(GenerateRequest(2, 0, 0, TRAIN, [lease], 0))
+    assert records.begin(lease, 2) == [0]
+    taking = asyncio.ensure_future(
+        records.take([Finished(request=request, status=FINISHED, versions=(2, 2))])
+    )
+    await asyncio.sleep(0)
+    await rounds.join(GenerateRequest(3, 0, 0, TRAIN, [lease], 0))
+    assert records.begin(lease, 3) == []  # it still runs
+    store.room.set()
+    await taking
+
+    ((step, header),) = records._finished.values()
+    assert step == 3
+    assert header.columns is not None
+    assert header.columns.slab == "of step 3"

@@ -90,9 +90,13 @@ class DrawnRecords:
         """Stores the records among these that run here, and tells those who wait for them."""
         known = [record for record in finished if _key(record) in self._running]
         headers = {_key(record): _header(record) for record in known}
-        if whole := [record for record in known if record.status != FAILED]:
-            step = max(self._running[_key(record)] for record in whole)
-            await self._keep(step, whole, headers)
+        unkept = [record for record in known if record.status != FAILED]
+        while unkept:
+            step = max(self._running[_key(record)] for record in unkept)
+            await self._keep(step, unkept, headers)
+            # Meanwhile a later step may have asked for some (``begin``): what was stored for
+            # ``step`` is not held for that one.
+            unkept = [record for record in unkept if self._running[_key(record)] > step]
         for key, header in headers.items():
             _check_size(header)
             self._finished[key] = self._running.pop(key), header
