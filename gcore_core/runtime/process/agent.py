@@ -130,11 +130,21 @@ class Agent:
             may_help = is_killed or code == RESTART_EXIT_CODE
             again = may_help and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
-            self._exits.put_nowait(WorkerExit(spec.name, process.pid, code, again, _tail(spec.log)))
+            end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log))
+            self._exits.put_nowait(end)
             if not again:
                 return
             spec = msgspec.structs.replace(spec, restarted=True)
-            process = await self._start(spec)
+            try:
+                process = await self._start(spec)
+            except WorkerError as error:
+                # Such as a machine without memory for one more process. Nobody called this task, so
+                # it is told as the end of the worker, now for good.
+                log.error("%s", error)
+                self._exits.put_nowait(
+                    msgspec.structs.replace(end, restarted=False, tail=f"{error.what}")
+                )
+                return
 
     async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
         """Streams the end of every worker, as it happens."""

@@ -1,0 +1,60 @@
+"""What a node agent tells of its workers' ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from gcore_core import __version__
+from gcore_core.contract.job_settings import Run
+from gcore_core.runtime.messages import Nothing, SpawnRequest, StorePlace, Versions, WorkerSpec
+from gcore_core.runtime.process.agent import Agent, AgentSpec
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.store.server import StoreSpec
+from gcore_core.runtime.worker_settings import ScorerSettings
+
+
+def make_agent(directory: Path) -> Agent:
+    store = StoreSpec(
+        node="agent.0", directory=str(directory / "store"), spill=str(directory / "spill")
+    )
+    spec = AgentSpec(
+        name="agent.0", addresses={}, secret=b"s" * 32, store=store, meeting=str(directory)
+    )
+    agent = Agent(spec, InlineNetwork().view("agent.0"))
+    agent.register(Service("agent.0"))
+    return agent
+
+
+async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for_good(
+    tmp_path: Path,
+) -> None:
+    """Its interpreter is gone, or the machine has no room for one more process."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nrm "$0"\nkill -9 $$\n')
+    python.chmod(0o700)
+    worker = WorkerSpec(
+        role="scorer",
+        rank=0,
+        ranks=1,
+        peers={},
+        factories={},
+        secret=b"s" * 32,
+        settings=ScorerSettings(run=Run(), rewards={}),
+        store=StorePlace(str(tmp_path), "agent.0", "agent.0"),
+        versions=Versions(str(python), __version__, {}),
+        python=str(python),
+        log=str(tmp_path / "scorer.0.log"),
+        restarts=5,
+    )
+    agent = make_agent(tmp_path)
+    call = Call(lambda: None)
+    await agent.spawn(SpawnRequest([worker]), call)
+    async with asyncio.timeout(30), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
+        killed = await anext(exits)
+        ended = await anext(exits)
+    assert (killed.code, killed.restarted) == (-9, True)
+    assert (ended.name, ended.pid, ended.restarted) == ("scorer.0", killed.pid, False)
+    assert f"{python} cannot be started: No such file or directory" in ended.tail
