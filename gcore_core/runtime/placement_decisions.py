@@ -62,8 +62,12 @@ def check_decision(
     """Raises ContractError, naming the provider, for a decision that cannot be carried out."""
     if not isinstance(decision, Decision):
         raise _broken(provider, f"gave a {type(decision).__name__}, not a Decision")
-    # Lazily: a later check may rely on what an earlier one has found right.
-    for problem in chain(_of_words(decision), _of_cells(decision, window, made)):
+    try:
+        # Lazily: a later check may rely on what an earlier one has found right.
+        problem = next(chain(_of_words(decision), _of_cells(decision, window, made)), "")
+    except (AttributeError, TypeError) as error:  # a field holds something else than its type
+        problem = f"gave a malformed Decision: {error}"
+    if problem:
         raise _broken(provider, problem, f"its decision: {decision.reason or decision.mode}")
 
 

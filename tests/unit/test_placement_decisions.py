@@ -63,6 +63,15 @@ def test_a_decision_that_can_be_carried_out_passes() -> None:
 
 BAD: dict[str, tuple[Any, str]] = {
     "nothing": (None, "gave a NoneType, not a Decision"),
+    "no partition": (replace(GOOD, partition=None), "gave a malformed Decision"),  # type: ignore[arg-type]
+    "a prediction that is a word": (
+        replace(GOOD, predicted_s={"split 1": "long"}),  # type: ignore[dict-item]
+        "gave a malformed Decision",
+    ),
+    "cells in place of a partition": (
+        replace(GOOD, partition=GOOD.partition.cells),  # type: ignore[arg-type]
+        "gave a malformed Decision",
+    ),
     "a device that is not there": (
         with_cells(rollout=(Cell((Device(index=9, kind="cpu"),)),)),
         "'rollout' has device 9, which is not there",
