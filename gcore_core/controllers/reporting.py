@@ -117,7 +117,7 @@ class Reporting:
                 (h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal
             ),
         )
-        await insist(self._context.supervisor, STEP_END, StepEnd(report, dict(ledger)), 120.0)
+        await insist(self._context.supervisor, STEP_END, StepEnd(report, dict(ledger)))
 
 
 def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:
