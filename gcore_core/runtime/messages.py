@@ -470,7 +470,7 @@ AGREE_ASK = Endpoint("agree.ask", CollectRequest, bytes, Wait.MEETING)
 class Versions(Message):
     """Says what one side of a handshake runs.
 
-    python: version of the interpreter.
+    python: path of the interpreter.
     core: version of the core.
     plugins: distribution -> version, "" where it has none.
     """

@@ -44,8 +44,9 @@ class _Sheet:
 class RoleSampler:
     """One scorer worker's way to the replicas of a role.
 
-    It knows how many answers each replica owes to this worker, and nothing of other workers. That
-    is enough: they spread their questions by the same rule.
+    It counts the answers that its open calls ask of each replica (one that has come counts until
+    its call ends), and knows nothing of other workers. That is enough: they spread their questions
+    by the same rule.
 
     role: the role's name.
     replicas: all of them; those that sleep are not asked.
@@ -58,7 +59,7 @@ class RoleSampler:
         self._progress = progress
         self._awake = list(range(len(self._replicas)))
         self._awake_version = 0
-        self._load: Counter[int] = Counter()  # replica -> answers it owes
+        self._load: Counter[int] = Counter()  # replica -> answers of open calls
         # key of a record -> (one answer's measurements, when it ended)
         self._inquiries: dict[tuple[int, int], list[tuple[Inquiry, float]]] = defaultdict(list)
 
