@@ -52,7 +52,7 @@ def test_every_item_has_one_bin(way, costs, bins):
     costs=st.lists(st.floats(0.1, 100), min_size=1, max_size=7).map(np.array),
     bins=st.integers(1, 3),
 )
-def test_longest_first_is_at_most_a_third_above_the_best_there_is(costs, bins):
+def test_longest_first_is_at_most_a_third_above_the_optimum(costs, bins):
     """Graham's bound: 4/3 - 1/(3 bins)."""
     best = min(
         np.bincount(choice, weights=costs, minlength=bins).max()
@@ -75,13 +75,13 @@ def test_evening_out_never_makes_the_fullest_bin_fuller(costs, bins):
 
 
 @pytest.mark.parametrize("items", [0, 1, 7, 8, 9, 31])
-def test_differencing_gives_bins_counts_that_differ_by_one_at_most(items):
+def test_counts_of_differencing_bins_differ_by_at_most_one(items):
     costs = np.random.default_rng(items).lognormal(3, 1, items)
     counts = np.bincount(assign.differencing(costs, 8), minlength=8)
     assert counts.max() - counts.min() <= 1
 
 
-def test_differencing_repeats_the_known_example():
+def test_differencing_solves_the_textbook_example():
     """Of 8, 7, 6, 5, 4, 3 in two bins of three: a difference of 1, the best possible for an odd
     sum.
     """
@@ -90,7 +90,7 @@ def test_differencing_repeats_the_known_example():
     assert abs(loads[0] - loads[1]) == 1
 
 
-def test_the_default_is_even_within_half_a_percent_and_the_others_are_in_their_order(responses):
+def test_default_is_even_within_half_a_percent_and_methods_keep_their_ranking(responses):
     found = {way.__name__: most_over_mean(responses, way(responses, 512), 512) for way in WAYS}
     assert found["evened_out"] < 1.005
     assert (
@@ -102,7 +102,7 @@ def test_the_default_is_even_within_half_a_percent_and_the_others_are_in_their_o
     )
 
 
-def test_two_levels_are_nearly_as_even_as_one(responses):
+def test_two_level_split_is_nearly_as_even_as_one_level(responses):
     placed = assign.two_level(responses, 64, 4)
     assert set(placed.tolist()) == set(range(256))
     assert most_over_mean(responses, placed, 256) < 1.01
@@ -113,7 +113,7 @@ def test_two_levels_are_nearly_as_even_as_one(responses):
     assert (placed[mine] - 17 * 4 == assign.evened_out(responses[mine], 4)).all()
 
 
-def test_two_levels_cope_with_fewer_items_than_ranks():
+def test_two_level_split_accepts_fewer_items_than_ranks():
     placed = assign.two_level(np.array([3.0, 2.0, 1.0]), 4, 2)
     assert len(set(placed.tolist())) == 3
     assert assign.two_level(np.zeros(0), 4, 2).size == 0
@@ -128,7 +128,7 @@ def test_two_levels_cope_with_fewer_items_than_ranks():
     ranks=st.integers(1, 5),
     budget=st.integers(1, 400),
 )
-def test_all_ranks_have_as_many_micro_batches_within_the_budget(lengths, ranks, budget):
+def test_all_ranks_get_equally_many_micro_batches_within_the_budget(lengths, ranks, budget):
     parts = assign.lists(assign.longest_first(lengths.astype(np.float64), ranks), ranks)
     found = micro_batches(lengths, lengths**2.0, parts, budget)
     assert len({len(slots) for slots in found}) == 1
@@ -139,7 +139,7 @@ def test_all_ranks_have_as_many_micro_batches_within_the_budget(lengths, ranks, 
         assert costs == sorted(costs, reverse=True)
 
 
-def test_micro_batches_are_evener_than_first_come_first_served(responses):
+def test_micro_batches_are_more_even_than_first_come_first_served(responses):
     lengths = np.minimum(
         512 + 2500 * np.exp(np.random.default_rng(1).standard_normal(2048)), 16896
     ).astype(np.int64)

@@ -25,7 +25,7 @@ def records(draw: np.random.Generator, groups: int, size: int = 4) -> Work:
     return Work(group=group, prompt=prompt, actions=actions, extra=np.zeros(len(group)))
 
 
-def test_a_record_costs_its_tokens_and_what_attention_adds():
+def test_cost_of_a_record_is_its_tokens_plus_attention():
     work = Work(
         group=np.zeros(2),
         prompt=np.array([100, 100]),
@@ -36,7 +36,7 @@ def test_a_record_costs_its_tokens_and_what_attention_adds():
     assert costs == pytest.approx([400 + 400**2 / (12 * HIDDEN), 100 + 100**2 / (12 * HIDDEN) + 7])
 
 
-def test_records_of_a_group_share_their_prompt_where_it_is_encoded_once():
+def test_a_prompt_encoded_once_is_counted_once_per_group():
     """k completions of A tokens after P: P + k A tokens, and P^2 + k (A^2 + 2 A P) pairs."""
     work = Work(
         group=np.zeros(3), prompt=np.full(3, 100), actions=np.array([10, 20, 30]), extra=np.zeros(3)
@@ -60,7 +60,7 @@ def test_groups_stay_together_where_the_prompt_is_shared():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_terms_of_a_machine_are_found_from_noisy_seconds_of_its_ranks(shared):
+def test_cost_terms_are_recovered_from_noisy_times_of_ranks(shared):
     """Ranks that the balancer itself made even, times off by 3 %: costs within 5 % of the truth,
     and R2 near 1.
     """
@@ -81,7 +81,7 @@ def test_the_terms_of_a_machine_are_found_from_noisy_seconds_of_its_ranks(shared
     assert r2 is not None and 0.95 < r2 < 1
 
 
-def test_what_was_learned_goes_on_from_a_checkpoint():
+def test_learned_costs_are_restored_from_a_checkpoint():
     """Costs and R2 of the one that was restored are those of the one that was saved, bit for bit,
     from there on.
     """
@@ -109,7 +109,7 @@ def test_what_was_learned_goes_on_from_a_checkpoint():
     assert (after.costs(work) == before.costs(work)).all()
 
 
-def test_what_was_learned_before_anything_was_measured_is_the_prior():
+def test_costs_without_measurements_equal_the_prior():
     work, fresh = records(np.random.default_rng(0), 4), Cost(CostConfig())
     for config in (CostConfig(), CostConfig(learn=False)):
         again = Cost(config)
@@ -117,7 +117,7 @@ def test_what_was_learned_before_anything_was_measured_is_the_prior():
         assert (again.costs(work) == fresh.costs(work)).all()
 
 
-def test_even_ranks_that_say_nothing_of_the_terms_leave_the_prior_as_it_was():
+def test_equally_loaded_ranks_leave_the_prior_unchanged():
     model = CostModel(HIDDEN, shared=False)
     work = records(np.random.default_rng(0), 8)
     before = model.costs(work)
@@ -128,7 +128,7 @@ def test_even_ranks_that_say_nothing_of_the_terms_leave_the_prior_as_it_was():
     assert after.sum() == pytest.approx(2.0, rel=0.02)
 
 
-def test_r2_is_told_of_steps_before_they_were_seen():
+def test_r2_is_computed_on_steps_before_they_are_fitted():
     model, draw = CostModel(HIDDEN, shared=False), np.random.default_rng(0)
     work = [records(draw, n) for n in (1, 2, 3, 4)]
     assert model.observe(work, np.array([1.0, 2.0, 3.0, 4.0])) is None, (
@@ -146,7 +146,7 @@ def test_without_learning_costs_stay_the_prior():
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
-def test_the_fit_is_the_best_one_without_negative_terms(seed, terms):
+def test_the_fit_is_the_best_one_with_nonnegative_terms(seed, terms):
     """By its own conditions: the slope is zero where a term is positive, and not negative where it
     is zero.
     """

@@ -26,7 +26,7 @@ def metrics(outcome: Outcome, name: str) -> list[float | None]:
     return [report.metrics.get(name) for report in outcome.reports[1:]]
 
 
-def test_every_step_tells_the_planned_and_the_achieved_imbalance(tmp_path):
+def test_every_step_reports_planned_and_achieved_imbalance(tmp_path):
     found = run(tmp_path, balance=COST)
     for name in ("balance_planned", "balance_achieved"):
         assert all(value is not None and 1 <= value <= 2 for value in metrics(found, name)), name
@@ -35,7 +35,7 @@ def test_every_step_tells_the_planned_and_the_achieved_imbalance(tmp_path):
     assert first is None and all(value is not None and value <= 1 for value in later)
 
 
-def test_records_are_dealt_evenly_and_in_the_minibatches_of_any_other_balancer(tmp_path):
+def test_records_are_dealt_evenly_and_every_balancer_has_the_same_minibatches(tmp_path):
     in_order, cost = run(tmp_path / "1"), run(tmp_path / "2", balance=COST)
     assert max(metrics(cost, "balance_planned")) < min(
         1.1, max(metrics(in_order, "balance_planned"))
@@ -48,7 +48,5 @@ def test_records_are_dealt_evenly_and_in_the_minibatches_of_any_other_balancer(t
 @pytest.mark.parametrize(
     "changes", [{"balance": TOKENS}, {"balance": COST, "deterministic": True}], ids=str
 )
-def test_nothing_is_learned_by_a_balancer_that_cannot_or_in_a_run_that_is_to_repeat(
-    tmp_path, changes
-):
+def test_costs_are_not_learned_by_an_unable_balancer_or_in_a_deterministic_run(tmp_path, changes):
     assert metrics(run(tmp_path, **changes), "balance_r2") == [None] * 4

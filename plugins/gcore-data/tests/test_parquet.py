@@ -84,7 +84,7 @@ def test_all_layouts_hold_the_same_rows(tmp_path: Path, make: Callable[[Path], P
             rows[row]
 
 
-def test_messages_and_limit_are_taken(tmp_path: Path) -> None:
+def test_settings_messages_and_limit_are_applied(tmp_path: Path) -> None:
     rows = opened(parquet_file(tmp_path / "rows", 25), messages="chat", limit=3)
     assert len(rows) == 3 and rows[2].messages == CHAT
 
@@ -103,7 +103,7 @@ def test_a_row_group_is_read_once_while_it_is_in_use(
     assert read == list(range(10))
 
 
-def test_a_missing_column_names_those_that_there_are(tmp_path: Path) -> None:
+def test_error_for_a_missing_column_lists_existing_columns(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         opened(parquet_file(tmp_path / "rows", 5), prompt="question")
     assert "no field 'question'" in message(error) and "it has: prompt, answer, chat" in message(
@@ -120,13 +120,13 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("rows.parquet", "Parquet"), ("rows.arrow", "Arrow")])
-def test_another_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path, name: str, kind: str) -> None:
     (tmp_path / name).write_bytes(b"something else, long enough to have a footer")
     with pytest.raises(DataError, match=f"is not a {kind} file"):
         opened(tmp_path / name)
 
 
-def test_a_directory_of_splits_asks_for_one(tmp_path: Path) -> None:
+def test_a_directory_of_splits_is_refused_until_one_is_chosen(tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(DataError, match="holds the splits train, test"):
         opened(tmp_path)
@@ -148,13 +148,13 @@ def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
     assert msgspec.convert(plain, ParquetConfig) == ParquetConfig(path="x", limit=3)
 
 
-def test_what_is_checked_before_a_run_is_what_pip_was_told() -> None:
+def test_needs_checked_before_a_run_are_declared_dependencies() -> None:
     told = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     for provider in gcore_data.gcore_datasets():
         assert set(provider.needs) <= set(told)
 
 
-def test_a_row_names_images_beside_the_file(tmp_path: Path) -> None:
+def test_image_paths_in_a_row_are_relative_to_the_file(tmp_path: Path) -> None:
     rows = pa.table({"prompt": ["?", "!"], "pictures": [["a.png", "b/c.png"], None]})
     pq.write_table(rows, tmp_path / "rows.parquet")
     for path in (tmp_path, tmp_path / "rows.parquet"):

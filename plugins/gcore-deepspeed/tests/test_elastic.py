@@ -71,7 +71,7 @@ def in_all(
 
 
 @pytest.mark.parametrize("source", [name for name in SOURCES if name not in UNIVERSAL])
-def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) -> None:
+def test_torch_continues_from_a_deepspeed_state(source: str, works: Path, in_torch: Path) -> None:
     expected, resumed = elastic.outcome(works / source), elastic.outcome(in_torch, source)
     elastic.assert_goes_on(resumed, expected, exact=source == "torch")
 
@@ -80,7 +80,7 @@ def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) ->
 @pytest.mark.parametrize(
     ("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)]
 )
-def test_any_layout_goes_on_from_a_state(
+def test_deepspeed_continues_from_a_state_of_any_layout(
     source: str, target: str, works: Path, in_all: dict[str, Path]
 ) -> None:
     expected, resumed = elastic.outcome(works / source), elastic.outcome(in_all[target], source)

@@ -55,7 +55,7 @@ def gradients(trainer: Any, records: Any, advantages: np.ndarray) -> tuple[dict[
     }
 
 
-def test_it_is_the_real_library() -> None:
+def test_the_imported_library_is_deepspeed() -> None:
     import deepspeed
 
     version = importlib.metadata.version("deepspeed")
@@ -67,7 +67,7 @@ def test_it_is_the_real_library() -> None:
 @pytest.mark.parametrize("packing", ["padded", "shared_prompt", "split"])
 @pytest.mark.parametrize("name", ["ppo-clip", "gspo", "cispo"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_objectives_have_the_value_and_gradient_of_plain_torch(
+def test_objectives_match_value_and_gradient_of_plain_torch(
     stage: int, name: str, packing: str, open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     """Records that share prompts, padded, or in micro-batches of one record."""
@@ -102,7 +102,7 @@ def test_objectives_have_the_value_and_gradient_of_plain_torch(
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_checkpointed_layers_and_chunks_of_the_vocabulary_change_nothing(
+def test_activation_checkpointing_and_vocabulary_chunks_keep_the_gradient(
     stage: int, open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = tools.make_records()
@@ -116,7 +116,7 @@ def test_checkpointed_layers_and_chunks_of_the_vocabulary_change_nothing(
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_bfloat16_learns_like_float32_on_weights_in_float32(stage: int, open_trainer: Any) -> None:
+def test_bfloat16_with_float32_weights_learns_like_float32(stage: int, open_trainer: Any) -> None:
     records = tools.make_records()
     advantages = tiny.make_advantages(records)
     _, exact = gradients(open_trainer(stage=stage), records, advantages)
@@ -132,7 +132,7 @@ def test_bfloat16_learns_like_float32_on_weights_in_float32(stage: int, open_tra
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_the_reference_stays_what_the_policy_was(
+def test_the_reference_keeps_the_initial_policy_weights(
     stage: int, open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     trainer = open_trainer("qwen2", stage=stage, reference=True, learning_rate=0.01)
@@ -149,14 +149,14 @@ def test_the_reference_stays_what_the_policy_was(
     assert max(abs(row["kl_k1"]) for row in second) > 1e-2
 
 
-def test_layouts_are_those_that_every_rank_reduces_alike(open_trainer: Any) -> None:
+def test_flat_layout_is_offered_only_in_stage_1(open_trainer: Any) -> None:
     assert open_trainer(stage=1)._layouts == {"flat", "shared", "padded"}
     assert open_trainer(stage=2)._layouts == {"shared", "padded"}
     assert open_trainer(stage=3)._layouts == {"shared", "padded"}
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_state_from_before_the_first_update_forgets_later_moments(
+def test_loading_a_state_without_updates_clears_moments(
     stage: int, open_trainer: Any, tmp_path: Path
 ) -> None:
     trainer = open_trainer(stage=stage)
@@ -191,20 +191,22 @@ def test_a_state_from_before_the_first_update_forgets_later_moments(
         (3, {"stage3_param_persistance": 1}, r"did you mean 'stage3_param_persistence_threshold'"),
     ],
 )
-def test_what_deepspeed_refuses_is_named(
+def test_a_setting_that_deepspeed_refuses_is_named(
     stage: int, zero: Any, message: str, open_trainer: Any
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         open_trainer(stage=stage, engine={"zero_optimization": zero})
 
 
-def test_another_version_is_refused(open_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_version_of_deepspeed_is_refused(
+    open_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gcore_deepspeed.library.importlib.metadata.version", lambda _: "0.18.0")
     with pytest.raises(ConfigError, match="needs deepspeed .*, and here is 0.18.0"):
         open_trainer()
 
 
-def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any) -> None:
+def test_an_unmet_requirement_of_the_objective_is_named(open_trainer: Any) -> None:
     class Critic(tiny.Reinforce):
         requires = frozenset({"values"})
 
@@ -212,7 +214,7 @@ def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any) ->
         open_trainer(objective=Critic())
 
 
-def test_a_state_of_another_model_or_form_is_refused(open_trainer: Any, tmp_path: Path) -> None:
+def test_a_state_of_another_model_or_format_is_refused(open_trainer: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="trainer state cannot be read"):
         open_trainer().load(tmp_path)
     open_trainer("qwen2").save(tmp_path)

@@ -84,7 +84,7 @@ def test_a_setting_of_deepspeed_that_cannot_be_passed_is_refused(
         check_engine({**good, **engine}, ZERO, "policy")
 
 
-def test_settings_and_engine_make_one_configuration() -> None:
+def test_settings_and_engine_arguments_merge_into_one_configuration() -> None:
     settings = {"stage": 3, "offload_params": True, "bucket_elements": 7, "dtype": "bfloat16"}
     config = msgspec.convert(settings, DeepSpeedTrainerConfig)
     made = deepspeed_config(

@@ -115,7 +115,7 @@ def left(work: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_log_probs_are_those_of_plain_torch(name: str, together: Any, plain: Any) -> None:
+def test_log_probs_match_plain_torch(name: str, together: Any, plain: Any) -> None:
     found = left(together["updates", name], "updates")["logprobs"]
     expected = [logp for i, logp in enumerate(plain(RUNS[name][0])["logprobs"]) if i % 4]
     assert len(found) == len(expected) == 12
@@ -124,7 +124,7 @@ def test_log_probs_are_those_of_plain_torch(name: str, together: Any, plain: Any
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_updates_are_those_of_plain_torch(name: str, together: Any, plain: Any) -> None:
+def test_updates_match_plain_torch(name: str, together: Any, plain: Any) -> None:
     """Loss, gradient norm before clipping and weights, with unequal shares of the records."""
     work, expected = together["updates", name], plain(RUNS[name][0])
     metrics = left(work, "updates")["metrics"]
@@ -137,14 +137,14 @@ def test_updates_are_those_of_plain_torch(name: str, together: Any, plain: Any) 
     assert tools.largest_difference(expected["first"], expected["start"]) > 1e-3
 
 
-def test_nothing_is_compiled(together: Any) -> None:
+def test_training_compiles_no_extension(together: Any) -> None:
     """The ranks themselves fail when a compiler was called."""
     for (what, _), work in together.items():
         if what == "updates":
             assert left(work, "updates")["built"] == []
 
 
-def test_a_directory_of_a_pretrained_model_holds_the_weights(together: Any) -> None:
+def test_an_exported_model_directory_holds_the_weights(together: Any) -> None:
     from safetensors.numpy import load_file
 
     for (what, _), work in together.items():
@@ -158,7 +158,7 @@ def test_a_directory_of_a_pretrained_model_holds_the_weights(together: Any) -> N
             assert (work / "pretrained" / "tokenizer.json").is_file()
 
 
-def test_no_more_than_a_bucket_is_whole_at_once(together: Any) -> None:
+def test_export_gathers_at_most_one_bucket_at_a_time(together: Any) -> None:
     found = left(together["gathered", "zero3"], "gathered")
     assert found["before"] == 0
     assert all(
@@ -170,7 +170,7 @@ def test_no_more_than_a_bucket_is_whole_at_once(together: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "universal" not in name])
-def test_numbers_that_are_not_finite_change_nothing(name: str, together: Any, plain: Any) -> None:
+def test_non_finite_numbers_change_no_weights(name: str, together: Any, plain: Any) -> None:
     """Nor does an update in which nothing is trained; none of them has a part in the next one."""
     work, expected = together["spoiled", name], plain(RUNS[name][0])
     gradient, masked, loss, after = left(work, "spoiled")["told"]
@@ -198,7 +198,7 @@ def open_torch(model_dirs: dict[str, Path]) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "zero3-offload"])
-def test_a_saved_state_goes_on_in_the_torch_trainer(
+def test_the_torch_trainer_continues_from_a_saved_state(
     name: str, together: Any, plain: Any, open_torch: Any
 ) -> None:
     family = RUNS[name][0]
@@ -212,7 +212,7 @@ def test_a_saved_state_goes_on_in_the_torch_trainer(
     assert tools.largest_difference(after, plain(family)["second"]) < 1e-5
 
 
-def test_a_state_of_the_torch_trainer_goes_on_here(
+def test_deepspeed_continues_from_a_state_of_the_torch_trainer(
     case_of: Any, plain: Any, open_torch: Any, tmp_path: Path
 ) -> None:
     trainer = open_torch("qwen2")
@@ -233,7 +233,9 @@ def test_a_state_of_the_torch_trainer_goes_on_here(
         )
 
 
-def test_a_state_of_two_ranks_goes_on_in_one(together: Any, case_of: Any, tmp_path: Path) -> None:
+def test_one_rank_continues_from_a_state_of_two(
+    together: Any, case_of: Any, tmp_path: Path
+) -> None:
     names = ["zero1", "zero3", "zero2-universal", "zero3-universal"]
     cases = [
         case_of("resume", name, state=str(together["updates", name] / "state")) for name in names

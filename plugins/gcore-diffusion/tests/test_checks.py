@@ -47,12 +47,12 @@ def test_the_recipe_is_a_valid_job() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_path(overrides: list[str], told: str) -> None:
+def test_incompatible_choices_are_refused_with_their_path(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_plan(RECIPE, overrides)
 
 
-def test_the_forward_objective_takes_the_deterministic_sampler() -> None:
+def test_the_forward_objective_accepts_the_deterministic_sampler() -> None:
     plain: dict[str, Any] = {"use": "diffusion/nft", "config": None}
     plan = load_plan(
         RECIPE, ["roles.rollout.config.scale=0"] + ["objective.use=diffusion/nft"] + _cleared()
@@ -65,7 +65,7 @@ def _cleared() -> list[str]:
     return ["objective.config=null"]
 
 
-def test_the_forward_objective_is_for_denoisers() -> None:
+def test_the_forward_objective_is_refused_for_a_language_trainer() -> None:
     plan = {
         "objective": {"use": "diffusion/nft"},
         "roles": {"policy": {"use": "torch", "config": {}}},
@@ -87,7 +87,9 @@ def test_the_forward_objective_is_for_denoisers() -> None:
         ({"draws": 0}, "draws: must be positive, is 0"),
     ],
 )
-def test_settings_that_make_no_sense_name_themselves(settings: dict[str, Any], told: str) -> None:
+def test_error_for_an_invalid_setting_names_the_setting(
+    settings: dict[str, Any], told: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         DiffusionTrainerConfig(**settings)
     assert told in str(caught.value)

@@ -59,7 +59,7 @@ def test_images_of_an_evaluation_become_files_and_a_grid(run: RunFacts) -> None:
     ]
 
 
-def test_a_step_without_images_leaves_no_picture(run: RunFacts) -> None:
+def test_an_evaluation_without_images_writes_no_picture(run: RunFacts) -> None:
     write_samples(Path(run.directory), 20, [row(1, arrays={})])
     after_step(
         run,
@@ -86,6 +86,6 @@ def test_the_contact_sheet_shows_first_and_last_and_stands_in_the_summary(run: R
     assert "![contact sheet](contact_sheet.png)" in text
 
 
-def test_large_images_are_shown_small() -> None:
+def test_large_images_are_scaled_down() -> None:
     image = np.zeros((1024, 512, 3), np.uint8)
     assert grid([{"image": image, "prompt": "a", "rewards": {}}]).width == 96 + 4

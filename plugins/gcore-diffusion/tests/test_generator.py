@@ -14,7 +14,7 @@ from gcore_core.testing.contracts.weights import push
 from tests.support import diffusion_models as kit
 
 
-def test_a_record_keeps_the_trained_positions_alone(tiny_dir: Path) -> None:
+def test_a_record_keeps_only_the_trained_positions(tiny_dir: Path) -> None:
     records = kit.sampled(kit.make_generator(tiny_dir, window=3), kit.make_requests())
     for record in records:
         columns = record.columns
@@ -74,7 +74,7 @@ def test_greedy_samples_have_no_actions_and_repeat(tiny_dir: Path) -> None:
     assert one[0].media["image"].tobytes() != one[1].media["image"].tobytes(), "seeds still differ"
 
 
-def test_same_noise_starts_a_group_at_one_point(tiny_dir: Path) -> None:
+def test_same_noise_setting_starts_a_group_from_one_noise(tiny_dir: Path) -> None:
     records = kit.sampled(kit.make_generator(tiny_dir, same_noise=True), kit.make_requests(2, 3))
     firsts = [record.columns["latents"][0].tobytes() for record in records]
     assert len(set(firsts[:3])) == len(set(firsts[3:])) == 1
@@ -124,7 +124,9 @@ def test_pushed_weights_are_used_and_fingerprinted(tiny_dir: Path, tmp_path: Pat
     assert before[0].columns["clean"].tobytes() != after[0].columns["clean"].tobytes()
 
 
-def test_noise_that_does_not_go_with_the_model_is_refused(tiny_dir: Path, tmp_path: Path) -> None:
+def test_a_kind_of_noise_that_the_model_cannot_use_is_refused(
+    tiny_dir: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="noise ddim does not go with a model that predicts flow"):
         kit.make_generator(tiny_dir, noise="ddim")
     epsilon = kit.random_tiny(tmp_path, prediction="epsilon")

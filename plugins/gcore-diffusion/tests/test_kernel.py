@@ -30,7 +30,7 @@ def noisy(sigma: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return clean, noise, (1 - sigma) * clean + sigma * noise
 
 
-def test_log_prob_and_divergence_are_those_of_normal_distributions() -> None:
+def test_log_prob_and_divergence_match_normal_distributions() -> None:
     mean, other, x = torch.randn(3, ROWS, DIMS)
     std = torch.rand(ROWS, 1) + 0.1
     ours, theirs = torch.distributions.Normal(mean, std), torch.distributions.Normal(other, std)
@@ -41,7 +41,7 @@ def test_log_prob_and_divergence_are_those_of_normal_distributions() -> None:
 
 
 @pytest.mark.parametrize("noise", ["sde", "dance", "cps"])
-def test_without_noise_a_step_is_the_flow_s_own(noise: str) -> None:
+def test_a_step_without_noise_equals_the_flow_step(noise: str) -> None:
     """With the true velocity x(0.6) goes to x(0.4) exactly."""
     clean, eps, x = noisy(0.6)
     mean, std = Kernel(noise=noise, scale=0.0, prediction="flow").moments(
@@ -51,7 +51,7 @@ def test_without_noise_a_step_is_the_flow_s_own(noise: str) -> None:
     assert float(std.abs().max()) == 0
 
 
-def test_coefficients_preserving_noise_leaves_the_level_exact() -> None:
+def test_coefficients_preserving_noise_keeps_the_noise_level_exactly() -> None:
     """What is added and what is taken away sum to the schedule's level: variance of (next - (1 -
     after) clean).
     """
@@ -79,7 +79,7 @@ def test_the_flow_sde_keeps_the_marginal_to_first_order() -> None:
     assert float((variance.sqrt() - 0.59).abs().max()) < 2e-3
 
 
-def test_at_pure_noise_the_schedule_s_second_level_stands_for_one() -> None:
+def test_at_level_1_the_second_level_of_the_schedule_replaces_1() -> None:
     clean, eps, x = noisy(1.0)
     mean, std = Kernel(noise="sde", scale=0.7, prediction="flow").moments(
         eps - clean, x, levels(1.0, 0.9)
@@ -89,7 +89,7 @@ def test_at_pure_noise_the_schedule_s_second_level_stands_for_one() -> None:
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
-def test_ddim_goes_to_the_next_level_of_what_it_predicts(prediction: str) -> None:
+def test_ddim_steps_to_the_next_level_along_its_prediction(prediction: str) -> None:
     """eta 0 is exact for the true noise; eta 1 has the posterior's variance (ancestral
     sampling).
     """

@@ -76,7 +76,7 @@ def run(directory: Path, side: int, *, prompts: int) -> dict[str, float]:
     return metrics
 
 
-def test_a_controller_sees_references_alone(tmp_path: Path) -> None:
+def test_a_controller_sees_only_references_of_images(tmp_path: Path) -> None:
     metrics = run(tmp_path / "images", 256, prompts=4)
     assert 0.3 < metrics["reward/bright"] < 0.7
     assert metrics["controller/bytes_per_record"] < 2000, (

@@ -52,7 +52,9 @@ def gap(trainer: Any, records: list[Any]) -> float:
 
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("name", list(GUIDANCE))
-def test_a_trainer_repeats_what_the_pipeline_sampled(folders: Any, name: str, guided: bool) -> None:
+def test_a_trainer_reproduces_what_the_pipeline_sampled(
+    folders: Any, name: str, guided: bool
+) -> None:
     """0 in the same batches, at most 1e-6 in others."""
     same = {
         "guidance": GUIDANCE[name] if guided else 1.0,
@@ -111,7 +113,7 @@ def test_a_saved_pipeline_is_one_that_diffusers_loads(folders: Any, tmp_path: Pa
     )
 
 
-def test_a_pipeline_without_an_adapter_is_named_with_those_there_are(tmp_path: Path) -> None:
+def test_error_for_an_unknown_pipeline_lists_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "KandinskyPipeline"}))
     with pytest.raises(ConfigError, match="no adapter for KandinskyPipeline") as caught:
         kit.make_generator(tmp_path)
@@ -128,6 +130,6 @@ def test_a_half_written_pipeline_is_a_data_error(tmp_path: Path) -> None:
         kit.make_trainer(tmp_path)
 
 
-def test_a_trainer_opens_the_transformer_alone(folders: Any) -> None:
+def test_a_trainer_loads_only_the_transformer(folders: Any) -> None:
     trainer = kit.make_trainer(folders("sd3"), max_sequence_length=16)
     assert trainer._denoising.denoiser.pipeline is None

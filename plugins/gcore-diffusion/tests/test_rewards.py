@@ -61,7 +61,7 @@ def test_an_image_may_come_as_a_column() -> None:
         (np.zeros((8, 8, 1), np.float32), r"the image is float32[8, 8, 1], not uint8[H, W, C]"),
     ],
 )
-def test_what_is_no_image_fails_alone(image: np.ndarray | None, reason: str) -> None:
+def test_a_record_without_a_valid_image_fails_alone(image: np.ndarray | None, reason: str) -> None:
     good, bad = Brightness(None, CONTEXT).score([record(picture(255)), record(image)])
     assert good.value == 1
     assert (bad.value, bad.status, bad.reason) == (None, "failed", reason)
@@ -93,7 +93,7 @@ def test_a_reward_that_is_not_a_number_is_a_failure_that_says_so(tmp_path: Path)
     assert reasons("few", batch=True) == {"few returned 1 values for 2 records"}
 
 
-def test_the_classifier_knows_held_out_digits(taught_dir: Path) -> None:
+def test_the_classifier_recognises_held_out_digits(taught_dir: Path) -> None:
     from gcore_diffusion.watch import RealImages
 
     real = RealImages.of_model(taught_dir)

@@ -39,7 +39,9 @@ def replay_gap(trainer: Any, records: list[Any]) -> float:
 
 
 @pytest.mark.parametrize("settings", KERNELS, ids=lambda s: "-".join(map(str, s.values())))
-def test_replayed_logprobs_are_the_sampler_s(tiny_dir: Path, settings: dict[str, Any]) -> None:
+def test_replayed_log_probs_equal_those_of_the_sampler(
+    tiny_dir: Path, settings: dict[str, Any]
+) -> None:
     """0 in the same batches, at most 1e-6 in others."""
     records = kit.records_of(
         kit.sampled(kit.make_generator(tiny_dir, **settings), kit.make_requests(4, 6))
@@ -55,7 +57,7 @@ def test_replayed_logprobs_are_the_sampler_s(tiny_dir: Path, settings: dict[str,
         )
 
 
-def test_in_bfloat16_both_sides_round_alike(tiny_dir: Path) -> None:
+def test_sampler_and_trainer_round_alike_in_bfloat16(tiny_dir: Path) -> None:
     """0 in the same batches; in others within the band, since the model's output has 8 bits."""
     generator = kit.make_generator(tiny_dir, dtype="bfloat16")
     records = kit.records_of(kit.sampled(generator, kit.make_requests(4, 6)))
@@ -69,7 +71,7 @@ def test_in_bfloat16_both_sides_round_alike(tiny_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
-def test_ddim_with_eta_replays_too(tmp_path: Path, prediction: str) -> None:
+def test_ddim_with_eta_is_replayed_exactly(tmp_path: Path, prediction: str) -> None:
     directory = kit.random_tiny(tmp_path, prediction=prediction)
     generator = kit.make_generator(directory, noise="ddim", scale=1.0)
     records = kit.records_of(kit.sampled(generator, kit.make_requests(2, 4)))
@@ -79,7 +81,7 @@ def test_ddim_with_eta_replays_too(tmp_path: Path, prediction: str) -> None:
     assert kit.train(trainer, records)["logprob_gap_max"] <= 1e-6
 
 
-def test_latents_of_less_than_float32_are_refused(tiny_dir: Path) -> None:
+def test_latents_below_float32_are_refused(tiny_dir: Path) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 2)))
     low = [
         replace(r, columns={**r.columns, "latents": r.columns["latents"].astype(np.float16)})
@@ -89,7 +91,7 @@ def test_latents_of_less_than_float32_are_refused(tiny_dir: Path) -> None:
         kit.make_trainer(tiny_dir).prepare(low, frozenset())
 
 
-def test_it_is_a_trainer(tiny_dir: Path) -> None:
+def test_the_denoising_trainer_implements_the_trainer_protocol(tiny_dir: Path) -> None:
     assert isinstance(kit.make_trainer(tiny_dir), Trainer)
 
 
@@ -106,9 +108,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_objectives_of_language_train_denoising_steps_as_they_are(
-    tiny_dir: Path, name: str
-) -> None:
+def test_language_objectives_train_denoising_steps_unchanged(tiny_dir: Path, name: str) -> None:
     """Rewarded ways become likelier; on policy the ratio is 1."""
     generator = kit.make_generator(tiny_dir)
     records = kit.records_of(kit.sampled(generator, kit.make_requests(4, 4)), minibatches=2)
@@ -152,7 +152,7 @@ def test_after_a_push_sampler_and_trainer_agree_again(tiny_dir: Path) -> None:
     assert trainer.version == 3
 
 
-def test_a_push_that_did_not_come_is_seen(tiny_dir: Path) -> None:
+def test_a_missing_push_is_detected(tiny_dir: Path) -> None:
     generator, trainer = kit.make_generator(tiny_dir), kit.make_trainer(tiny_dir)
     for step in range(2):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))
@@ -160,7 +160,9 @@ def test_a_push_that_did_not_come_is_seen(tiny_dir: Path) -> None:
     assert metrics["logprob_gap_max"] > trainer._diffusion.logprob_band()
 
 
-def test_other_weights_stop_the_run_before_the_first_update(tiny_dir: Path, tmp_path: Path) -> None:
+def test_different_weights_stop_the_run_before_the_first_update(
+    tiny_dir: Path, tmp_path: Path
+) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()))
     other = kit.random_tiny(tmp_path)
     net = kit.make_trainer(other)
@@ -172,7 +174,7 @@ def test_other_weights_stop_the_run_before_the_first_update(tiny_dir: Path, tmp_
     assert digests(exported(net)) == before
 
 
-def test_another_guidance_is_named_with_both_numbers(tiny_dir: Path) -> None:
+def test_error_for_different_guidance_names_both_numbers(tiny_dir: Path) -> None:
     records = kit.records_of(
         kit.sampled(kit.make_generator(tiny_dir, guidance=3.0), kit.make_requests(1, 2))
     )
@@ -180,7 +182,7 @@ def test_another_guidance_is_named_with_both_numbers(tiny_dir: Path) -> None:
         kit.make_trainer(tiny_dir).prepare(records, frozenset())
 
 
-def test_kl_to_the_initial_weights_begins_at_zero_and_grows(tiny_dir: Path) -> None:
+def test_kl_to_the_initial_weights_starts_at_zero_and_grows(tiny_dir: Path) -> None:
     generator, trainer = (
         kit.make_generator(tiny_dir),
         kit.make_trainer(tiny_dir, learning_rate=1e-2),
@@ -193,7 +195,7 @@ def test_kl_to_the_initial_weights_begins_at_zero_and_grows(tiny_dir: Path) -> N
     assert told[0] == 0 < told[1] < told[2]
 
 
-def test_a_moving_reference_stays_nearer(tiny_dir: Path) -> None:
+def test_kl_to_a_moving_reference_stays_smaller(tiny_dir: Path) -> None:
     told = []
     for decay in (1.0, 0.5):
         generator = kit.make_generator(tiny_dir)
@@ -206,7 +208,7 @@ def test_a_moving_reference_stays_nearer(tiny_dir: Path) -> None:
     assert 0 < told[1] < told[0]
 
 
-def test_a_saved_trainer_goes_on_as_if_never_stopped(tiny_dir: Path, tmp_path: Path) -> None:
+def test_a_restored_trainer_continues_as_if_never_stopped(tiny_dir: Path, tmp_path: Path) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()))
     trainer = kit.make_trainer(tiny_dir, kl_coefficient=0.1, reference_decay=0.9)
     kit.train(trainer, records)
@@ -218,9 +220,7 @@ def test_a_saved_trainer_goes_on_as_if_never_stopped(tiny_dir: Path, tmp_path: P
     assert (kit.train(again, records, step=1)["loss"], digests(exported(again))) == expected
 
 
-def test_numbers_that_are_not_finite_stop_the_run_and_are_kept(
-    tiny_dir: Path, tmp_path: Path
-) -> None:
+def test_non_finite_numbers_stop_the_run_and_are_saved(tiny_dir: Path, tmp_path: Path) -> None:
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(1, 2)))
     trainer = kit.make_trainer(tiny_dir, dump_dir=str(tmp_path))
     before = digests(exported(trainer))
@@ -244,7 +244,7 @@ def test_preparation_scalars_are_sums_over_a_record(tiny_dir: Path) -> None:
     assert [row["kl_k1"] for row in rows] == [0.0, 0.0]
 
 
-def test_the_forward_process_teaches_without_logprobs(tiny_dir: Path) -> None:
+def test_the_forward_process_trains_without_log_probs(tiny_dir: Path) -> None:
     """Records of the deterministic sampler; images that are liked are denoised better, others
     worse.
     """
@@ -273,7 +273,7 @@ def test_later_epochs_compare_with_the_weights_before_the_first(tiny_dir: Path, 
     assert metrics["kl_to_reference"] > 0 and metrics["kl"] > 0
 
 
-def test_the_expanded_forward_loss_is_the_written_one() -> None:
+def test_the_expanded_forward_loss_equals_the_formula() -> None:
     old, new, target = torch.randn(3, 50, 8)
     columns = {
         "record": torch.arange(50),
@@ -292,7 +292,7 @@ def test_the_expanded_forward_loss_is_the_written_one() -> None:
 
 
 @pytest.mark.parametrize("word", ["entropy", "values"])
-def test_what_an_objective_requires_in_vain_is_named_before_anything_is_loaded(
+def test_an_unmet_requirement_of_an_objective_is_named_before_loading(
     tmp_path: Path, word: str
 ) -> None:
     objective = kit.Reinforce(frozenset({word}))

@@ -19,7 +19,7 @@ from gcore_core.run.directory import MetricsFile
 from tests.support import diffusion_models as kit
 
 
-def test_equal_images_have_no_diversity_and_one_has_none_to_speak_of() -> None:
+def test_equal_images_have_zero_diversity_and_one_image_has_none() -> None:
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1)).astype(np.uint8)
     assert diversity(np.repeat(image, 5, 0)) == pytest.approx(0, abs=1e-3)
     assert diversity(image) is None
@@ -27,13 +27,13 @@ def test_equal_images_have_no_diversity_and_one_has_none_to_speak_of() -> None:
     assert diversity(black_and_white) == pytest.approx(1)
 
 
-def test_large_images_are_compared_small() -> None:
+def test_large_images_are_scaled_down_for_comparison() -> None:
     large = np.repeat(np.repeat(np.eye(16, dtype=np.uint8)[None, :, :, None] * 255, 64, 1), 64, 2)
     np.testing.assert_allclose(flat(large)[0], np.eye(16, dtype=np.float32).reshape(-1))
     assert flat(np.zeros((2, 33, 50, 3), np.uint8)).shape == (2, 8 * 12 * 3)
 
 
-def test_real_images_cover_themselves_and_one_of_them_few() -> None:
+def test_coverage_is_high_for_all_real_images_and_low_for_one() -> None:
     real = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1)).astype(np.uint8)
     assert coverage(real, real) == 1
     assert coverage(real[:1], real) < 0.5
@@ -83,7 +83,7 @@ def test_an_alarm_is_written_once_for_each_stretch(
     assert "diversity fell" in lines[0]["alarm"] and "step 5: reward rose" in caplog.text
 
 
-def test_of_a_long_run_the_first_and_the_last_steps_are_read(tmp_path: Path) -> None:
+def test_only_the_first_and_last_steps_of_a_long_run_are_read(tmp_path: Path) -> None:
     run, file = (
         RunFacts(name="r", directory=str(tmp_path), steps=9, config={}),
         MetricsFile(tmp_path),

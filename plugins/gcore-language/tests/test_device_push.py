@@ -185,7 +185,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(
+async def test_every_byte_arrives_and_pushes_succeed_after_any_process_fails(
     transport: str, site: Site
 ) -> None:
     async with asyncio.timeout(PATIENCE_S):
@@ -239,7 +239,7 @@ async def test_every_byte_arrives_and_whoever_fails_the_trainer_can_push_again(
         assert site.leftovers() == []
 
 
-async def test_who_has_no_device_gets_shared_memory_unless_another_way_is_asked_for(
+async def test_a_side_without_device_uses_shared_memory_unless_configured_otherwise(
     site: Site,
 ) -> None:
     async with asyncio.timeout(PATIENCE_S):
@@ -275,14 +275,14 @@ def noise(nbytes: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 4096, (4 << 20) - 1, (4 << 20) + 12])
-def test_a_digest_depends_on_the_bytes_alone_and_not_on_where_they_lie(nbytes: int) -> None:
+def test_a_digest_depends_only_on_the_bytes_and_not_on_their_address(nbytes: int) -> None:
     content = noise(nbytes)
     moved = torch.cat([noise(3), content])[3:]
     assert fingerprint(moved) == fingerprint(content) == fingerprint(content.clone())
     assert -(2**63) <= fingerprint(content) < 2**63
 
 
-def test_every_changed_bit_shows_in_a_digest() -> None:
+def test_every_changed_bit_changes_the_digest() -> None:
     content = noise(37)
     digests = {fingerprint(content)}
     for bit in range(37 * 8):
@@ -292,7 +292,7 @@ def test_every_changed_bit_shows_in_a_digest() -> None:
     assert len(digests) == 1 + 37 * 8
 
 
-def test_what_moved_or_cancels_out_shows_in_a_digest() -> None:
+def test_moved_bytes_and_changes_that_cancel_out_change_the_digest() -> None:
     """Words that were swapped, signs that were all turned, and zeros at the end."""
     values = torch.arange(1, 4097, dtype=torch.float32)
     swapped = values.view(-1, 2).flip(0).reshape(-1)
@@ -307,7 +307,7 @@ def test_what_moved_or_cancels_out_shows_in_a_digest() -> None:
     assert len({fingerprint(content) for content in found}) == len(found)
 
 
-def test_a_digest_is_this_number() -> None:
+def test_digests_of_fixed_bytes_are_constants() -> None:
     """Both sides of a push may have other versions of this module: who changes digests changes
     their format's name.
     """
@@ -352,13 +352,13 @@ def other(process: int, device: int, **changes: list[str] | None) -> dict[str, l
         ([other(2, 1), {}], "shm"),
     ],
 )
-def test_the_best_that_all_can_use_together_is_chosen(
+def test_the_best_transport_that_all_sides_share_is_chosen(
     generators: list[dict[str, list[str]]], chosen: str
 ) -> None:
     assert choose("auto", [CUDA, *generators]) == chosen
 
 
-def test_on_a_cpu_shared_memory_is_chosen_unless_another_is_asked_for() -> None:
+def test_on_a_cpu_shared_memory_is_chosen_unless_configured_otherwise() -> None:
     mine = offers_of(CPU)
     theirs = {
         name: [*words[:1], *(f"{word}0" for word in words[1:2]), *words[2:]]
@@ -413,7 +413,7 @@ def test_a_handle_is_plain_fields_and_the_memory_behind_it_is_what_was_written(
     writer.close()
 
 
-def test_a_handle_that_is_none_or_names_less_memory_is_refused(tmp_path: Path) -> None:
+def test_a_malformed_handle_or_one_of_too_little_memory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(bytes(8))
     reader = DeviceReader(Nobody(), "ipc", 0, CPU)  # type: ignore[arg-type]
     with pytest.raises(ContractError, match="malformed handle of a bucket"):
@@ -428,7 +428,7 @@ def test_a_handle_that_is_none_or_names_less_memory_is_refused(tmp_path: Path) -
         )
 
 
-def test_who_does_not_come_to_a_group_is_told(tmp_path: Path) -> None:
+def test_a_member_that_does_not_join_a_group_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="the processes of a weight push could not meet"):
         PushGroup(CPU, tmp_path / "group", 0, 2, wait_s=0.2)
 

@@ -66,7 +66,7 @@ def test_an_older_version_is_refused_by_a_tensors_name(inbox: WeightInbox) -> No
     refused("version 2 is older than 3", "a", inbox.begin, WeightPlan(2, [A, B]))
 
 
-def test_tensors_come_once_after_their_plan_and_as_planned(inbox: WeightInbox) -> None:
+def test_each_tensor_must_come_once_after_its_plan_and_as_planned(inbox: WeightInbox) -> None:
     refused("before their plan", "", inbox.take, arrays(A))
     inbox.begin(WeightPlan(1, [A, B]))
     refused("a is not as planned", "a", inbox.take, [(A, np.zeros(4, np.uint8))])
@@ -76,7 +76,7 @@ def test_tensors_come_once_after_their_plan_and_as_planned(inbox: WeightInbox) -
     refused("was not committed", "", inbox.check_idle)
 
 
-def test_a_push_whose_commit_failed_must_come_again_from_its_plan(inbox: WeightInbox) -> None:
+def test_a_push_with_a_failed_commit_must_start_again_with_its_plan(inbox: WeightInbox) -> None:
     inbox.begin(WeightPlan(1, [A, B]))
     inbox.take(arrays(A, B))
     inbox.complete()

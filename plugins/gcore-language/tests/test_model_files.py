@@ -36,11 +36,11 @@ def look(directory: Path | str) -> Any:
     return open_model_files(WorkerContext(role="rollout", model={"path": str(directory)}))
 
 
-def test_the_tensors_of_a_push_are_those_of_the_directory(tmp_path: Path) -> None:
+def test_pushed_tensors_equal_those_of_the_model_directory(tmp_path: Path) -> None:
     assert look(save(tmp_path)).shapes == {"embed.weight": (4, 2), "lm_head.weight": (4, 2)}
 
 
-def test_a_name_that_is_tied_to_another_is_no_tensor_of_a_push(tmp_path: Path) -> None:
+def test_tied_weights_are_pushed_under_one_name(tmp_path: Path) -> None:
     assert look(save(tmp_path, tied=True)).shapes == {"embed.weight": (4, 2)}
 
 

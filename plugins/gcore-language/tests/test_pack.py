@@ -107,7 +107,7 @@ def record(sample: int, heads: list[int], minibatch: int) -> TrainRecord:
     return TrainRecord(ordinal=0, sample=sample, minibatch=minibatch, columns=columns)
 
 
-def test_records_reach_the_engine_as_pack_lays_them_and_each_gets_its_own_advantage() -> None:
+def test_records_reach_the_engine_in_packed_order_with_their_own_advantages() -> None:
     context = WorkerContext(role="policy", parts={"objective": Reinforce()})
     engine = Coin(context)
     trainer = CoinTrainer(TrainerSettings(learning_rate=0.5), context, engine)  # type: ignore[arg-type]

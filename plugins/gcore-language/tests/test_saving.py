@@ -32,7 +32,7 @@ def rank_of(rank: int, count: int) -> Any:
     return SimpleNamespace(rank=rank, count=count)
 
 
-def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
+def test_files_written_here_are_read_by_the_safetensors_library(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tensors = {
         "flags": torch.tensor([True, False, True]),
@@ -50,7 +50,9 @@ def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_rows_of_any_number_of_ranks_are_whole_again(tmp_path: Path, ranks: int) -> None:
+def test_rows_saved_by_any_number_of_ranks_join_to_whole_tensors(
+    tmp_path: Path, ranks: int
+) -> None:
     """Also over the files of a save by more ranks, and where a rank has no rows."""
     whole = {
         "weight/a": torch.arange(20.0).reshape(5, 4),
@@ -105,7 +107,7 @@ def test_a_state_in_another_format_is_an_error_that_says_which_key_to_change(
     assert load_numbers(tmp_path) == {"version": 2}
 
 
-def test_one_count_of_steps_stands_for_all_tensors_or_is_refused(tmp_path: Path) -> None:
+def test_a_state_whose_tensors_have_different_step_counts_is_refused(tmp_path: Path) -> None:
     assert take_steps({"optimizer_steps": {}}, tmp_path) == 0
     numbers = {"optimizer_steps": {"a": 4.0, "b": 4.0}, "version": 1}
     assert (take_steps(numbers, tmp_path), numbers) == (4, {"version": 1})
@@ -115,7 +117,7 @@ def test_one_count_of_steps_stands_for_all_tensors_or_is_refused(tmp_path: Path)
         take_steps({"optimizer_steps": {"a": 4.0, "b": 3.0}}, tmp_path)
 
 
-def test_a_disk_that_is_full_is_told_once_every_rank_has_given_its_tensors(
+def test_a_full_disk_is_reported_after_every_rank_has_given_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes after a file that failed is taken and not written, and there are no numbers: this
@@ -137,7 +139,7 @@ def test_a_disk_that_is_full_is_told_once_every_rank_has_given_its_tensors(
     assert [path.name for path in tmp_path.iterdir()] == ["state-00000.safetensors"]
 
 
-def test_the_rows_of_a_missing_rank_are_missed(tmp_path: Path) -> None:
+def test_missing_rows_of_a_rank_are_detected(tmp_path: Path) -> None:
     for rank in range(3):
         save_rank(tmp_path, rank_of(rank, 3), {"weight/a": torch.ones(2, 4)}, {})
     (tmp_path / "state-00001-00000.safetensors").unlink()
@@ -183,7 +185,7 @@ def test_tensors_may_change_as_soon_as_they_are_copied_and_not_before() -> None:
     assert staging.waited_s > 0
 
 
-def test_a_copy_that_fails_holds_nobody_up() -> None:
+def test_a_failed_copy_blocks_no_rank() -> None:
     staging = Staging()
     saving = staging.save({"a": None}, lambda copies, wrote: None, lambda: None)  # type: ignore[dict-item]
     staging.wait()
@@ -213,7 +215,7 @@ def make_trainer(engine: Any) -> SavingTrainer:
     return trainer
 
 
-def test_a_save_has_the_numbers_of_its_beginning(tmp_path: Path) -> None:
+def test_a_save_holds_the_values_at_its_start(tmp_path: Path) -> None:
     trainer = make_trainer(engine := Engine())
     trainer.begin_save(tmp_path)
     trainer.version = 4
@@ -225,7 +227,7 @@ def test_a_save_has_the_numbers_of_its_beginning(tmp_path: Path) -> None:
     trainer.finish_save()  # nothing is under way
 
 
-def test_what_fails_in_the_background_is_raised_at_the_end_and_once(tmp_path: Path) -> None:
+def test_a_background_failure_is_raised_once_when_the_save_ends(tmp_path: Path) -> None:
     trainer = make_trainer(engine := Engine())
     engine.go.set()
     trainer.begin_save(tmp_path / "gone")
@@ -244,7 +246,7 @@ def test_a_file_that_cannot_be_written_is_an_error_with_its_name() -> None:
     assert caught.value.facts == {"full_disk": True}
 
 
-def test_progress_is_told_while_something_is_written() -> None:
+def test_progress_is_reported_while_a_file_is_written() -> None:
     told, go = [], threading.Event()
 
     def write(wrote: Callable[[], None]) -> None:

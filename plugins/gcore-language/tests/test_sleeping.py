@@ -32,7 +32,7 @@ class Sleeping(EngineSleeps, Engine):
         self.calls.append("take")
 
 
-def test_asleep_it_neither_samples_nor_takes_weights_and_awake_it_does() -> None:
+def test_a_generator_samples_and_takes_weights_only_while_awake() -> None:
     generator = Sleeping()
     generator.wake()
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_asleep_it_neither_samples_nor_takes_weights_and_awake_it_does() -> None
     assert generator.calls == ["release", "take", "step"]
 
 
-def test_it_does_not_fall_asleep_in_a_push() -> None:
+def test_a_generator_refuses_to_sleep_during_a_push() -> None:
     generator = Sleeping()
     generator.begin_weights(PLAN)
     with pytest.raises(WeightMismatch, match="has begun and was not committed"):

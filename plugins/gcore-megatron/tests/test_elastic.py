@@ -81,7 +81,7 @@ def in_all(
 
 
 @pytest.mark.parametrize("source", ["torch", *WHOLE])
-def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) -> None:
+def test_torch_continues_from_a_megatron_state(source: str, works: Path, in_torch: Path) -> None:
     expected, resumed = elastic.outcome(works / source), elastic.outcome(in_torch, source)
     elastic.assert_goes_on(resumed, expected, exact=source == "torch")
 
@@ -90,7 +90,7 @@ def test_torch_goes_on_from_a_state(source: str, works: Path, in_torch: Path) ->
 @pytest.mark.parametrize(
     ("source", "target"), [(s, t) for s in SOURCES for t in TARGETS if goes(s, t)]
 )
-def test_any_split_goes_on_from_a_state(
+def test_megatron_continues_from_a_state_of_any_split(
     source: str, target: str, works: Path, in_all: dict[str, Path]
 ) -> None:
     expected, resumed = elastic.outcome(works / source), elastic.outcome(in_all[target], source)

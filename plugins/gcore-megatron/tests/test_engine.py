@@ -55,7 +55,7 @@ def batches_of(records: list[Any], layout: Any, budget: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("layout", "budget"), [("padded", 10**6), ("padded", 1), ("shared", 10**6), ("shared", 40)]
 )
-def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
+def test_an_objective_matches_value_and_gradient_of_a_plain_forward(
     engine: Any, objective: tuple[str, Any], layout: str, budget: int
 ) -> None:
     """Whole and split batches, to 1e-5 of the normalised loss and of each tensor's largest
@@ -114,7 +114,7 @@ def test_an_objective_and_its_gradient_are_those_of_a_plain_forward(
 
 
 @pytest.mark.parametrize("layout", ["padded", "shared"])
-def test_the_reference_is_swapped_in_and_out(engine: Any, layout: str) -> None:
+def test_reference_weights_are_swapped_in_and_out(engine: Any, layout: str) -> None:
     """Log-probs of both models to 1e-5; the policy's weights come back bit by bit."""
     records = tiny.make_records(samples=3)
     batches = batches_of(records, layout, 64)
@@ -129,7 +129,7 @@ def test_the_reference_is_swapped_in_and_out(engine: Any, layout: str) -> None:
     assert [array.tobytes() for _, array in engine.export_weights()] == before
 
 
-def test_exported_weights_are_the_models(engine: Any) -> None:
+def test_exported_weights_equal_those_of_the_model(engine: Any) -> None:
     expected = dict(engine.plain.policy.named_parameters())
     assert [spec.name for spec in engine.weight_specs()] == [
         spec.name for spec, _ in engine.export_weights()
@@ -139,7 +139,7 @@ def test_exported_weights_are_the_models(engine: Any) -> None:
         assert array.tobytes() == expected[spec.name].detach().numpy().tobytes(), spec.name
 
 
-def test_chunks_of_the_output_layer_do_not_matter(
+def test_chunks_of_the_output_layer_do_not_change_results(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = batches_of(tiny.make_records(samples=3), "padded", 10**6)
@@ -153,7 +153,7 @@ def test_chunks_of_the_output_layer_do_not_matter(
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights(engine: Any) -> None:
+def test_a_non_finite_gradient_leaves_the_weights_unchanged(engine: Any) -> None:
     before = [array.tobytes() for _, array in engine.export_weights()]
     engine.accumulate(
         batches_of(tiny.make_records(samples=3), "padded", 64),
@@ -229,7 +229,7 @@ SCALED = {
     ],
     ids=["llama3", "linear", "mistral"],
 )
-def test_log_probs_are_those_of_transformers(
+def test_log_probs_match_transformers(
     models: dict[str, tuple[Path, Path]], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """For scaled rotary embeddings and another family too; what was changed matters."""
@@ -315,7 +315,7 @@ def test_a_state_of_another_format_is_refused(engine: Any, tmp_path: Path) -> No
         engine.load(tmp_path)
 
 
-def test_a_state_that_is_half_written_is_refused(engine: Any, tmp_path: Path) -> None:
+def test_a_half_written_state_is_refused(engine: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"state\.json: trainer state cannot be read"):
         engine.load(tmp_path)
 

@@ -19,7 +19,7 @@ from tests.support import megatron_trainers as tools
 pytestmark = pytest.mark.engine
 
 
-def test_the_library_is_the_real_one() -> None:
+def test_the_imported_library_is_megatron_core() -> None:
     """Its module file is the distribution's, at the version whose sources the shim was written
     for.
     """
@@ -35,7 +35,7 @@ def test_the_library_is_the_real_one() -> None:
     assert Path(megatron.core.__file__).resolve() in files
 
 
-def test_random_streams_are_apart_on_a_machine_without_cuda() -> None:
+def test_random_streams_are_independent_without_cuda() -> None:
     """Each goes on where it stopped, and the default stream does not notice. Unmended, a fork is
     silently nothing.
     """
@@ -84,7 +84,7 @@ ROTARY = {"rope_theta": 10000.0}
         ),
     ],
 )
-def test_a_model_that_is_not_built_here_is_refused(
+def test_an_unsupported_model_is_refused(
     models: dict[str, tuple[Path, Path]],
     tmp_path: Path,
     changes: dict[str, Any],
@@ -115,7 +115,7 @@ def test_a_model_that_is_not_built_here_is_refused(
         (3, {"tensor_parallel": 2}, r"policy\.slots: 3 slots do not hold whole replicas of 2"),
     ],
 )
-def test_a_split_that_cannot_be_is_refused_before_ranks_meet(
+def test_an_impossible_split_is_refused_before_ranks_connect(
     models: dict[str, tuple[Path, Path]],
     ranks: int,
     settings: dict[str, Any],
@@ -129,7 +129,7 @@ def test_a_split_that_cannot_be_is_refused_before_ranks_meet(
     assert not dist.is_initialized()
 
 
-def test_neighbours_are_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbouring_ranks_form_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """rank // replica_slots is the data-parallel rank for every split of up to 16 ranks."""
     from gcore_megatron.engine import _join_groups
     from gcore_megatron.library import parallel_state as ps

@@ -37,7 +37,7 @@ from gcore_core.contract.errors import ConfigError
         ({"learning_rate": -1.0}, "learning_rate: must not be negative"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(setting: dict[str, Any], message: str) -> None:
+def test_an_invalid_setting_is_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MegatronTrainerConfig(**setting)
 
@@ -63,12 +63,14 @@ def test_a_replica_takes_the_product_of_its_parallel_sizes() -> None:
         ("torch.empty(2, pin_memory=pin, device=d)", "torch.empty(2, pin_memory=pin, device=d)"),
     ],
 )
-def test_the_shim_rewrites_where_tensors_lie(source: str, rewritten: str) -> None:
+def test_the_shim_rewrites_the_device_of_tensors(source: str, rewritten: str) -> None:
     tree = ast.fix_missing_locations(shim._Rewrite().visit(ast.parse(source)))
     assert ast.unparse(tree) == rewritten
 
 
-def test_the_shim_refuses_to_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shim_refuses_to_be_installed_after_megatron_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(
         sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, shim._Finder)]
@@ -88,7 +90,7 @@ def test_the_shim_leaves_a_machine_with_cuda_alone(monkeypatch: pytest.MonkeyPat
     assert sys.meta_path == before
 
 
-def test_the_plugin_is_light() -> None:
+def test_importing_the_plugin_imports_no_engine() -> None:
     code = (
         "import sys, gcore_megatron; sys.exit('torch' in sys.modules or 'megatron' in sys.modules)"
     )
@@ -103,7 +105,7 @@ def alone() -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-def test_log_probs_and_entropies_are_those_of_a_softmax(alone: Any) -> None:
+def test_log_probs_and_entropies_match_a_softmax(alone: Any) -> None:
     """Values and gradients, with filled-up rows; float32 rounding."""
     torch.manual_seed(0)
     logits = (3 * torch.randn(5, 16)).requires_grad_()
@@ -119,7 +121,7 @@ def test_log_probs_and_entropies_are_those_of_a_softmax(alone: Any) -> None:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
-def test_chunks_do_not_matter(alone: Any) -> None:
+def test_the_size_of_chunks_does_not_change_results(alone: Any) -> None:
     torch.manual_seed(0)
     head, targets = torch.nn.Linear(4, 8), torch.arange(5)
     hidden = torch.randn(5, 4)

@@ -24,7 +24,7 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_run_that_torch_began_goes_on(tmp_path: Path) -> None:
+def test_megatron_continues_a_run_started_by_torch(tmp_path: Path) -> None:
     """Two tensor-parallel slots take over from one rank of torch, with its moments, in a run of
     real processes.
     """

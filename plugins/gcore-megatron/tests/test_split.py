@@ -118,7 +118,7 @@ def trained(
 @pytest.mark.parametrize(
     "split", [pytest.param(s, marks=pytest.mark.slow if SPLITS[s][1] > 2 else ()) for s in SPLITS]
 )
-def test_a_split_model_trains_as_a_whole_one(
+def test_a_split_model_trains_like_an_unsplit_one(
     split: str, trained: Callable[[str], Path], expected: Any
 ) -> None:
     """Metrics, reference log-probs and weights; also from the state of another split, saved while

@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_shares_of_a_device_and_of_all_add_up_to_one(run: Path) -> None:
+def test_time_shares_add_up_to_one_for_each_device_and_for_all(run: Path) -> None:
     told = costs.costs_of(*run_files.read_placement(run))
     for shares in (told.shares, *told.devices.values()):
         assert sum(shares.values()) == pytest.approx(1)
@@ -63,7 +63,7 @@ def test_shares_of_a_device_and_of_all_add_up_to_one(run: Path) -> None:
     assert told.devices[1]["judge waits"] == pytest.approx(0.25)
 
 
-def test_idle_moves_monitoring_and_errors_of_predictions_are_told(run: Path) -> None:
+def test_idle_time_moves_monitoring_and_prediction_errors_are_reported(run: Path) -> None:
     told = costs.costs_of(*run_files.read_placement(run))
     assert told.idle == pytest.approx({"judge waits": 0.25, "rollout waits": 0.0})
     assert (told.steps, told.moved, told.switch_s, told.fallbacks) == (2, 1, 0.5, 1)
@@ -71,7 +71,7 @@ def test_idle_moves_monitoring_and_errors_of_predictions_are_told(run: Path) -> 
     assert told.off_median == pytest.approx(0.1) and told.off_p95 == pytest.approx(0.19)
 
 
-def test_the_prediction_of_a_step_with_a_rescue_is_not_held_against_its_policy(run: Path) -> None:
+def test_a_step_with_a_rescue_does_not_count_in_prediction_errors(run: Path) -> None:
     rescue = run_files.Decided(
         step=1, mode="split", cells={}, reason="no replica of judge answers", rescued="judge"
     )
@@ -94,15 +94,13 @@ def test_the_command_prints_a_table_and_json(run: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["steps"] == 2
 
 
-def test_a_run_of_which_no_step_ended_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_a_finished_step_is_refused(tmp_path: Path) -> None:
     journal.append(tmp_path, run_files.Decided(step=0, mode="split", cells={}))
     with pytest.raises(DataError, match="no step with a placement decision has ended yet"):
         costs.costs_of(*run_files.read_placement(tmp_path))
 
 
-def test_the_end_of_a_run_leaves_the_section_only_where_devices_moved(
-    run: Path, tmp_path: Path
-) -> None:
+def test_the_summary_section_is_written_only_if_devices_moved(run: Path, tmp_path: Path) -> None:
     facts = RunFacts(name="judge", directory=str(run), steps=2, config={})
     gcore_placement.gcore_run_end(facts, "")
     assert (run / costs.SECTION).read_text().startswith("## Where the devices' time went")

@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_tells_what_was_seen_expected_chosen_and_measured(
+def test_explain_shows_what_was_observed_expected_chosen_and_measured(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["placement", "explain", str(run), "--step", "11"]) == 0
@@ -68,7 +68,7 @@ def test_it_tells_what_was_seen_expected_chosen_and_measured(
     assert "25.0%  judge waits" in shown
 
 
-def test_it_tells_a_rescue_with_its_reason_beside_the_decision_that_it_replaced(
+def test_explain_shows_a_rescue_its_reason_and_the_decision_it_replaced(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = {"rollout": (), "judge": (Cell((Device(index=2, kind="cpu"),)),)}
@@ -93,7 +93,9 @@ def test_it_tells_a_rescue_with_its_reason_beside_the_decision_that_it_replaced(
     assert decisions[12].chosen == "split 1" and decisions[11].rescues == []
 
 
-def test_without_a_step_it_lists_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_without_a_step_lists_all_steps(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["placement", "explain", str(run)]) == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]] == [
         ["11", "split"],
@@ -101,18 +103,20 @@ def test_without_a_step_it_lists_all(run: Path, capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_json_has_both_records(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_decision_and_outcome(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["placement", "explain", str(run), "--step", "12", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["decision"]["cells"]["judge"] == [[3]] and told["outcome"] is None
 
 
-def test_a_step_that_is_not_there_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_step_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["placement", "explain", str(run), "--step", "3"]) == 4
     assert "there is no decision for step 3" in capsys.readouterr().err
 
 
-def test_a_run_without_a_journal_is_refused_and_half_a_line_at_the_end_is_not(
+def test_a_missing_journal_is_refused_and_a_truncated_last_line_is_accepted(
     run: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match="the run has no record of placement decisions"):
@@ -127,7 +131,7 @@ def test_a_run_without_a_journal_is_refused_and_half_a_line_at_the_end_is_not(
         run_files.read_placement(run)
 
 
-def test_what_replay_says_survives_the_journal(tmp_path: Path) -> None:
+def test_reasons_of_replay_survive_the_journal(tmp_path: Path) -> None:
     window = Window(
         devices=tuple(Device(index=index, kind="cpu") for index in range(4)),
         slots={"rollout": 4, "judge": 4},

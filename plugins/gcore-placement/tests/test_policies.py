@@ -78,14 +78,14 @@ def test_replay_gives_the_judge_more_when_its_verdicts_are_longer() -> None:
     assert counts == sorted(counts) and counts[0] < counts[2]
 
 
-def test_replay_chooses_the_least_of_what_it_predicts_and_says_why() -> None:
+def test_replay_chooses_the_least_predicted_time_and_gives_its_reason() -> None:
     decision = Replay(ReplayConfig(modes=["split"])).revise(None, window(8))
     assert decision.predicted_s[decision.chosen] == min(decision.predicted_s.values())
     assert decision.chosen == f"split {judges(decision)}" and "regret" in decision.reason
     assert decision.seen["judge_requests"] == 256
 
 
-def test_replay_is_a_function_of_what_it_is_given_also_over_json() -> None:
+def test_replay_depends_only_on_its_input_also_over_json() -> None:
     """A resumed run goes on as it would have: the state is all there is, and it survives being
     written down.
     """
@@ -101,7 +101,7 @@ def test_replay_is_a_function_of_what_it_is_given_also_over_json() -> None:
     )
 
 
-def test_replay_forgets_old_steps_by_and_by() -> None:
+def test_replay_gradually_forgets_old_steps() -> None:
     policy = Replay(ReplayConfig(modes=["split"]))
 
     def after(steps: range) -> int:
@@ -116,14 +116,14 @@ def test_replay_forgets_old_steps_by_and_by() -> None:
     assert after(range(4)) < after(range(6)) <= after(range(24)) == after(range(4, 24))
 
 
-def test_before_anything_is_measured_the_expected_work_decides() -> None:
+def test_before_any_measurement_the_expected_work_decides() -> None:
     unknown = window(16, requests={})
     assert judges(Replay(ReplayConfig(share=0.5)).revise(None, unknown)) == 8
     expected = Replay(ReplayConfig(policy_tokens=2000, judge_tokens=200)).revise(None, unknown)
     assert 1 <= judges(expected) <= 3 and "expected" in expected.reason
 
 
-def test_a_step_without_measurements_keeps_the_regrets() -> None:
+def test_a_step_without_measurements_keeps_the_split() -> None:
     first = Replay(ReplayConfig()).revise(None, window(16))
     again = Replay(ReplayConfig()).revise(
         first.partition, window(16, requests={}, state=first.state)
@@ -140,7 +140,7 @@ def test_colocated_is_a_candidate_once_a_change_of_roles_was_measured() -> None:
     )
 
 
-def test_predictions_that_stay_wrong_fall_back_to_the_best_split_that_ran() -> None:
+def test_persistently_wrong_predictions_fall_back_to_the_best_split_that_ran() -> None:
     policy, state, decision = Replay(ReplayConfig(modes=["split"], patience=3)), {}, None
     for step in range(1, 8):
         ran = (
@@ -160,7 +160,7 @@ def test_predictions_that_stay_wrong_fall_back_to_the_best_split_that_ran() -> N
     assert "regret" in recovered.reason
 
 
-def test_what_a_pool_has_learned_outlives_a_change_of_its_size() -> None:
+def test_learned_state_survives_a_change_of_pool_size() -> None:
     first = Replay(ReplayConfig()).revise(None, window(16))
     smaller = Replay(ReplayConfig()).revise(None, window(8, state=first.state))
     assert set(smaller.state["regrets"]) == {f"split {n}" for n in range(1, 8)}
@@ -183,7 +183,7 @@ def test_utilisation_moves_one_cell_to_the_role_that_is_used_more() -> None:
     assert judges(first) == 4 and "cells move" in decision.reason
 
 
-def test_split_is_a_share_or_a_count_within_what_roles_must_keep() -> None:
+def test_split_takes_a_share_or_a_count_within_the_least_of_each_role() -> None:
     assert judges(FixedSplit(SplitConfig(share=0.25)).revise(None, window(8))) == 2
     assert judges(FixedSplit(SplitConfig(cells=3)).revise(None, window(8))) == 3
     assert judges(FixedSplit(SplitConfig(cells=30)).revise(None, window(8))) == 7
@@ -192,7 +192,7 @@ def test_split_is_a_share_or_a_count_within_what_roles_must_keep() -> None:
 @pytest.mark.parametrize(
     ("policy", "mode"), [(Colocated(), "colocated"), (Coresident(), "coresident")]
 )
-def test_together_all_roles_have_all_cells(policy: Colocated, mode: str) -> None:
+def test_colocated_and_coresident_give_every_role_all_cells(policy: Colocated, mode: str) -> None:
     decision = policy.revise(None, window(4))
     assert decision.mode == mode
     assert (
@@ -202,7 +202,7 @@ def test_together_all_roles_have_all_cells(policy: Colocated, mode: str) -> None
     )
 
 
-def test_a_new_split_moves_only_the_cells_between_the_borders() -> None:
+def test_a_new_split_moves_only_cells_between_the_old_and_new_border() -> None:
     before, after = (
         FixedSplit(SplitConfig(cells=n)).revise(None, window(16)).partition for n in (4, 6)
     )
@@ -270,7 +270,7 @@ def test_several_judges_share_their_cells_by_their_work() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_numbers(
+def test_roles_that_do_not_fit_are_refused_with_the_numbers(
     changes: dict[str, object], words: str
 ) -> None:
     for policy in (
@@ -310,11 +310,11 @@ def test_colocation_needs_engines_of_both_roles_in_every_cell() -> None:
         (lambda: ReplayConfig(modes=["colocated"]), "placement.config.modes: must hold split"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(make: type, words: str) -> None:
+def test_an_invalid_setting_is_refused(make: type, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
 
 
-def test_a_candidate_is_found_again_by_its_name() -> None:
+def test_a_candidate_can_be_looked_up_by_its_name() -> None:
     for split in (Split("split", 12), Split("colocated"), Split("coresident")):
         assert Split.named(split.name) == split

@@ -60,7 +60,7 @@ def run(directory: Path, cells: int, weather: Faults | None, rests: bool = False
 @pytest.mark.parametrize("rests", [False, True])
 @pytest.mark.parametrize("ask", [1, 4, 9])
 @pytest.mark.parametrize("cells", [2, 3, 4])
-def test_a_run_whose_only_judge_is_gone_for_good_consumes_what_any_other_does(
+def test_losing_the_only_judge_does_not_change_the_consumed_records(
     cells: int, ask: int, rests: bool, tmp_path: Path
 ) -> None:
     weather = Ending(f"judge.{cells - 1}", ask)
@@ -93,7 +93,7 @@ def cells_of(lost: dict[str, list[int]], awake: int = 1) -> tuple[str, dict[str,
     return found.mode, cells
 
 
-def test_the_judge_gets_what_the_policy_need_not_keep_and_can_use() -> None:
+def test_a_lost_judge_gets_usable_cells_that_the_policy_can_give_up() -> None:
     assert cells_of({"judge": [3]}) == ("split", {"rollout": [0], "judge": [1, 2]})
     assert cells_of({"judge": [2, 3]}) == ("split", {"rollout": [2], "judge": [0, 1]}), (
         "its engine on 2 is gone"

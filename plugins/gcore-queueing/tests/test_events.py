@@ -160,7 +160,7 @@ def reference(  # noqa: C901, PLR0912
 
 @pytest.mark.parametrize("engines", ENGINES, ids=str)
 @pytest.mark.parametrize("judged", [1.0, 0.5, 0.0])
-def test_the_compiled_model_takes_the_seconds_of_the_one_written_for_reading(
+def test_the_compiled_model_matches_the_readable_reference_model(
     engines: Engines, judged: float
 ) -> None:
     """Within 1e-6 s of some hundred, with full batches, full caches and refills."""
@@ -202,7 +202,7 @@ def test_busy_and_idle_shares_add_up_where_all_replicas_change_roles() -> None:
     assert played.busy(0) + played.busy(1) + sum(played.idle.values()) == pytest.approx(1)
 
 
-def test_requests_run_after_they_arrive_and_verdicts_after_their_answers() -> None:
+def test_requests_start_after_arrival_and_verdicts_after_their_answers() -> None:
     played = play(some_groups(40, 3, 1), ENGINES[0], (SLOW, FAST), 12, KeepRate())
     answers, verdicts = played.requests(0, 4), played.requests(1, 4)
     for requests in (answers, verdicts):
@@ -216,7 +216,7 @@ def test_requests_run_after_they_arrive_and_verdicts_after_their_answers() -> No
 @pytest.mark.parametrize(
     ("shards", "replicas", "room"), [(1, 3, 256), (2, 5, 128), (1, 3, 25), (3, 4, 5), (1, 3, 1)]
 )
-def test_every_record_goes_to_the_replica_that_owes_its_shard_the_fewest(
+def test_every_record_goes_to_the_replica_with_fewest_open_records_of_its_shard(
     shards: int, replicas: int, room: int
 ) -> None:
     """Told from what came out: of each shard, in order, when a record was dealt and what was owed
@@ -248,17 +248,17 @@ def test_every_record_goes_to_the_replica_that_owes_its_shard_the_fewest(
             assert now_s == 0 or owed[fewest] == most - 1, "it waited only while all were full"
 
 
-def test_a_replica_has_as_many_records_whatever_the_number_of_shards() -> None:
+def test_records_per_replica_do_not_depend_on_the_number_of_shards() -> None:
     assert [room_of(shards) * shards for shards in (1, 2, 8, 64)] == [ROOM] * 4
     assert room_of(2 * ROOM) == 1
 
 
-def test_it_ends_when_there_are_no_more_groups() -> None:
+def test_the_simulation_ends_when_no_groups_are_left() -> None:
     groups = some_groups(5, 2, 0)
     assert play(groups, ENGINES[0], (SLOW, FAST), 50, KeepRate()).issued == 5
 
 
-def test_a_fitted_profile_is_that_of_the_engines() -> None:
+def test_a_fitted_profile_equals_that_of_the_engines() -> None:
     """Of requests that the model itself has served, within a tenth of a round's seconds."""
     truth = Profile(
         base_s=0.02,

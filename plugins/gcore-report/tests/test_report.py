@@ -133,7 +133,7 @@ def test_every_metric_of_every_step_is_a_scalar(tmp_path: Path) -> None:
     assert set(scalars) == {name for report in _reports(1, 4) for name in report.metrics}
 
 
-def test_a_resumed_run_tells_tensorboard_to_drop_the_steps_it_makes_again(tmp_path: Path) -> None:
+def test_a_resumed_run_makes_tensorboard_drop_the_repeated_steps(tmp_path: Path) -> None:
     _go(_run(tmp_path), 1, 4)
     _go(_run(tmp_path, resumed_from=2), 3, 4)
     starts = [event.step for event in _events(tmp_path) if event.HasField("session_log")]

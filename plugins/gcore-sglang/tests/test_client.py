@@ -79,7 +79,7 @@ def answer(rid: str, ids: list[int], *, ended: bool) -> bytes:
     return b"data: " + json.dumps(told).encode() + b"\n\n"
 
 
-def test_samples_go_in_one_request_and_each_answer_comes_in_parts_and_ends_once(
+def test_samples_share_one_request_and_each_streamed_answer_ends_once(
     serving: Any,
 ) -> None:
     bodies = []
@@ -110,7 +110,7 @@ def test_samples_go_in_one_request_and_each_answer_comes_in_parts_and_ends_once(
     assert bodies == [{**expected, "rid": list("abcde"), "stream": True}]
 
 
-def test_what_waits_goes_together_or_can_be_withdrawn(
+def test_waiting_samples_are_sent_together_and_can_be_withdrawn(
     serving: Any, release: threading.Event
 ) -> None:
     bodies = []
@@ -144,7 +144,7 @@ def test_what_waits_goes_together_or_can_be_withdrawn(
     assert bodies[2] == ["d", "e"]
 
 
-def test_what_is_refused_among_others_fails_alone(serving: Any) -> None:
+def test_a_refused_sample_fails_alone(serving: Any) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if bad := sorted(set(body["rid"]) & set("cg")):
@@ -163,7 +163,7 @@ def test_what_is_refused_among_others_fails_alone(serving: Any) -> None:
     ]
 
 
-def test_a_connection_that_breaks_is_told_as_lost(serving: Any) -> None:
+def test_a_broken_connection_is_reported_as_lost(serving: Any) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         body = await request.json()
         response = web.StreamResponse()
@@ -181,7 +181,7 @@ def test_a_connection_that_breaks_is_told_as_lost(serving: Any) -> None:
         assert (last.rid, last.lost, last.ended) == (rid, True, True)
 
 
-def test_a_refusal_says_what_the_server_said(serving: Any) -> None:
+def test_a_refusal_quotes_the_server(serving: Any) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=400, text="too long")
 
@@ -194,7 +194,7 @@ def test_a_refusal_says_what_the_server_said(serving: Any) -> None:
     assert not client.is_healthy()
 
 
-def test_a_server_that_is_not_there_is_told(serving: Any) -> None:
+def test_an_absent_server_is_reported(serving: Any) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # nobody listens
         client = Client(f"http://127.0.0.1:{held.getsockname()[1]}", KEY, connections=1)
@@ -207,7 +207,7 @@ def test_a_server_that_is_not_there_is_told(serving: Any) -> None:
         client.close()
 
 
-def test_a_server_that_does_not_answer_is_told(serving: Any, release: threading.Event) -> None:
+def test_an_unresponsive_server_is_reported(serving: Any, release: threading.Event) -> None:
     async def handler(request: web.Request) -> web.Response:
         await asyncio.to_thread(release.wait)
         return web.Response()

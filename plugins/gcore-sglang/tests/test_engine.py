@@ -35,7 +35,7 @@ def requests_of(
     return testing.requests_of(prompts, samples, greedy=greedy)
 
 
-def test_the_engine_is_the_real_library(opened: Any) -> None:
+def test_the_imported_engine_is_sglang(opened: Any) -> None:
     version = importlib.metadata.version("sglang")
     assert version.startswith("0.5.")
     files = {
@@ -56,7 +56,7 @@ def test_the_engine_is_the_real_library(opened: Any) -> None:
         {"temperature": 0.0},
     ],
 )
-def test_logp_is_that_of_the_full_softmax_at_the_temperature(
+def test_logp_matches_the_full_softmax_at_the_temperature(
     settings: dict[str, Any], opened: Any, directories: dict[str, Path]
 ) -> None:
     records = run(opened(**settings), requests_of())
@@ -151,7 +151,7 @@ def test_samples_of_a_prompt_share_it_in_the_cache(
     )  # all but the last of its tokens, one of which comes before the text
 
 
-def test_what_sglang_refuses_fails_alone(opened: Any) -> None:
+def test_a_sample_that_sglang_refuses_fails_alone(opened: Any) -> None:
     generator = opened()
     requests = requests_of(("1+2=", "7"), 1)
     parameters = generator._parameters
@@ -196,7 +196,7 @@ class TestPushes(PushTests):
         assert not (generator._server.private / "bucket").exists()
 
 
-def test_without_the_flush_in_a_push_log_probs_would_be_those_of_mixed_weights(
+def test_a_push_without_cache_flush_would_mix_log_probs_of_two_weights(
     opened: Any, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = opened()
@@ -238,7 +238,7 @@ def test_a_cache_that_sglang_does_not_flush_stops_the_run(
     assert generator.step() == []
 
 
-def test_samples_running_during_a_push_go_on_under_the_new_weights(
+def test_samples_running_during_a_push_continue_with_the_new_weights(
     opened: Any, directories: dict[str, Path]
 ) -> None:
     generator = opened(max_new_tokens=64)
@@ -259,7 +259,7 @@ def test_samples_running_during_a_push_go_on_under_the_new_weights(
 # -- who may speak to it ---------------------------------------------------------------------------
 
 
-def test_nobody_else_may_drive_the_server(opened: Any) -> None:
+def test_the_server_refuses_requests_without_its_key(opened: Any) -> None:
     import aiohttp
     from gcore_sglang.client import Client, Refused
 

@@ -89,7 +89,7 @@ def wait_until_gone(group: int) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_model_directory_that_is_missing_or_half_written_is_told_before_anything_starts(
+def test_a_missing_or_half_written_model_is_reported_before_the_server_starts(
     context: WorkerContext, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match="/no/such/model: model directory does not exist"):
@@ -106,7 +106,7 @@ def test_a_model_directory_that_is_missing_or_half_written_is_told_before_anythi
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_port_in_use_is_told_before_anything_starts(context: WorkerContext) -> None:
+def test_a_port_in_use_is_reported_before_the_server_starts(context: WorkerContext) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -121,7 +121,7 @@ def test_a_port_in_use_is_told_before_anything_starts(context: WorkerContext) ->
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_misspelt_engine_argument_is_told(context: WorkerContext) -> None:
+def test_a_misspelt_engine_argument_is_reported(context: WorkerContext) -> None:
     with pytest.raises(
         ConfigError,
         match=r"engine\.mem_fraction_statc: SGLang has no.*did you mean 'mem_fraction_st",
@@ -130,7 +130,7 @@ def test_a_misspelt_engine_argument_is_told(context: WorkerContext) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_server_that_takes_too_long_is_ended(context: WorkerContext) -> None:
+def test_a_server_that_starts_too_slowly_is_ended(context: WorkerContext) -> None:
     with pytest.raises(
         DeadlineExceeded,
         match=r"(?s)SGLang did not come up in time.*Raise .*config\.start_timeout_s",
@@ -138,7 +138,7 @@ def test_a_server_that_takes_too_long_is_ended(context: WorkerContext) -> None:
         make(context, start_timeout_s=1.0)
 
 
-def test_a_model_that_sglang_does_not_know_is_told_with_its_last_words(
+def test_error_for_a_model_unknown_to_sglang_quotes_its_last_output(
     context: WorkerContext, tmp_path: Path
 ) -> None:
     unknown = tmp_path / "unknown"
@@ -157,7 +157,7 @@ def test_a_model_that_sglang_does_not_know_is_told_with_its_last_words(
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_server_ends_with_its_worker_in_whatever_way_that_ends(
+def test_a_server_ends_with_its_worker_however_the_worker_ends(
     context: WorkerContext, tmp_path: Path
 ) -> None:
     program = (
@@ -180,7 +180,7 @@ def test_a_server_ends_with_its_worker_in_whatever_way_that_ends(
     wait_until_gone(group)
 
 
-def test_a_server_that_is_killed_is_told_at_once_and_leaves_no_process(
+def test_a_killed_server_is_reported_at_once_and_leaves_no_process(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And before that: its first port was taken by somebody in the meantime, so it came up on

@@ -77,7 +77,7 @@ class TestImages(ImageTests):
                 assert_agree(gaps(both, directories[other], slice(-1, None)))
         assert seen, "no sample ran through a push"
 
-    def test_pixels_lie_in_one_file_while_samples_of_the_prompt_run(
+    def test_pixels_share_one_file_while_samples_of_the_prompt_run(
         self, generator: SglangGenerator, prompts: list[Prompt]
     ) -> None:
         requests = requests_of(prompts[:3])

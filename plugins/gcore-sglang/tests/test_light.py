@@ -70,7 +70,7 @@ def test_an_engine_argument_that_sglang_does_not_have_is_refused() -> None:
         ARGUMENTS.check_known({"port": 1, "mem_fraction": 0.5}, KNOWN, "rollout")
 
 
-def test_a_bucket_is_a_file_for_this_user_that_is_gone_afterwards(tmp_path: Path) -> None:
+def test_a_bucket_is_a_private_file_that_is_removed_after_use(tmp_path: Path) -> None:
     with bucket_directory(tmp_path, TENSORS) as directory:
         assert directory.stat().st_mode & 0o777 == 0o700
         (file,) = directory.iterdir()
@@ -81,13 +81,13 @@ def test_a_bucket_is_a_file_for_this_user_that_is_gone_afterwards(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bucket_is_gone_when_it_was_not_taken(tmp_path: Path) -> None:
+def test_a_bucket_that_was_not_loaded_is_removed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no"), bucket_directory(tmp_path, TENSORS):
         raise RuntimeError("no")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bucket_without_room_says_how_large_it_is(tmp_path: Path) -> None:
+def test_error_for_a_bucket_without_room_names_its_size(tmp_path: Path) -> None:
     with pytest.raises(
         WorkerError, match=r"(?s)a bucket of 34 bytes cannot be written.*shared memory"
     ):
@@ -95,7 +95,7 @@ def test_a_bucket_without_room_says_how_large_it_is(tmp_path: Path) -> None:
             pass
 
 
-def test_pixels_lie_in_one_file_until_the_last_of_their_samples_ends(tmp_path: Path) -> None:
+def test_pixels_share_one_file_until_their_last_sample_ends(tmp_path: Path) -> None:
     files = PixelFiles(tmp_path)
     one, other = (
         Images(pixels=np.full((4, 2), i, np.float32), grid=np.array([[1, 2, 2]])) for i in range(2)
@@ -110,7 +110,7 @@ def test_pixels_lie_in_one_file_until_the_last_of_their_samples_ends(tmp_path: P
     assert [str(file) for file in tmp_path.iterdir()] == [shown[1]]
 
 
-def test_pixels_without_room_say_how_large_they_are(tmp_path: Path) -> None:
+def test_error_for_pixels_without_room_names_their_size(tmp_path: Path) -> None:
     images = Images(pixels=np.zeros((4, 2), np.float32), grid=np.array([[1, 2, 2]]))
     with pytest.raises(
         WorkerError, match=r"(?s)pixels of 32 bytes cannot be written.*shared memory"

@@ -22,7 +22,7 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_they_agree_on_prompts_with_images_too(tmp_path: Path) -> None:
+def test_trainer_and_generator_agree_on_prompts_with_images(tmp_path: Path) -> None:
     from gcore_language.testing import assert_image_run_agrees
 
     assert_image_run_agrees("sglang", {"temperature": 0.8}, tmp_path, timeout_s=500, patch=14)

@@ -53,7 +53,9 @@ def drained(batch: ContinuousBatch, limit_s: float) -> list[tuple[Key, float]]:
 
 @settings(max_examples=200, deadline=None)
 @given(sequences=SEQUENCES, limit_s=st.sampled_from([0.001, 0.05, 0.7, 1e9]))
-def test_it_takes_the_time_of_every_token(sequences: list[tuple[int, int]], limit_s: float) -> None:
+def test_a_batch_takes_as_long_as_its_tokens_one_by_one(
+    sequences: list[tuple[int, int]], limit_s: float
+) -> None:
     batch = ContinuousBatch(PROFILE, prefix_cache=False)
     for n, (prompt, answer) in enumerate(sequences):
         batch.add((n, 0), prompt, answer)
@@ -63,7 +65,7 @@ def test_it_takes_the_time_of_every_token(sequences: list[tuple[int, int]], limi
     assert batch.cached == batch.running == 0
 
 
-def test_a_limit_is_kept_by_whole_tokens() -> None:
+def test_time_limits_are_rounded_to_whole_tokens() -> None:
     batch = ContinuousBatch(
         EngineProfile(base_s=0.1, running_s=0, cached_s=0, prefill_s=0), prefix_cache=False
     )
@@ -83,7 +85,7 @@ def test_a_prompt_is_prefilled_once_while_its_group_runs() -> None:
         assert max(at_s for _, at_s in drained(batch, 1e9)) == pytest.approx(seconds)
 
 
-def test_what_sleeps_is_prefilled_again_with_what_it_had() -> None:
+def test_sequences_are_prefilled_again_with_their_tokens_after_sleep() -> None:
     batch = ContinuousBatch(
         EngineProfile(base_s=1, running_s=0, cached_s=0, prefill_s=0.01), prefix_cache=True
     )
@@ -94,7 +96,7 @@ def test_what_sleeps_is_prefilled_again_with_what_it_had() -> None:
     assert drained(batch, 1e9) == [((0, 0), pytest.approx(1.03 + 7))]
 
 
-def test_the_removed_and_those_in_their_place_do_not_mix() -> None:
+def test_a_removed_sequence_does_not_affect_one_with_the_same_key() -> None:
     batch = ContinuousBatch(
         EngineProfile(base_s=1, running_s=0, cached_s=0, prefill_s=0), prefix_cache=True
     )

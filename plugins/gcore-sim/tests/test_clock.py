@@ -13,7 +13,7 @@ from gcore_sim.clock import LoopCompute, spend
 from gcore_core.testing.simulation import run_virtual
 
 
-def test_a_call_is_answered_when_its_time_has_passed_and_calls_wait_for_each_other() -> None:
+def test_a_call_returns_after_its_duration_and_calls_run_one_after_another() -> None:
     async def main() -> list[tuple[str, float]]:
         compute, loop = LoopCompute(), asyncio.get_running_loop()
         answered: list[tuple[str, float]] = []
@@ -31,7 +31,7 @@ def test_a_call_is_answered_when_its_time_has_passed_and_calls_wait_for_each_oth
     assert [at_s for _, at_s in found] == pytest.approx([at_s for _, at_s in expected], abs=1e-6)
 
 
-def test_backends_pass_their_time_beside_each_other() -> None:
+def test_backends_pass_time_concurrently() -> None:
     async def main() -> float:
         await asyncio.gather(*(LoopCompute()(spend, 10.0) for _ in range(50)))
         return asyncio.get_running_loop().time()
@@ -39,7 +39,7 @@ def test_backends_pass_their_time_beside_each_other() -> None:
     assert run_virtual(main()) == pytest.approx(10.0, abs=1e-6)
 
 
-def test_progress_is_told_every_second() -> None:
+def test_progress_is_reported_every_second() -> None:
     told: list[float] = []
 
     async def main() -> None:
@@ -50,7 +50,7 @@ def test_progress_is_told_every_second() -> None:
     assert told == pytest.approx([1, 2, 3], abs=1e-6)
 
 
-def test_without_a_loop_it_sleeps() -> None:
+def test_without_an_event_loop_the_clock_really_sleeps() -> None:
     began_s = time.monotonic()
     spend(0.05)
     assert time.monotonic() - began_s >= 0.05

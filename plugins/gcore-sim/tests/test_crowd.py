@@ -145,7 +145,7 @@ def gcore_datasets():
 """
 
 
-async def test_a_worker_that_fails_in_a_host_tells_why(
+async def test_a_worker_that_fails_in_a_host_reports_its_error(
     prepared: Callable[..., Prepared], tmp_path: Path
 ) -> None:
     """Its own error is the cause of the run's end, not that its host ended."""

@@ -20,7 +20,7 @@ from gcore_core.contract.errors import ConfigError, PlacementError
 from gcore_core.contract.order import row_of
 
 
-def test_rows_drift_with_their_ordinals() -> None:
+def test_lengths_and_keep_rates_of_rows_drift_with_their_ordinals() -> None:
     drift = Drift(
         ordinals=100, answer=[10.0, 1000.0], verdict=[400.0, 100.0], keep=[1.0, 0.01], seed=3
     )
@@ -83,7 +83,7 @@ def test_a_run_journals_where_its_devices_spent_the_step(
     assert "measured:" in capsys.readouterr().out
 
 
-def test_what_a_role_must_keep_reaches_the_policy_and_too_much_of_it_is_refused(
+def test_the_least_of_a_role_reaches_the_policy_and_too_large_a_least_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -112,7 +112,7 @@ def test_what_a_role_must_keep_reaches_the_policy_and_too_much_of_it_is_refused(
         run([str(job), "run.dir=other", *refused])
 
 
-def test_utilisation_by_filled_places_is_measured_and_moves_devices(
+def test_utilisation_with_signal_filled_is_measured_and_moves_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
 ) -> None:
     """A run measures how full each role's places are, and devices go to the fuller role."""

@@ -25,7 +25,7 @@ NONE = AnswerLengths(1.0, 0.0, 1 << 30)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lengths_are_those_of_the_workload(kind: str) -> None:
+def test_lengths_follow_the_workload(kind: str) -> None:
     """Over prompts and samples together; 4,000 draws of 1,000 prompts: 10% are three standard
     errors of a median.
     """
@@ -54,7 +54,7 @@ def test_samples_of_a_prompt_are_alike() -> None:
     assert between / logs.var() == pytest.approx(0.5, abs=0.08)
 
 
-def test_given_lengths_are_those_of_the_rows_in_turn() -> None:
+def test_given_lengths_are_assigned_to_rows_in_turn() -> None:
     rows = SimPrompts(PromptsConfig(rows=5, prompt_tokens=[3, 40], answer_tokens=[7]))
     assert [rows[row].fields["prompt_tokens"] for row in range(5)] == [3, 40, 3, 40, 3]
     assert {
@@ -91,8 +91,6 @@ def test_one_controllers_prompts_are_longer_by_the_factor(shard: int) -> None:
         (lambda: CrowdConfig(processes=0), "processes: must be at least 1, is 0"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(
-    settings: Callable[[], object], what: str
-) -> None:
+def test_an_invalid_setting_is_refused(settings: Callable[[], object], what: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(what)}$"):
         settings()

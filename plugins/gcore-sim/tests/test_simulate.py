@@ -29,7 +29,7 @@ def rows(policies: dict[str, Any], steps: int = 4, **options: Any) -> list[Any]:
     return list(simulate(SMALL, workload, policies, steps, seed=0, **options))
 
 
-def test_no_fixed_split_is_better_than_the_oracle_and_nothing_is_below_the_bound() -> None:
+def test_no_fixed_split_beats_the_oracle_and_none_is_below_the_lower_bound() -> None:
     policies = {f"split {n}": FixedSplit(SplitConfig(cells=n)) for n in range(1, 8)}
     found = rows({**policies, "colocated": Colocated()})
     assert all(row.excess >= -1e-9 for row in found if row.mode == "split")
@@ -41,7 +41,7 @@ def test_no_fixed_split_is_better_than_the_oracle_and_nothing_is_below_the_bound
         )
 
 
-def test_replay_is_told_what_its_steps_took() -> None:
+def test_replay_predicts_after_its_first_measured_step() -> None:
     found = [
         row for row in rows({"replay": Replay(ReplayConfig())}, steps=5) if row.policy == "replay"
     ]
@@ -62,7 +62,7 @@ def test_a_balancer_makes_training_shorter() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_workloads_repeat_and_keep_as_they_say(name: str) -> None:
+def test_workloads_repeat_with_a_seed_and_have_the_declared_keep_rate(name: str) -> None:
     workload = Published(name=name, steps=10)
     groups, again = workload.groups(9, 4000, 1), workload.groups(9, 4000, 1)
     np.testing.assert_array_equal(groups.policy, again.policy)
@@ -113,7 +113,7 @@ def test_a_trace_is_a_workload_with_the_lengths_and_verdicts_of_the_run(tmp_path
     assert len(workload.groups(5, 9, 0)) == 9, "more than a step had are drawn from it again"
 
 
-def test_what_judges_answered_is_taken_from_the_trace(tmp_path: Path) -> None:
+def test_lengths_of_verdicts_are_taken_from_the_trace(tmp_path: Path) -> None:
     answers = [["judge", 0, 40, 7, 2.0, 2.5], ["small", 1, 30, 5, 2.0, 2.7]]
     groups = recorded(
         trace(tmp_path, asked=answers), Lengths(median=50, sigma=0.5, limit=400)
@@ -121,7 +121,7 @@ def test_what_judges_answered_is_taken_from_the_trace(tmp_path: Path) -> None:
     assert (groups.judge == 12).all() and (groups.judge_prompt == 70).all()
 
 
-def test_a_run_of_which_nothing_was_trained_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_a_trained_group_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trace").mkdir()
     (tmp_path / "trace/controller.0.jsonl").write_text('{"what":"clock","shard":0,"wall_s":0.0}\n')
     with pytest.raises(DataError, match="no group of the run was trained"):
@@ -208,7 +208,7 @@ def test_the_command_draws_the_steps(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(
+def test_arguments_that_cannot_be_simulated_are_refused(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["simulate", *words]) == 2

@@ -87,7 +87,7 @@ def judge_s() -> float:
     )
 
 
-def test_each_stage_takes_exactly_what_the_model_says(
+def test_each_stage_takes_exactly_the_time_of_its_cost_model(
     measured: Callable[..., dict[str, float]],
 ) -> None:
     began_s = time.monotonic()
@@ -109,7 +109,9 @@ def test_each_stage_takes_exactly_what_the_model_says(
     )
 
 
-def test_times_are_scaled_only_when_it_is_said(measured: Callable[..., dict[str, float]]) -> None:
+def test_times_are_scaled_only_by_an_explicit_override(
+    measured: Callable[..., dict[str, float]],
+) -> None:
     """A job's own scale is for real time; an override is for both."""
     scaled = {"policy": {"config": {"time_scale": 0.5}}}
     metrics = measured("roles.rollout.config.time_scale=0", roles=scaled, **GIVEN)
@@ -155,7 +157,7 @@ def test_payload_goes_through_the_store(
     assert [record["media_bytes"] for record in records()] == [50_000] * GROUPS * SAMPLES
 
 
-def test_a_judge_that_reads_notices_what_was_not_stored() -> None:
+def test_a_judge_that_reads_payload_detects_what_was_not_stored() -> None:
     shown = np.arange(4, dtype=np.uint8)
     record = ScoredRecord(
         ordinal=7,
@@ -192,7 +194,9 @@ def test_records_carry_the_same_payload_only_when_it_is_shared(shared: bool) -> 
     assert media[0, 0] != media[1, 0]
 
 
-def test_groups_that_are_decided_do_not_teach(measured: Callable[..., dict[str, float]]) -> None:
+def test_groups_with_equal_rewards_are_filtered_out(
+    measured: Callable[..., dict[str, float]],
+) -> None:
     rewards = {"judged": {"config": {"decided": 0.5}}}
     metrics = measured(
         filter={"use": "core/varied"},
@@ -206,7 +210,7 @@ def test_groups_that_are_decided_do_not_teach(measured: Callable[..., dict[str, 
     assert 0.25 < share < 0.75  # 1 of 128 groups of eight is alike by chance
 
 
-def test_ranks_that_would_have_to_meet_are_refused(write_job: Callable[..., Path]) -> None:
+def test_a_trainer_whose_ranks_communicate_is_refused(write_job: Callable[..., Path]) -> None:
     roles = {"policy": {"slots": 2, "config": {"learning_rate": 0.1}}}
     with pytest.raises(
         ConfigError, match=r"roles.policy.config.learning_rate: ranks .* do not meet"
@@ -214,7 +218,7 @@ def test_ranks_that_would_have_to_meet_are_refused(write_job: Callable[..., Path
         run([str(write_job(roles=roles))])
 
 
-def test_a_judge_that_takes_too_long_is_started_again(
+def test_a_judge_that_takes_too_long_is_restarted(
     measured: Callable[..., dict[str, float]],
 ) -> None:
     """All records end together, so they are one call, which takes twice as long as it may."""

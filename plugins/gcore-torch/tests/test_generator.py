@@ -45,14 +45,14 @@ def reference_logp(directory: Path, record: Finished) -> torch.Tensor:
     return logp
 
 
-def test_it_has_the_protocols_it_claims(open_generator: Any) -> None:
+def test_the_generator_implements_the_protocols_it_claims(open_generator: Any) -> None:
     generator = open_generator()
     for protocol in (Generator, ReceivesWeights, Fingerprints, ScoresLogprobs):
         assert isinstance(generator, protocol)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logp_is_that_of_the_models_own_forward_pass(
+def test_logp_matches_the_forward_pass_of_the_model(
     family: str, open_generator: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator = open_generator(family, temperature=0.8)
@@ -74,7 +74,7 @@ def test_logp_is_that_of_the_models_own_forward_pass(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers_generate(
+def test_greedy_tokens_match_transformers_generate(
     family: str, open_generator: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator = open_generator(family, temperature=0.5)
@@ -125,7 +125,7 @@ def test_a_stop_string_ends_a_sample(open_generator: Any) -> None:
 
 
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
-def test_rows_that_leave_or_join_do_not_change_the_others(
+def test_rows_that_leave_or_join_a_batch_do_not_change_the_others(
     decoder: str, open_generator: Any
 ) -> None:
     alone = open_generator(decoder=decoder)
@@ -226,7 +226,7 @@ def test_a_push_changes_outputs_and_the_old_weights_restore_them(
 
 
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
-def test_samples_running_during_a_push_go_on_under_the_new_weights(
+def test_samples_running_during_a_push_continue_with_the_new_weights(
     decoder: str, open_generator: Any, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
     tiny.save_model(tmp_path, "llama", seed=5)
@@ -294,7 +294,7 @@ def test_chat_turns_go_through_the_tokenizers_template(
     assert record.columns["prompt_ids"].tolist() == tokenizer("1+23:").input_ids
 
 
-def test_bfloat16_samples_as_the_models_own_forward_pass_says(open_generator: Any) -> None:
+def test_bfloat16_samples_match_the_forward_pass_of_the_model(open_generator: Any) -> None:
     generator = open_generator("qwen2", dtype="bfloat16", decoder="fused")
     generator.submit(tiny.make_requests())
     finished = tiny.drain(generator)
@@ -322,7 +322,7 @@ def test_uniforms_depend_on_seed_and_position_alone_and_are_uniform() -> None:
     assert np.abs(np.corrcoef(grid) - np.eye(8)).max() < 0.06
 
 
-def test_sampled_frequencies_are_the_softmax() -> None:
+def test_sampled_frequencies_follow_the_softmax() -> None:
     logits = torch.randn(12, generator=torch.Generator().manual_seed(0)) * 2
     draws = uniforms(np.arange(20000, dtype=np.uint64), np.zeros(20000, np.int64))
     tokens, logp = choose(logits.expand(20000, 12), torch.from_numpy(draws), 0.7, None)

@@ -148,7 +148,7 @@ def weights_of(trainer: TorchTrainer) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_are_those_of_plain_transformers(
+def test_log_probs_match_plain_transformers(
     family: str,
     open_generator: Open,
     image_models: dict[str, Path],
@@ -192,7 +192,7 @@ def test_the_records_of_a_prompt_share_one_array(
     assert len(set.union(*shared.values())) == len(prompts)
 
 
-def test_an_image_changes_what_is_likely(open_generator: Open, prompts: list[Prompt]) -> None:
+def test_an_image_changes_the_log_probs(open_generator: Open, prompts: list[Prompt]) -> None:
     generator = open_generator(temperature=0.0, max_new_tokens=1)
     wide, tall = (answers(generator, [prompt])[0].columns["logp"] for prompt in prompts[:2])
     assert abs(float(wide[0] - tall[0])) > 1e-3
@@ -220,7 +220,7 @@ def test_generator_and_trainer_agree_and_a_step_changes_every_part(
     assert {name for name in before.keys() - changed if "k_proj.bias" not in name} == set()
 
 
-def test_after_a_push_they_agree_again(
+def test_generator_and_trainer_agree_again_after_a_push(
     open_generator: Open, open_trainer: Open, prompts: list[Prompt]
 ) -> None:
     generator, trainer = open_generator(), open_trainer(learning_rate=1e-2)
@@ -291,7 +291,7 @@ def test_saved_weights_are_a_model_directory_that_generates(
         np.testing.assert_array_equal(one.columns["action_ids"], other.columns["action_ids"])
 
 
-def test_two_sharded_ranks_of_which_one_has_no_image_are_one(
+def test_two_sharded_ranks_of_which_one_has_no_image_match_one_rank(
     image_models: dict[str, Path], tmp_path: Path
 ) -> None:
     told = []
@@ -310,7 +310,7 @@ def test_two_sharded_ranks_of_which_one_has_no_image_are_one(
 
 
 @pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"dtype": "bfloat16"}])
-def test_checkpointed_layers_and_bfloat16_train_too(
+def test_training_works_with_checkpointed_layers_and_bfloat16(
     settings: dict[str, Any],
     open_generator: Open,
     open_trainer: Open,
@@ -340,7 +340,7 @@ def test_an_image_for_a_text_model_is_refused(
     assert "data.config.images" in str(told.value)
 
 
-def test_images_of_records_are_refused_by_a_trainer_of_text(
+def test_a_text_trainer_refuses_records_with_images(
     open_generator: Open, model_dirs: dict[str, Path], prompts: list[Prompt]
 ) -> None:
     records = to_train(answers(open_generator(), prompts))
@@ -352,7 +352,7 @@ def test_images_of_records_are_refused_by_a_trainer_of_text(
         trainer.train(0, tiny.make_advantages(records), 1, 1)
 
 
-def test_a_missing_image_is_told_with_row_and_path(open_generator: Open, tmp_path: Path) -> None:
+def test_error_for_a_missing_image_names_row_and_path(open_generator: Open, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.png")
     with pytest.raises(
         DataError, match=r"gone\.png: an image of row 7 cannot be read\.\n  There is no such file"
@@ -361,7 +361,7 @@ def test_a_missing_image_is_told_with_row_and_path(open_generator: Open, tmp_pat
 
 
 @pytest.mark.parametrize("broken", [b"", b"no image", "cut"])
-def test_a_broken_image_is_told_with_row_and_path(
+def test_error_for_a_broken_image_names_row_and_path(
     broken: bytes | str, open_generator: Open, pictures: dict[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "broken.png"
@@ -379,14 +379,16 @@ def test_a_broken_image_is_told_with_row_and_path(
         (PLACE * 2, "row 0 names 1 images, and its prompt has places for 2"),
     ],
 )
-def test_another_number_of_places_than_images_is_told(
+def test_a_prompt_with_more_or_fewer_places_than_images_is_refused(
     text: str, message: str, open_generator: Open, prompts: list[Prompt]
 ) -> None:
     with pytest.raises(DataError, match=message):
         open_generator().submit(requests_of([Prompt(row=0, text=text, images=prompts[0].images)]))
 
 
-def test_images_side_by_side_are_told(open_generator: Open, prompts: list[Prompt]) -> None:
+def test_a_prompt_with_adjacent_images_is_refused(
+    open_generator: Open, prompts: list[Prompt]
+) -> None:
     two = Prompt(row=5, text="<|image_pad|><|image_pad|>", images=prompts[2].images)
     with pytest.raises(DataError, match="row 5 has two images without a token between them"):
         open_generator().submit(requests_of([two]))
@@ -405,7 +407,7 @@ def test_tokens_of_images_count_for_the_context(
     assert small.status != "failed"
 
 
-def test_a_model_without_an_image_processor_is_told(
+def test_a_model_without_an_image_processor_is_refused(
     open_generator: Open, image_models: dict[str, Path], tmp_path: Path
 ) -> None:
     for file in image_models["qwen2_vl"].iterdir():
@@ -415,7 +417,7 @@ def test_a_model_without_an_image_processor_is_told(
         open_generator(model=tmp_path)
 
 
-def test_what_an_image_text_model_has_not_is_told(
+def test_options_that_image_text_models_do_not_support_are_refused(
     open_generator: Open, open_trainer: Open, prompts: list[Prompt]
 ) -> None:
     with pytest.raises(ConfigError, match="fused is not for models that take images"):
@@ -440,7 +442,7 @@ def test_an_aborted_sample_keeps_its_images(open_generator: Open, prompts: list[
     assert all(PIXELS in record.media and GRID in record.columns for record in aborted)
 
 
-def test_what_the_records_are_made_of_is_what_the_processor_of_transformers_makes(
+def test_records_hold_the_output_of_the_transformers_processor(
     open_generator: Open,
     image_models: dict[str, Path],
     prompts: list[Prompt],
@@ -508,7 +510,7 @@ def test_grey_arrays_are_read_as_grey_files(open_generator: Open, tmp_path: Path
         (np.zeros((0, 8, 3), np.uint8), r"uint8\[0, 8, 3\]"),
     ],
 )
-def test_an_array_that_is_no_image_is_told(
+def test_an_array_that_is_no_image_is_refused(
     open_generator: Open, array: np.ndarray, told: str
 ) -> None:
     (request,) = requests_of([Prompt(row=0, text=PLACE)], 1)
@@ -516,7 +518,7 @@ def test_an_array_that_is_no_image_is_told(
         open_generator().submit([replace(request, images=[array])])
 
 
-def test_a_question_with_another_number_of_places_than_images_is_told(open_generator: Open) -> None:
+def test_a_question_with_more_or_fewer_places_than_images_is_refused(open_generator: Open) -> None:
     (request,) = requests_of([Prompt(row=0, text=PLACE + "1" + PLACE)], 1)
     with pytest.raises(
         DataError, match="a question names 1 images, and its prompt has places for 2"
@@ -524,7 +526,7 @@ def test_a_question_with_another_number_of_places_than_images_is_told(open_gener
         open_generator().submit([replace(request, images=[np.zeros((8, 8, 3), np.uint8)])])
 
 
-def test_a_model_of_text_is_told_that_it_was_shown_images(
+def test_a_text_model_refuses_a_question_with_images(
     open_generator: Open, model_dirs: dict[str, Path]
 ) -> None:
     generator = open_generator(model=model_dirs["llama"])
@@ -535,7 +537,7 @@ def test_a_model_of_text_is_told_that_it_was_shown_images(
         generator.submit([replace(request, images=[np.zeros((8, 8, 3), np.uint8)])])
 
 
-def test_an_image_of_a_shape_that_the_processor_refuses_is_told(
+def test_an_image_shape_that_the_processor_refuses_is_reported(
     open_generator: Open, tmp_path: Path
 ) -> None:
     file = str(tmp_path / "thin.png")

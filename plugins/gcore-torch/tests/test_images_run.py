@@ -160,7 +160,7 @@ def check_places(seen: Path) -> None:
     assert {int(nbytes) for *_, nbytes in lines} == {16 * 16 * 96 * 4}
 
 
-def test_a_broken_image_ends_the_run_which_names_row_and_path(tmp_path: Path) -> None:
+def test_a_broken_image_ends_the_run_with_row_and_path(tmp_path: Path) -> None:
     write_job(tmp_path)
     (tmp_path / "images/3.png").write_bytes(b"no image")
     done = finish(tmp_path)
@@ -168,7 +168,7 @@ def test_a_broken_image_ends_the_run_which_names_row_and_path(tmp_path: Path) ->
     assert re.search(r"images/3\.png: an image of row 3 cannot be read\.", done.stderr)
 
 
-def test_a_model_of_text_ends_the_run_which_says_so(tmp_path: Path) -> None:
+def test_a_text_model_given_images_ends_the_run_with_that_reason(tmp_path: Path) -> None:
     write_job(tmp_path, images=False)
     done = finish(tmp_path)
     assert done.returncode == 4, done.stdout[-2000:] + done.stderr[-4000:]

@@ -16,7 +16,7 @@ def run_two(model: Path, work: Path, resume: Path) -> None:
     run_together([["-m", torch_ranks.__name__, str(rank), *given] for rank in range(2)])
 
 
-def test_two_sharded_ranks_are_one(model_dirs: dict[str, Path], tmp_path: Path) -> None:
+def test_two_sharded_ranks_match_one_rank(model_dirs: dict[str, Path], tmp_path: Path) -> None:
     """Metrics and weights, also when each goes on from the state that the other number of ranks
     saved.
     """

@@ -78,7 +78,7 @@ def make(directory: Path, **config: Any) -> TorchReward:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "bert"])
 @pytest.mark.parametrize("budget_tokens", [1, 64, 16384])
-def test_scores_are_those_of_transformers_one_by_one(
+def test_scores_match_transformers_one_record_at_a_time(
     classifiers: dict[str, Path], family: str, budget_tokens: int
 ) -> None:
     """1e-6 relative: other batch shapes add up in another order."""
@@ -100,9 +100,7 @@ def test_chats_go_through_the_tokenizers_template(classifiers: dict[str, Path]) 
 
 
 @pytest.mark.parametrize("pad", [None, 5])
-def test_padding_without_a_token_of_its_own_changes_nothing(
-    tmp_path: Path, pad: int | None
-) -> None:
+def test_a_missing_padding_token_does_not_change_scores(tmp_path: Path, pad: int | None) -> None:
     """5 is the character "2", which texts may end with: transformers then takes the token before
     for the last.
     """
@@ -156,7 +154,7 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
         make(tmp_path)
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="model directory does not exist"):
         make(tmp_path / "nothing")
 

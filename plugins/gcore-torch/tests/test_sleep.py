@@ -43,7 +43,7 @@ def sampled(generator: Any) -> list[tuple[bytes, bytes]]:
 @pytest.mark.parametrize(
     "family", ["llama", "qwen2", "gpt2"]
 )  # separate, tied, and another decoder
-def test_discarded_weights_come_back_by_a_push_and_give_the_same_samples(
+def test_a_push_restores_discarded_weights_and_the_same_samples(
     family: str, opened: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator, weights = opened(family, sleep="discard"), weights_of(model_dirs[family])
@@ -69,7 +69,7 @@ def test_discarded_weights_come_back_by_a_push_and_give_the_same_samples(
     assert generator._weights.nbytes == awake
 
 
-def test_other_weights_under_the_name_of_the_discarded_ones_are_refused(
+def test_different_weights_under_the_discarded_version_are_refused(
     opened: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator, weights = opened(sleep="discard"), weights_of(model_dirs["llama"])
@@ -88,7 +88,7 @@ def test_other_weights_under_the_name_of_the_discarded_ones_are_refused(
     assert sampled(generator) == sampled(other)
 
 
-def test_who_is_woken_and_put_to_sleep_again_still_lacks_its_weights(
+def test_a_generator_put_back_to_sleep_still_lacks_its_weights(
     opened: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator = opened(sleep="discard")
@@ -103,7 +103,7 @@ def test_who_is_woken_and_put_to_sleep_again_still_lacks_its_weights(
 
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
 @pytest.mark.parametrize("sleep", ["keep", "discard"])
-def test_samples_that_run_through_a_sleep_go_on(
+def test_samples_interrupted_by_a_sleep_continue(
     sleep: str, decoder: str, opened: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator, weights = opened(sleep=sleep, decoder=decoder), weights_of(model_dirs["llama"])
@@ -124,7 +124,7 @@ def test_samples_that_run_through_a_sleep_go_on(
         assert (record.status == "aborted") == (record.request == running)
 
 
-def test_a_sleep_in_a_push_and_a_push_in_a_sleep_are_refused(
+def test_a_sleep_during_a_push_and_a_push_during_a_sleep_are_refused(
     opened: Any, model_dirs: dict[str, Path]
 ) -> None:
     generator, weights = opened(), weights_of(model_dirs["llama"])

@@ -64,7 +64,7 @@ def gradients(
     return found
 
 
-def test_it_has_the_protocol_and_reports_what_is_promised(open_trainer: Any) -> None:
+def test_the_trainer_implements_its_protocol_and_reports_its_metrics(open_trainer: Any) -> None:
     trainer = open_trainer(objective=tiny.Clip())
     assert isinstance(trainer, Trainer)
     metrics = one_step(trainer, step=4, minibatches=2, epochs=2)
@@ -76,7 +76,7 @@ def test_it_has_the_protocol_and_reports_what_is_promised(open_trainer: Any) -> 
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
-def test_one_update_is_that_of_plain_torch(
+def test_one_update_matches_plain_torch(
     family: str, open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
@@ -143,7 +143,7 @@ def test_a_sampled_padding_token_has_the_gradient_of_any_other(
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("layout", ["flat", "shared"])
-def test_shared_prompts_give_the_gradients_of_padded_records(
+def test_shared_prompts_give_the_same_gradients_as_padded_records(
     family: str, layout: str, open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, padded = open_trainer(family), open_trainer(family, packing="padded")
@@ -197,7 +197,7 @@ def test_a_large_vocabulary_in_chunks_gives_the_same_gradient(
         torch.testing.assert_close(chunked[name], plain[name], atol=1e-6, rtol=1e-5)
 
 
-def test_zero_advantages_leave_every_bit_of_the_weights(open_trainer: Any) -> None:
+def test_zero_advantages_leave_every_bit_of_the_weights_unchanged(open_trainer: Any) -> None:
     trainer = open_trainer(objective=tiny.Clip())
     before = weights_of(trainer)
     records = tiny.make_records(minibatches=2)
@@ -207,7 +207,7 @@ def test_zero_advantages_leave_every_bit_of_the_weights(open_trainer: Any) -> No
         assert array.tobytes() == before[name].tobytes(), name
 
 
-def test_old_logp_is_of_the_weights_before_the_first_update(
+def test_old_logp_comes_from_the_weights_before_the_first_update(
     open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     seen: list[tuple[int, torch.Tensor]] = []
@@ -249,7 +249,7 @@ def test_scalars_and_reference_logp_compare_with_the_initial_weights(
             assert found["kl_k1"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_logprob_gap_is_nothing_for_the_generators_own_records(
+def test_logprob_gap_is_zero_for_records_of_the_generator(
     open_trainer: Any, model_dirs: dict[str, Path]
 ) -> None:
     from gcore_core.contract.trainer import TrainRecord
@@ -271,7 +271,7 @@ def test_logprob_gap_is_nothing_for_the_generators_own_records(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_saved_state_continues_with_the_same_numbers(
+def test_a_restored_state_continues_with_the_same_numbers(
     family: str, open_trainer: Any, tmp_path: Path
 ) -> None:
     settings = {"objective": tiny.Clip(), "schedule": "linear", "weight_decay": 0.1}
@@ -389,7 +389,7 @@ def test_an_infinite_loss_names_its_records(open_trainer: Any, tmp_path: Path) -
     )
 
 
-def test_an_infinite_gradient_of_a_finite_loss_is_noticed(
+def test_an_infinite_gradient_of_a_finite_loss_is_detected(
     open_trainer: Any, tmp_path: Path
 ) -> None:
     class Root(tiny.Reinforce):
@@ -401,7 +401,7 @@ def test_an_infinite_gradient_of_a_finite_loss_is_noticed(
         one_step(open_trainer(objective=Root(), dump_dir=str(tmp_path)))
 
 
-def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any) -> None:
+def test_an_unmet_requirement_of_the_objective_is_named(open_trainer: Any) -> None:
     class Critic(tiny.Reinforce):
         requires = frozenset({"values", "old_logp"})
 
@@ -413,7 +413,7 @@ def test_what_the_objective_needs_and_cannot_have_is_named(open_trainer: Any) ->
         open_trainer().prepare(tiny.make_records(), frozenset({"kl_k9"}))
 
 
-def test_sharing_prompts_is_refused_where_it_would_be_wrong(
+def test_sharing_prompts_is_refused_for_models_where_it_changes_log_probs(
     model_dirs: dict[str, Path], tmp_path: Path, open_trainer: Any
 ) -> None:
     from transformers import BloomConfig, BloomForCausalLM

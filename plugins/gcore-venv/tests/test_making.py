@@ -183,7 +183,7 @@ def blocked(place: Place, fast: str) -> Iterator[Blocked]:
     process.communicate()
 
 
-def test_an_environment_is_made_once_with_its_pins_and_what_runs_here(place: Place) -> None:
+def test_an_environment_is_made_once_with_its_pins_and_the_installed_versions(place: Place) -> None:
     shown = place.g_core("create", "toy")
     assert (
         "pip install --no-deps -r cpu.txt" in shown
@@ -217,9 +217,7 @@ def test_an_environment_is_made_once_with_its_pins_and_what_runs_here(place: Pla
     assert found["venv toy"]["told"] == "toy-engine is missing, 1.0 was installed"
 
 
-def test_a_failing_pip_is_quoted_and_leaves_an_environment_that_is_made_anew(
-    place: Place, fast: str
-) -> None:
+def test_a_failing_pip_is_quoted_and_the_next_try_starts_over(place: Place, fast: str) -> None:
     pins = place.here.directory / "gcore_toy_pins" / "cpu.txt"
     good = pins.read_text()
     pins.write_text("no-such-engine==9\n")
@@ -235,7 +233,7 @@ def test_a_failing_pip_is_quoted_and_leaves_an_environment_that_is_made_anew(
     )
 
 
-def test_other_pins_make_it_stale_and_it_is_made_anew(place: Place, fast: str) -> None:
+def test_changed_pins_make_an_environment_stale_and_it_is_remade(place: Place, fast: str) -> None:
     place.g_core("create", "toy", "--python", fast)
     pins = place.here.directory / "gcore_toy_pins" / "cpu.txt"
     pins.write_text(pins.read_text() + "# tested again\n")
@@ -255,7 +253,9 @@ def test_an_environment_somewhere_else_is_found_by_its_name(place: Place, fast: 
     )
 
 
-def test_two_at_once_make_one(place: Place, fast: str, blocked: Blocked) -> None:
+def test_two_concurrent_commands_make_one_environment(
+    place: Place, fast: str, blocked: Blocked
+) -> None:
     other = place.start("create", "toy", "--python", fast)
     assert other.stdout is not None
     assert other.stdout.readline().startswith("toy (cpu)")
@@ -268,7 +268,7 @@ def test_two_at_once_make_one(place: Place, fast: str, blocked: Blocked) -> None
     assert (place.directory / "made").read_text().splitlines() == [str(place.venv)]
 
 
-def test_one_that_was_killed_half_way_is_made_anew_when_what_it_started_has_ended(
+def test_a_killed_creation_is_redone_after_its_processes_have_ended(
     place: Place, fast: str, blocked: Blocked
 ) -> None:
     blocked.process.kill()

@@ -95,7 +95,7 @@ def write_record(root: Path, name: str, **more: Any) -> None:
 # -- what goes in ----------------------------------------------------------------------------------
 
 
-def test_the_core_the_plugin_and_what_they_require_of_ours_go_in_in_the_versions_that_are_here(
+def test_core_plugin_and_our_requirements_are_pinned_to_the_installed_versions(
     toy: InstalledPlugins,
 ) -> None:
     found = recipe(Wish(plugin="toy"), where="")
@@ -127,14 +127,14 @@ def test_the_core_the_plugin_and_what_they_require_of_ours_go_in_in_the_versions
         ),
     ],
 )
-def test_what_was_not_installed_from_an_index_comes_from_where_it_came_from(
+def test_a_distribution_without_an_index_is_installed_from_its_source(
     toy: InstalledPlugins, direct: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     came_from(toy, "gcore-toy", **direct)
     assert words(recipe(Wish(plugin="toy", flavour="cuda"), where=""))["gcore-toy"] == expected
 
 
-def test_objectives_go_in_beside_a_trainer_only_where_they_are_installed(
+def test_installed_objectives_are_added_beside_a_trainer(
     toy: InstalledPlugins,
 ) -> None:
     assert "gcore-losses" not in words(recipe(Wish(plugin="toy"), where=""))
@@ -145,7 +145,7 @@ def test_objectives_go_in_beside_a_trainer_only_where_they_are_installed(
     )
 
 
-def test_more_goes_in_by_the_name_of_a_plugin_or_of_a_distribution(toy: InstalledPlugins) -> None:
+def test_extras_are_named_by_plugin_or_by_distribution(toy: InstalledPlugins) -> None:
     toy.add("more", wheel=Wheel(distribution="acme-more", requires=["gcore-core", "gcore-shared"]))
     for name in ("more", "acme-more"):
         assert "acme-more" in words(recipe(Wish(plugin="toy", extra=(name,)), where=""))
@@ -170,7 +170,7 @@ def test_the_flavour_is_that_of_the_machine_or_the_only_one(
 
 
 @pytest.mark.parametrize("change", ["pins", "version", "extra", "interpreter", "flavour"])
-def test_the_digest_changes_with_what_makes_another_environment(
+def test_the_digest_changes_with_everything_that_defines_the_environment(
     toy: InstalledPlugins, change: str
 ) -> None:
     def digest(**wish: Any) -> str:
@@ -192,7 +192,7 @@ def test_the_digest_changes_with_what_makes_another_environment(
     assert digest(**asked) != before
 
 
-def test_a_flavour_is_named_as_any_provider(toy: InstalledPlugins) -> None:
+def test_a_flavour_is_chosen_by_name_like_a_provider(toy: InstalledPlugins) -> None:
     toy.add("bad", PLUGIN.replace('name="cpu"', 'name="A B"'))
     with pytest.raises(ContractError, match="name 'A B' is not lower case"):
         recipe(Wish(plugin="bad"), where="")
@@ -201,7 +201,7 @@ def test_a_flavour_is_named_as_any_provider(toy: InstalledPlugins) -> None:
 @pytest.mark.parametrize(
     "requirements", ["gcore_toy_pins:gpu.txt", "no_such_package:cpu.txt", "cpu.txt"]
 )
-def test_pins_that_are_not_there_are_named(
+def test_missing_files_of_pins_are_named(
     toy: InstalledPlugins,
     requirements: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -239,7 +239,7 @@ def test_pins_that_are_not_there_are_named(
         ),
     ],
 )
-def test_what_cannot_be_made_is_refused_before_anything_is_written(
+def test_an_impossible_environment_is_refused_before_anything_is_written(
     words: list[str],
     message: str,
     toy: InstalledPlugins,
@@ -262,7 +262,7 @@ def written(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if "__pycache__" not in path.parts)
 
 
-def test_the_list_tells_each_state(
+def test_the_list_shows_the_state_of_each_environment(
     toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["venv"]) == 0
@@ -309,7 +309,7 @@ def findings(capsys: pytest.CaptureFixture[str], code: int) -> Iterator[tuple[st
         yield row["what"], row
 
 
-def test_the_doctor_names_what_mends_each_environment(
+def test_the_doctor_names_a_remedy_for_each_environment(
     toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = recipe(Wish(plugin="toy"), where="").digest()
@@ -363,7 +363,7 @@ def test_a_small_shared_memory_and_a_full_disk_are_faults(
     assert faults == {"disk for runs", "disk for venvs"} | shared
 
 
-def test_a_process_that_may_open_few_files_or_has_too_long_a_temporary_path_is_told(
+def test_a_low_file_limit_and_a_long_temporary_path_are_reported(
     tmp_path: Path,
 ) -> None:
     long = tmp_path / ("x" * 100)

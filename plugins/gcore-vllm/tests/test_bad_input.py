@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_model_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="/no/such/model: model directory does not exist"):
         make("/no/such/model")
     with pytest.raises(DataError, match=r"has no config\.json"):
@@ -44,7 +44,7 @@ def test_a_model_that_is_missing_is_told(tmp_path: Path) -> None:
         make("")
 
 
-def test_a_half_written_model_is_told(model: Path) -> None:
+def test_a_half_written_model_is_reported(model: Path) -> None:
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(
@@ -54,14 +54,14 @@ def test_a_half_written_model_is_told(model: Path) -> None:
         make(model)
 
 
-def test_a_model_without_tokenizer_is_told(model: Path) -> None:
+def test_a_model_without_tokenizer_is_reported(model: Path) -> None:
     for file in model.glob("token*"):
         file.unlink()
     with pytest.raises(DataError, match=f"{model}: transformers cannot load the tokenizer"):
         make(model)
 
 
-def test_a_tokenizer_of_another_model_is_told(model: Path) -> None:
+def test_a_tokenizer_of_another_model_is_reported(model: Path) -> None:
     from gcore_language.tiny import VOCABULARY, save_tokenizer
 
     save_tokenizer(model, extra=3)
@@ -72,7 +72,7 @@ def test_a_tokenizer_of_another_model_is_told(model: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["transformers", "vllm"])
-def test_an_engine_that_is_not_installed_is_told(
+def test_a_missing_engine_is_reported(
     missing: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (missing, "vllm.platforms"):
@@ -83,7 +83,7 @@ def test_an_engine_that_is_not_installed_is_told(
         make(model)
 
 
-def test_an_engine_whose_import_fails_is_told(
+def test_an_engine_that_fails_to_import_is_reported(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As it does where torchvision is a build for CUDA and torch is not."""
@@ -100,7 +100,7 @@ def test_an_engine_whose_import_fails_is_told(
         make(model)
 
 
-def test_an_adapter_that_is_not_whole_is_told(
+def test_an_incomplete_adapter_is_reported(
     model: Path, tmp_path: Path, save_adapter: Callable[..., Path]
 ) -> None:
     with pytest.raises(DataError, match="/no/such/adapter: adapter directory does not exist"):
@@ -133,15 +133,13 @@ def test_an_adapter_that_is_not_whole_is_told(
         ),
     ],
 )
-def test_an_adapter_that_vllm_does_not_take_is_told(
-    config: str, message: str, tmp_path: Path
-) -> None:
+def test_an_unsupported_adapter_is_reported(config: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(config)
     with pytest.raises(DataError, match=message):
         open_adapter(str(tmp_path), SHAPES)
 
 
-def test_an_adapter_of_another_model_is_told(
+def test_an_adapter_of_another_model_is_reported(
     model: Path, tmp_path: Path, save_adapter: Callable[..., Path]
 ) -> None:
     """vLLM would take one of a smaller model in silence."""
@@ -169,7 +167,7 @@ def test_an_adapter_of_another_model_is_told(
         open_adapter(found, wider)
 
 
-def test_ranks_of_single_modules_count(
+def test_the_largest_rank_of_single_modules_is_the_adapter_rank(
     tmp_path: Path, model: Path, save_adapter: Callable[..., Path]
 ) -> None:
     found = save_adapter(tmp_path / "adapter", model)

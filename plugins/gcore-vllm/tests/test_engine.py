@@ -73,7 +73,7 @@ def requests_of(
     return testing.requests_of(prompts, samples, greedy=greedy)
 
 
-def test_the_engine_is_the_real_library() -> None:
+def test_the_imported_engine_is_vllm() -> None:
     import vllm
 
     installed = {name: version for name in ENGINES for version in _versions(name)}
@@ -100,7 +100,7 @@ def _versions(name: str) -> list[str]:
         ("llama", {"temperature": 1.5, "top_p": 0.7, "top_k": 8}),
     ],
 )
-def test_logp_is_that_of_the_full_softmax_at_the_temperature(
+def test_logp_matches_the_full_softmax_at_the_temperature(
     name: str, settings: dict[str, Any], opened: Any, directories: dict[str, Path]
 ) -> None:
     generator = opened(name, **settings)
@@ -117,7 +117,7 @@ def test_logp_is_that_of_the_full_softmax_at_the_temperature(
     assert_agree(gaps(records, directories[name]))
 
 
-def test_top_k_narrows_the_choice(opened: Any) -> None:
+def test_top_k_limits_sampling_to_the_k_likeliest_tokens(opened: Any) -> None:
     generator = opened("llama", temperature=1.5, top_p=0.7, top_k=8)
     first = {r.columns["action_ids"][0] for r in run(generator, requests_of(("1+2=",), 64))}
     assert 1 < len(first) <= 8
@@ -150,7 +150,7 @@ def test_a_stop_string_ends_a_sample_and_stays_in_its_text(
     assert_agree(gaps(records, directories["llama"]))
 
 
-def test_a_seed_gives_its_tokens_whatever_runs_beside_it(opened: Any) -> None:
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(opened: Any) -> None:
     generator = opened("llama")
     requests = requests_of()
     crowd = {
@@ -211,7 +211,7 @@ class TestPushes(PushTests):
         return generator
 
 
-def test_without_the_reset_in_a_push_log_probs_would_be_those_of_mixed_weights(
+def test_a_push_without_cache_reset_would_mix_log_probs_of_two_weights(
     opened: Any, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = opened("llama")
@@ -242,7 +242,7 @@ def test_a_cache_that_vllm_does_not_reset_stops_the_run(
     assert generator.step() == []
 
 
-def test_samples_running_during_a_push_go_on_under_the_new_weights(
+def test_samples_running_during_a_push_continue_with_the_new_weights(
     opened: Any, directories: dict[str, Path]
 ) -> None:
     generator = opened("llama")
@@ -315,7 +315,7 @@ def test_bfloat16_weights_take_float32_pushes(opened: Any, directories: dict[str
     assert np.median(gaps(records, directories["llama"])) > 0.2
 
 
-def test_a_misspelt_engine_argument_is_told(opened: Any) -> None:
+def test_a_misspelt_engine_argument_is_reported(opened: Any) -> None:
     with pytest.raises(
         ConfigError,
         match=r"vLLM has no engine argument 'gpu_memory_utilisation' \(did you mean 'gpu_",
@@ -323,7 +323,7 @@ def test_a_misspelt_engine_argument_is_told(opened: Any) -> None:
         opened("llama", engine={"gpu_memory_utilisation": 0.5})
 
 
-def test_a_model_that_vllm_has_no_kernels_for_is_told(tmp_path: Path) -> None:
+def test_a_model_without_vllm_kernels_is_reported(tmp_path: Path) -> None:
     from gcore_language.tiny import save_model
 
     save_model(tmp_path, "llama-head16")
@@ -336,7 +336,7 @@ def test_a_model_that_vllm_has_no_kernels_for_is_told(tmp_path: Path) -> None:
         )
 
 
-def test_a_model_that_is_split_over_two_devices_samples_and_takes_pushes_as_a_whole_one(
+def test_a_model_split_over_two_devices_samples_and_takes_pushes_like_an_unsplit_one(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
     config = VllmGeneratorConfig(max_new_tokens=12, kv_cache_gib=0.05, top_k=8)
@@ -352,7 +352,7 @@ def test_a_model_that_is_split_over_two_devices_samples_and_takes_pushes_as_a_wh
 
 
 @pytest.mark.parametrize(("name", "rank"), [("llama", 4), ("qwen2", 9)])
-def test_with_an_adapter_log_probs_are_those_of_the_merged_weights_after_a_push_too(
+def test_adapter_log_probs_match_merged_weights_before_and_after_a_push(
     name: str,
     rank: int,
     directories: dict[str, Path],
@@ -378,7 +378,7 @@ def test_with_an_adapter_log_probs_are_those_of_the_merged_weights_after_a_push_
     generator.close()
 
 
-def test_an_adapter_that_vllm_refuses_is_told(
+def test_an_adapter_that_vllm_refuses_is_reported(
     directories: dict[str, Path], save_adapter: Any, tmp_path: Path
 ) -> None:
     adapter = save_adapter(tmp_path, directories["llama"], use_dora=True)

@@ -81,7 +81,7 @@ def prompts(tmp_path: Path) -> list[Prompt]:
     return image_prompts(tmp_path)
 
 
-def test_without_the_reset_in_a_push_images_would_be_those_of_the_old_vision_tower(
+def test_a_push_without_cache_reset_would_keep_images_of_the_old_vision_tower(
     generator: VllmGenerator,
     directories: dict[str, Path],
     prompts: list[Prompt],
@@ -132,7 +132,7 @@ def test_samples_of_a_prompt_encode_its_images_once(
     assert sum(encoded) == 4
 
 
-def test_a_model_split_over_two_devices_sees_images_as_a_whole_one(
+def test_a_model_split_over_two_devices_sees_images_like_an_unsplit_one(
     opened: Open, directories: dict[str, Path], prompts: list[Prompt]
 ) -> None:
     generator = opened("qwen2_vl", devices=(0, 1), top_k=8)

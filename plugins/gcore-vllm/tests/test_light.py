@@ -78,7 +78,7 @@ def test_an_engine_argument_that_cannot_be_set_is_refused(name: str, message: st
     ("visible", "devices", "shown"),
     [("", (2,), "2"), ("4,5,6,7", (1, 3), "5,7"), ("GPU-a,GPU-b", (1,), "GPU-b"), ("3", (), "3")],
 )
-def test_vllm_sees_the_devices_that_placement_gave(
+def test_vllm_uses_the_devices_assigned_by_placement(
     visible: str, devices: tuple[int, ...], shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -89,7 +89,7 @@ def test_vllm_sees_the_devices_that_placement_gave(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_vllms_own_models_stay_where_torchvision_is(
+def test_our_image_models_are_registered_only_without_torchvision(
     there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered: dict[str, str] = {}

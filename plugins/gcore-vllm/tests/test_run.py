@@ -27,7 +27,7 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(
     assert_run_agrees(QUICKSTART, tmp_path / "run", 6, overrides, timeout_s=300)
 
 
-def test_they_agree_on_prompts_with_images_too(tmp_path: Path) -> None:
+def test_trainer_and_generator_agree_on_prompts_with_images(tmp_path: Path) -> None:
     from gcore_language.testing import assert_image_run_agrees
 
     assert_image_run_agrees(
