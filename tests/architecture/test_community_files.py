@@ -55,7 +55,7 @@ def test_there_is_a_workflow_for_each_of_three_environments() -> None:
     assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "quick"]
 
 
-def test_hooks_of_commits_are_local() -> None:
+def test_commit_hooks_run_only_local_commands() -> None:
     described = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     assert [repository["repo"] for repository in described["repos"]] == ["local"]
 

@@ -12,7 +12,7 @@ def test_every_word_of_the_contract_is_called() -> None:
     assert contract_words.never_called() == []
 
 
-def test_words_of_every_sort_are_looked_at() -> None:
+def test_the_search_covers_every_kind_of_contract_word() -> None:
     found = {str(word) for word in contract_words.words()}
     some = {"role", "launcher", "Generator.step", "Sleeps.wake", "Window.filled", "Header.cost"}
     assert some <= found
@@ -25,7 +25,7 @@ def test_a_word_that_nothing_calls_is_found(word: Word, monkeypatch: pytest.Monk
     assert contract_words.never_called() == [str(word)]
 
 
-def test_what_nothing_calls_yet_says_so() -> None:
+def test_words_without_a_caller_are_documented_as_provisional() -> None:
     docs = {str(word): word.doc for word in contract_words.words()}
     for name in PROVISIONAL:
         assert "provisional" in docs[name].lower(), f"{name} does not say that it is provisional"

@@ -45,5 +45,5 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     assert broken == []
 
 
-def test_there_is_a_first_page_and_a_design() -> None:
+def test_the_first_page_and_the_design_page_exist() -> None:
     assert {ROOT / "README.md", ROOT / "docs/explanation/design.md"} <= set(PAGES)

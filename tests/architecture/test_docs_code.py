@@ -108,6 +108,6 @@ def test_a_yaml_block_is_a_job_or_sections_of_one(
         load_plan(tmp_path / "job.yaml")
 
 
-def test_there_are_blocks_to_look_at() -> None:
+def test_the_pages_contain_code_blocks() -> None:
     assert len(list(blocks("python"))) > 5
     assert len(list(blocks("yaml"))) > 3

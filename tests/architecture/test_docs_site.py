@@ -78,5 +78,5 @@ def test_decisions_are_numbered_and_each_is_stated_with_its_reason(page: Path) -
         assert "**Why.**" in part or "**Rejected.**" in part, part
 
 
-def test_there_are_pages_of_decisions() -> None:
+def test_pages_of_decisions_exist() -> None:
     assert len(DECISIONS) >= 10

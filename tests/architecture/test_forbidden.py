@@ -128,7 +128,7 @@ def findings() -> dict[str, str]:
     return found
 
 
-def test_what_we_ship_runs_no_code_out_of_data() -> None:
+def test_shipped_code_does_not_execute_data() -> None:
     assert {where: reason for where, reason in findings().items() if where not in ALLOWED} == {}
 
 
@@ -137,7 +137,7 @@ def test_every_exemption_is_still_needed_and_has_a_reason() -> None:
     assert all(ALLOWED.values())
 
 
-def test_the_search_finds_each_of_them() -> None:
+def test_the_search_finds_each_forbidden_call() -> None:
     lines = [
         "import pickle",
         "from dill import loads",
@@ -165,14 +165,14 @@ def test_the_search_finds_each_of_them() -> None:
         assert [at for at, _ in forbidden(ast.parse(line))] == [1], line
 
 
-def test_the_search_sees_through_another_name() -> None:
+def test_the_search_resolves_import_aliases() -> None:
     assert [at for at, _ in forbidden(ast.parse("import torch as t\nt.load(path)\n"))] == [2]
     assert [at for at, _ in forbidden(ast.parse("import os as system\nsystem.system(text)\n"))] == [
         2
     ]
 
 
-def test_the_search_reaches_every_distribution_and_all_that_stands_beside_them() -> None:
+def test_the_search_covers_every_distribution_and_all_other_code() -> None:
     homes = {path.relative_to(ROOT).parts[:2] for path in SHIPPED}
     plugins = {
         ("plugins", path.parent.name) for path in (ROOT / "plugins").glob("*/pyproject.toml")
@@ -182,7 +182,7 @@ def test_the_search_reaches_every_distribution_and_all_that_stands_beside_them()
     assert {"gcore_core", "plugins", "benchmarks"} <= {home[0] for home in homes}
 
 
-def test_the_search_leaves_look_alikes_alone() -> None:
+def test_the_search_accepts_harmless_calls_with_similar_names() -> None:
     source = (
         "model.eval()\nre.compile(text)\nnp.load(path, "
         "allow_pickle=False)\nsubprocess.run(words, shell=False)\n"

@@ -128,7 +128,7 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
     assert strange == []
 
 
-def test_the_package_itself_imports_nothing_of_the_core() -> None:
+def test_the_package_init_imports_nothing_of_the_core() -> None:
     assert [
         str(found)
         for found in INNER
@@ -154,7 +154,7 @@ def test_the_core_imports_no_engine() -> None:
     assert [str(found) for found in heavy] == []
 
 
-def test_help_is_printed_by_the_standard_library_alone() -> None:
+def test_help_imports_only_the_standard_library() -> None:
     seen, queue = set(), ["gcore_core.__main__", "gcore_core.cli"]
     while queue:
         module = queue.pop()
@@ -180,7 +180,7 @@ def is_plugin(folder: Path) -> bool:
     return "[project.entry-points.gcore]" in (folder / "pyproject.toml").read_text(encoding="utf-8")
 
 
-def test_whatever_lies_under_plugins_is_a_plugin_or_a_library_of_theirs() -> None:
+def test_everything_under_plugins_is_a_plugin_or_a_shared_library() -> None:
     others = {
         f.name.replace("-", "_")
         for f in (ROOT / "plugins").iterdir()
@@ -201,7 +201,7 @@ def imports_of_plugins() -> Iterator[tuple[str, Import]]:
                 yield root, found
 
 
-def test_a_plugin_imports_of_the_project_only_the_core_and_libraries() -> None:
+def test_a_plugin_imports_only_the_core_and_shared_libraries_of_the_project() -> None:
     strange = [
         str(found)
         for root, found in imports_of_plugins()
@@ -232,11 +232,11 @@ def outside_contract_and_kits() -> list[str]:
     ]
 
 
-def test_a_plugin_imports_of_the_core_only_the_contract_and_kits() -> None:
+def test_a_plugin_imports_only_the_contract_and_kits_of_the_core() -> None:
     assert outside_contract_and_kits() == []
 
 
-def test_every_kit_is_listed_with_what_it_is_for() -> None:
+def test_every_kit_is_listed_with_its_purpose() -> None:
     listed = (ROOT / "gcore_core/kits/__init__.py").read_text()
     own = [name for name in OWN if name.startswith("gcore_core.kits.")]
     assert own and all(f"    {name} " in listed for name in own)
@@ -255,12 +255,12 @@ def test_every_kit_is_listed_with_what_it_is_for() -> None:
         ("gcore_core.contractual", False),
     ],
 )
-def test_what_is_public_is_told_by_name(module: str, public: bool) -> None:
+def test_public_modules_are_determined_by_name(module: str, public: bool) -> None:
     assert is_public(module) is public
 
 
 @pytest.mark.parametrize("folder", ["contrib", "recipes"])
-def test_nothing_shipped_imports(folder: str) -> None:
+def test_shipped_code_does_not_import(folder: str) -> None:
     shipped = [*CORE, *(ROOT / "plugins").rglob("*.py")]
     found = [
         item

@@ -29,7 +29,7 @@ def names_in(path: Path) -> set[str]:
 EVERYWHERE = {name for path in (ROOT / "gcore_core").rglob("*.py") for name in names_in(path)}
 
 
-def test_there_are_twelve_steps() -> None:
+def test_the_page_has_twelve_steps() -> None:
     assert [int(number) for number, _, _ in STEPS] == list(range(1, 13))
 
 
@@ -40,12 +40,12 @@ def test_the_function_of_a_step_is_where_the_page_says(
     assert function in names_in(ROOT / "gcore_core" / file)
 
 
-def test_every_file_on_the_page_is_there() -> None:
+def test_every_file_on_the_page_exists() -> None:
     files = set(re.findall(r"`([\w/]+/\w+\.py)`", PAGE))
     assert len(files) > 10
     assert [file for file in sorted(files) if not (ROOT / "gcore_core" / file).is_file()] == []
 
 
-def test_every_class_and_method_on_the_page_is_there() -> None:
+def test_every_class_and_method_on_the_page_exists() -> None:
     assert len(NAMED) > 20
     assert sorted(set(NAMED) - EVERYWHERE) == []

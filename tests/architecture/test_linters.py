@@ -25,7 +25,7 @@ def test_the_linters_bound_complexity_and_line_length() -> None:
     assert settings["lint"]["mccabe"]["max-complexity"] == 10
 
 
-def test_nobody_switches_the_formatter_off() -> None:
+def test_no_file_switches_the_formatter_off() -> None:
     off = [str(path.relative_to(ROOT)) for path in OURS if SWITCHED_OFF.search(path.read_text())]
     assert off == []
 
@@ -35,7 +35,7 @@ def test_the_search_finds_a_formatter_that_is_switched_off() -> None:
     assert SWITCHED_OFF.search("# fmt" + ": off")
 
 
-def test_no_module_is_a_drawer_for_what_has_no_home() -> None:
+def test_no_module_has_a_catch_all_name() -> None:
     drawers = {"utils", "util", "common", "helpers", "helper", "misc"}
     found = [str(path) for path in OURS if drawers & {path.stem, path.parent.name}]
     assert found == []

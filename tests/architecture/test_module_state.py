@@ -72,7 +72,7 @@ def changes(tree: ast.Module, names: set[str]) -> Iterator[int]:
                     yield node.lineno
 
 
-def test_no_function_changes_what_its_module_holds() -> None:
+def test_no_function_changes_module_state() -> None:
     found = []
     for path in MODULES:
         tree = ast.parse(path.read_text())

@@ -67,7 +67,7 @@ def without_prose(source: str) -> str:
     return ast.unparse(tree)
 
 
-def test_controllers_do_not_speak_of_one_kind_of_model() -> None:
+def test_controllers_mention_no_particular_kind_of_model() -> None:
     texts = {path: path.read_text() for path in (ROOT / "gcore_core/controllers").glob("*.py")}
     assert texts
     assert [
@@ -86,7 +86,7 @@ def test_code_of_the_core_does_not_name_one_kind_of_model() -> None:
 
 
 @pytest.mark.parametrize("what", OF_ONE_PLACE)
-def test_no_file_of_the_project_names(what: str) -> None:
+def test_no_file_of_the_project_mentions(what: str) -> None:
     found = []
     for path in project_files():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -95,7 +95,7 @@ def test_no_file_of_the_project_names(what: str) -> None:
     assert found == []
 
 
-def test_the_search_finds_numbers_of_issues_and_paths_of_one_machine() -> None:
+def test_the_search_finds_issue_numbers_and_machine_paths() -> None:
     assert OF_ONE_PLACE["a number of an issue"].search("see " + "#12")
     assert OF_ONE_PLACE["a number of an issue"].search("as in issue" + " 12")
     assert OF_ONE_PLACE["a path of one machine"].search("open('/" + "work/file')")

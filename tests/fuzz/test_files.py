@@ -51,7 +51,7 @@ ODD_JSON = st.sampled_from(
 )
 
 
-def test_a_manifest_whose_bytes_were_changed_is_never_taken_for_one() -> None:
+def test_a_corrupted_manifest_is_never_accepted() -> None:
     def check(raw: bytes) -> None:
         (place / manifests.MANIFEST).write_bytes(raw)
         with guarded(len(raw), beside=2 << 20):
@@ -239,7 +239,7 @@ def test_a_model_directory_is_read_or_refused() -> None:
     fuzz(files, check)
 
 
-def test_a_reward_service_that_answers_anything_gives_scores_or_reasons() -> None:
+def test_arbitrary_answers_of_a_reward_service_give_scores_or_reasons() -> None:
     records = [scored_record(number, "text", {}) for number in range(2)]
     ids = st.sampled_from([f"{record.ordinal}.{record.sample}" for record in records]) | JSON
     items = st.lists(

@@ -13,17 +13,17 @@ from .drawing import mutated
 from .guarding import CPU_LIMIT_S, Broken, fuzz, guarded
 
 
-def test_code_that_is_run_is_seen() -> None:
+def test_execution_of_code_is_detected() -> None:
     with pytest.raises(Broken, match="ran something"), guarded(10):
         eval("1 + 1")  # noqa: S307
 
 
-def test_an_allocation_beyond_the_limit_is_seen() -> None:
+def test_an_allocation_over_the_limit_is_detected() -> None:
     with pytest.raises(Broken, match="10 bytes made it allocate"), guarded(10):
         bytes(2 << 20)
 
 
-def test_a_decoder_that_takes_long_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_decoder_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarding, "CPU_LIMIT_S", CPU_LIMIT_S / 100)
     with pytest.raises(Broken, match="10 bytes took"), guarded(10):
         end_s = time.process_time() + CPU_LIMIT_S / 50
@@ -31,7 +31,7 @@ def test_a_decoder_that_takes_long_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
             pass
 
 
-def test_an_error_that_no_decoder_documents_is_found_and_its_seed_told(
+def test_an_undocumented_error_of_a_decoder_is_reported_with_its_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reader that trusts the table's length."""

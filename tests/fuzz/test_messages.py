@@ -99,7 +99,7 @@ KIND_AND_SOUND = st.sampled_from(sorted(KINDS)).flatmap(
 )
 
 
-def test_there_is_every_message() -> None:
+def test_every_kind_of_message_is_fuzzed() -> None:
     assert {
         "GenerateRequest",
         "Bucket",
@@ -130,7 +130,7 @@ def test_a_message_is_read_whole_or_refused(service: Service) -> None:
 
 @pytest.mark.parametrize("level", [b"\x91", b"\x81\xa0"], ids=["arrays", "maps"])
 @pytest.mark.parametrize("name", ["Nothing", "PlanRequest", "RemoteFailure"])
-async def test_nesting_without_end_is_refused(name: str, level: bytes, service: Service) -> None:
+async def test_very_deep_nesting_is_refused(name: str, level: bytes, service: Service) -> None:
     """In a field that a newer version may have added, and in one that may hold anything."""
     head = {
         "Nothing": b"\x91",
@@ -141,7 +141,7 @@ async def test_nesting_without_end_is_refused(name: str, level: bytes, service: 
         await echoed(service, name, head[name] + level * 100_000 + b"\xc0")
 
 
-def test_a_sound_message_comes_back_as_it_was(service: Service) -> None:
+def test_a_valid_message_survives_a_round_trip(service: Service) -> None:
     with asyncio.Runner() as runner:
 
         def check(example: tuple[str, bytes]) -> None:
@@ -176,7 +176,7 @@ def test_a_spec_is_read_whole_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     fuzz(examples, check)
 
 
-def test_an_error_crosses_whatever_it_holds() -> None:
+def test_an_error_with_any_content_survives_the_wire() -> None:
     """Text that no codec takes, facts that are no messages, names of the error's own parts."""
     texts = st.text(st.characters(), max_size=20)  # lone surrogates too, as file names have
     facts = st.dictionaries(
@@ -207,7 +207,7 @@ PLAIN_FACT = st.recursive(
 )
 
 
-async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() -> None:
+async def test_garbage_closes_its_connection_and_the_next_one_works() -> None:
     """The bytes come over a real socket, with the run's secret."""
     draw = random.Random(7)
 
@@ -241,7 +241,7 @@ async def test_a_connection_that_brings_garbage_ends_and_the_next_one_works() ->
             await asyncio.gather(client.close(), server.close())
 
 
-async def test_a_server_that_answers_garbage_is_an_error_of_its_callers() -> None:
+async def test_garbage_from_a_server_raises_an_error_in_its_callers() -> None:
     async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(4096)  # the greeting
         writer.write(framed(encode("")))

@@ -54,7 +54,7 @@ SOUND_CHUNK = st.lists(
 WIDE_TABLE = encode({"a": ("<f4", 0, [[2**63 - 1] * 40_000])})
 
 
-def test_a_chunk_is_read_within_itself_or_refused() -> None:
+def test_a_chunk_is_read_within_its_bounds_or_refused() -> None:
     tables = st.sampled_from(
         [b"\x91" * 50_000, WIDE_TABLE, encode({"a": ("<f4", 0, [[0, 2**63]])})]
     )
@@ -110,7 +110,7 @@ SOUND_REF = st.builds(
 )
 
 
-def test_a_reference_that_was_changed_in_any_field_opens_nothing() -> None:
+def test_a_reference_with_any_changed_field_opens_nothing() -> None:
     def check(example: tuple[Ref, bytes]) -> None:
         ref, raw = example
         try:
@@ -136,7 +136,7 @@ def test_a_reference_that_was_changed_in_any_field_opens_nothing() -> None:
         fuzz(examples, check)
 
 
-def test_a_signed_reference_to_something_impossible_opens_nothing() -> None:
+def test_a_signed_reference_with_impossible_values_opens_nothing() -> None:
     """A writer of the run that is wrong, or was taken over: bounds, dtype and shape are checked
     beside the MAC.
     """
@@ -181,7 +181,7 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_store_that_is_asked_nonsense_still_stores() -> None:
+def test_a_store_keeps_working_after_invalid_requests() -> None:
     """Each example asks a new store several things, then writes and reads an array through it."""
     kinds = {
         "slab": SlabRequest,
@@ -235,7 +235,7 @@ def test_a_store_that_is_asked_nonsense_still_stores() -> None:
         fuzz(st.lists(asked, min_size=1, max_size=4), lambda examples: runner.run(asks(examples)))
 
 
-def test_shards_that_ask_nonsense_do_not_keep_the_others_from_agreeing() -> None:
+def test_invalid_requests_of_a_shard_do_not_block_agreement_of_others() -> None:
     kinds = {"agree.sum": SumRequest, "agree.collect": CollectRequest, "agree.deal": DealRequest}
     kinds["agree.ask"] = CollectRequest
     asked = st.sampled_from(sorted(kinds)).flatmap(

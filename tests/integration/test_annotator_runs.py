@@ -85,7 +85,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
     return finished(tmp_path_factory.mktemp("alone"), with_teacher(controller={"shards": 1}))
 
 
-def test_it_is_shown_what_is_trained_on_and_changes_the_weights(
+def test_an_annotator_gets_the_trained_records_and_changes_the_weights(
     alone: runs.Run, tmp_path: Path
 ) -> None:
     code, without = runs.finish(tmp_path, runs.job(controller={"shards": 1}))
@@ -100,14 +100,14 @@ def test_it_is_shown_what_is_trained_on_and_changes_the_weights(
     [{"controller": {"shards": 2}, "slots": 2}, {"launcher": {"use": "core/inline"}}],
     ids=["two-shards-two-workers", "inline"],
 )
-def test_shards_workers_and_launcher_do_not_matter(
+def test_shards_workers_and_launcher_do_not_change_annotated_weights(
     changes: dict[str, Any], alone: runs.Run, tmp_path: Path
 ) -> None:
     run = finished(tmp_path, with_teacher(**changes))
     assert (run.batches(), run.weights()) == (alone.batches(), alone.weights())
 
 
-def test_a_worker_that_is_killed_is_asked_again(alone: runs.Run, tmp_path: Path) -> None:
+def test_a_killed_annotator_is_restarted_and_asked_again(alone: runs.Run, tmp_path: Path) -> None:
     run = finished(tmp_path, with_teacher("teacher/dies", controller={"shards": 1}))
     assert "teacher.0 ended with signal SIGKILL; it is started again" in run.output
     assert (run.batches(), run.weights()) == (alone.batches(), alone.weights())

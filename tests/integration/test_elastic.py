@@ -83,7 +83,7 @@ def norms(run: Path) -> list[float]:
 
 @pytest.mark.parametrize("target", LAYOUTS, ids=lambda layout: f"to {layout}")
 @pytest.mark.parametrize("source", LAYOUTS, ids=lambda layout: f"from {layout}")
-def test_a_run_goes_on_with_other_numbers_as_it_would_have(
+def test_a_run_resumed_with_other_layouts_gives_the_same_weights(
     source: Layout, target: Layout, whole: Callable[[Layout], Path], tmp_path: Path
 ) -> None:
     expected = whole(source)

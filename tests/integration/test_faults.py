@@ -56,7 +56,7 @@ def latest_pids(run: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("victim", ["rollout.0", "rollout.1", "scorer.0"])
-def test_a_killed_generator_or_scorer_is_started_again_and_nothing_is_lost(
+def test_a_killed_generator_or_scorer_is_restarted_and_nothing_is_lost(
     victim: str, tmp_path: Path
 ) -> None:
     steps = 6
@@ -73,7 +73,9 @@ def test_a_killed_generator_or_scorer_is_started_again_and_nothing_is_lost(
 @pytest.mark.parametrize(
     "victim", ["rollout.0", "scorer.0", "policy.0", "controller.0", "controller.1"]
 )
-def test_a_process_that_hangs_is_killed_with_its_waiter_told(victim: str, tmp_path: Path) -> None:
+def test_a_hanging_process_is_killed_and_its_waiting_caller_is_named(
+    victim: str, tmp_path: Path
+) -> None:
     steps = 6
     still = calm(tmp_path / "calm", steps)
     patient = config(steps, 1)
@@ -92,7 +94,7 @@ def test_a_process_that_hangs_is_killed_with_its_waiter_told(victim: str, tmp_pa
     assert consumed(run) == consumed(still)
 
 
-def test_one_that_is_stopped_in_a_push_is_noticed_long_before_the_push_is_given_up(
+def test_a_process_stopped_in_a_push_is_detected_long_before_the_push_times_out(
     tmp_path: Path,
 ) -> None:
     steps = 4
@@ -112,7 +114,7 @@ def test_one_that_is_stopped_in_a_push_is_noticed_long_before_the_push_is_given_
 
 
 @pytest.mark.parametrize("what", ["load", "commit"])
-def test_an_engine_that_hangs_in_a_push_is_noticed_although_its_process_answers(
+def test_a_hanging_engine_in_a_push_is_detected_although_its_process_answers(
     what: str, tmp_path: Path
 ) -> None:
     """It alone is lost, not who waits for it, nor the trainer, and the push is begun anew."""
@@ -153,7 +155,7 @@ def stopped_agent(run: Any) -> tuple[Any, float]:
     return watched, time.monotonic() - began_s
 
 
-def test_an_agent_that_hangs_is_killed_and_the_run_goes_on_from_its_checkpoint(
+def test_a_hanging_agent_is_killed_and_the_run_continues_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:
     steps = 40  # more than are made while it is awake to write its stacks
@@ -174,7 +176,7 @@ def test_an_agent_that_hangs_is_killed_and_the_run_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.parametrize("when", ["waiting for", " 1/200 "])
-def test_an_agent_that_hangs_ends_a_run_without_checkpoints_which_says_so(
+def test_a_hanging_agent_ends_a_run_without_checkpoints_with_that_reason(
     when: str, tmp_path: Path
 ) -> None:
     job = config(200, 1)
@@ -217,7 +219,7 @@ def quickstart(steps: int, restarts: int) -> dict[str, Any]:
         pytest.param(quickstart, 30, 180, id="30 of the quickstart", marks=pytest.mark.slow),
     ],
 )
-def test_whoever_is_killed_or_stopped_at_whatever_time_the_run_ends_as_if_nobody_had_been(
+def test_random_kills_and_stops_do_not_change_the_result_of_a_run(
     job: Callable[[int, int], dict[str, Any]], faults: int, steps: int, tmp_path: Path, capsys: Any
 ) -> None:
     code, still = runs.finish(tmp_path / "calm", job(steps, 0))

@@ -100,7 +100,7 @@ def test_the_first_module_has_twelve_lines_and_its_project_eight() -> None:
     assert lines == [12, 8]
 
 
-def test_the_comparison_sees_another_output() -> None:
+def test_the_comparison_detects_a_different_output() -> None:
     assert pages.same("step 1/3  reward 0.090  left 0:00\n") != pages.same(
         "step 1/3  reward 0.091  left 0:00\n"
     )

@@ -26,7 +26,7 @@ def models(tmp_path: Path) -> dict[str, dict[str, str]]:
     return {role: {"path": str(tmp_path / name)} for role, name in path.items()}
 
 
-def test_what_stays_in_host_memory_is_told(models: dict[str, dict[str, str]]) -> None:
+def test_memory_kept_on_the_host_is_reported(models: dict[str, dict[str, str]]) -> None:
     plan = load_plan(RECIPE, DEVICES)
     placed = place(plan)
     gib = sum(
@@ -37,7 +37,7 @@ def test_what_stays_in_host_memory_is_told(models: dict[str, dict[str, str]]) ->
     assert told == f"generators that sleep keep {gib}.00 of 64.00 GiB of the memory of node0"
 
 
-def test_weights_that_do_not_fit_are_refused_with_what_each_role_takes(
+def test_weights_that_do_not_fit_are_refused_with_the_memory_of_each_role(
     models: dict[str, dict[str, str]],
 ) -> None:
     plan = load_plan(RECIPE, DEVICES)
@@ -49,7 +49,9 @@ def test_weights_that_do_not_fit_are_refused_with_what_each_role_takes(
     assert "config.sleep: discard" in str(caught.value)
 
 
-def test_generators_that_discard_their_weights_keep_none(models: dict[str, dict[str, str]]) -> None:
+def test_generators_that_discard_weights_keep_none_on_the_host(
+    models: dict[str, dict[str, str]],
+) -> None:
     discard = [f"roles.{role}.config.sleep=discard" for role in ("rollout", "judge")]
     plan = load_plan(RECIPE, [*DEVICES, *discard])
     assert host_memory(plan, place(plan), models, host_bytes=1) == ""

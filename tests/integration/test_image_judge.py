@@ -162,7 +162,7 @@ def told(directory: Path) -> Told:
     return Told(*([json.loads(line) for line in found] for found in lines))
 
 
-def test_a_judge_sees_every_image_where_the_policy_s_generator_stored_it(tmp_path: Path) -> None:
+def test_a_judge_reads_every_image_from_the_generators_store(tmp_path: Path) -> None:
     write_job(tmp_path)
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -208,7 +208,7 @@ def same_answers(found: Told, model: Path) -> None:
         assert ended[0].columns["text"].tobytes().decode() == line["said"]
 
 
-def test_a_medium_that_the_policy_does_not_make_ends_the_run_which_names_those_there_are(
+def test_an_unknown_medium_ends_the_run_with_a_list_of_the_existing_ones(
     tmp_path: Path,
 ) -> None:
     write_job(tmp_path, images=["picture"], template="{picture}1+")

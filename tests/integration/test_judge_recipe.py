@@ -86,7 +86,7 @@ def record(row: int, prompt: Prompt, answer: Answer) -> ScoredRecord:
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_the_judge_is_taught_the_truth(judge: ModuleType, held_out: bool) -> None:
+def test_teaching_texts_of_the_judge_are_true(judge: ModuleType, held_out: bool) -> None:
     pytest.importorskip("tokenizers")
     task = judge.arithmetic
     tokenizer = task._tokenizer()
@@ -104,7 +104,7 @@ def test_the_judge_is_taught_the_truth(judge: ModuleType, held_out: bool) -> Non
     assert verdicts.count("y") / 1000 == pytest.approx(0.5, abs=0.07)  # 4 standard deviations
 
 
-def test_mistakes_of_whole_tens_are_taught_too(judge: ModuleType) -> None:
+def test_teaching_texts_include_errors_of_whole_tens(judge: ModuleType) -> None:
     """Else a judge need not look at the first digit."""
     pytest.importorskip("numpy")
     ids = next(judge.texts(seed=0, steps=1, size=2000))
@@ -115,7 +115,7 @@ def test_mistakes_of_whole_tens_are_taught_too(judge: ModuleType) -> None:
 # -- the job ---------------------------------------------------------------------------------------
 
 
-def test_the_job_is_the_quickstarts_but_for_who_rewards(plan: Plan) -> None:
+def test_the_job_equals_the_quickstart_except_for_the_rewards(plan: Plan) -> None:
     quickstart = load_plan(RECIPES / "quickstart.yaml")
     for key in (
         "controller",
@@ -146,7 +146,7 @@ class Told:
 @pytest.mark.parametrize(
     ("says", "value"), [(":0710182325y", 1.0), (":0710182325n", 0.0), (":07", None)]
 )
-async def test_the_judge_is_asked_what_it_was_taught(
+async def test_questions_to_the_judge_have_the_form_of_its_teaching_texts(
     plan: Plan, says: str, value: float | None
 ) -> None:
     role = Told(says)
@@ -188,7 +188,7 @@ def test_an_unknown_setting_is_refused(judge: ModuleType, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-async def test_the_taught_judge_agrees_with_the_sum_on_what_the_policy_writes(
+async def test_the_taught_judge_agrees_with_the_sum_on_policy_answers(
     judge: ModuleType, plan: Plan, tmp_path: Path
 ) -> None:
     """On balanced answers to held-out problems, and on samples of the policy before it learns; both

@@ -59,7 +59,7 @@ def with_port() -> dict[str, Any]:
     ],
     ids=["two-shards", "four-shards-two-replicas", "inline", "ports"],
 )
-def test_every_way_to_run_trains_on_the_same_records_to_the_same_weights(
+def test_every_launcher_and_layout_trains_the_same_records_to_the_same_weights(
     changes: Callable[[], dict[str, Any]], alone: Any, tmp_path: Path
 ) -> None:
     code, run = runs.finish(tmp_path, runs.job(**{"cluster": {"devices": 4}, **changes()}))
@@ -124,7 +124,7 @@ def nothing_is_left(run: Any, store: Path, watched: Any, timeout_s: float) -> No
     assert list(run.private.iterdir()) == []
 
 
-def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
+def test_no_process_or_file_is_left_after_a_normal_end(tmp_path: Path) -> None:
     with runs.running(tmp_path, runs.job(run={"steps": 30})) as run:
         run.read_until(" 1/")
         store, watched = run.store(), runs.Watched(list(run.pids().values()))
@@ -134,7 +134,9 @@ def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_and_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_ends_the_run_and_leaves_no_process_or_file(
+    number: int, code: int, tmp_path: Path
+) -> None:
     with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
         run.read_until(" 2/")
         store, watched = run.store(), runs.Watched(list(run.pids().values()))
@@ -160,7 +162,7 @@ def test_a_run_in_the_background_of_a_script_ends_by_sigterm(tmp_path: Path) -> 
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_while_the_run_starts_ends_it_as_well(tmp_path: Path) -> None:
+def test_a_signal_during_start_ends_the_run(tmp_path: Path) -> None:
     with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
         run.read_until("starting 5 processes")
         watched = runs.Watched(runs.descendants(run.process.pid))
@@ -179,7 +181,7 @@ def test_all_workers_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
         nothing_is_left(run, store, watched, 10)
 
 
-def test_all_workers_end_when_the_agent_is_killed_and_the_run_says_so(tmp_path: Path) -> None:
+def test_all_workers_end_when_the_agent_is_killed_and_the_run_reports_it(tmp_path: Path) -> None:
     with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
         run.read_until(" 2/")
         store, pids = run.store(), run.pids()
@@ -194,7 +196,7 @@ def test_all_workers_end_when_the_agent_is_killed_and_the_run_says_so(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["policy.0", "controller.1"])
-def test_a_lost_trainer_or_controller_ends_a_run_without_checkpoints_which_names_it_and_its_log(
+def test_a_lost_trainer_or_controller_ends_a_run_without_checkpoints_and_is_named(
     name: str, tmp_path: Path
 ) -> None:
     with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
@@ -288,7 +290,7 @@ def test_a_failure_ends_the_run_with_its_cause(
     assert "Traceback" not in run.output
 
 
-def test_a_scorer_that_hangs_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_hanging_scorer_is_restarted_and_the_run_continues(tmp_path: Path) -> None:
     config = runs.job(
         rewards={"letters": {"use": "trouble/hangsonce", "timeout_s": 1.0}},
         controller={"shards": 2, "config": {"prompts": 6, "failure_limit": 1.0}},
@@ -322,7 +324,7 @@ def test_an_explicit_directory_that_holds_a_run_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("place", [0, 1, 5], ids=["supervisor", "agent", "a-worker"])
-def test_a_port_in_use_is_said_before_anything_starts(place: int, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_before_anything_starts(place: int, tmp_path: Path) -> None:
     port = free_ports(8)
     with socket.create_server(("127.0.0.1", port + place)):
         code, run = runs.finish(tmp_path, runs.job(launcher={"config": {"port": port}}))

@@ -103,7 +103,7 @@ def test_two_hundred_plugins_are_listed_in_a_second_with_the_right_states(
     assert all(row["reason"] for row in rows if row["state"] != "ok")
 
 
-def test_check_finds_those_that_are_broken(
+def test_check_finds_the_broken_plugins(
     full: InstalledPlugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", environment(full)["PYTHONPATH"])
@@ -116,7 +116,7 @@ def test_check_finds_those_that_are_broken(
 
 
 @pytest.mark.parametrize("off", [False, True])
-def test_a_run_does_not_notice_neighbours_that_it_does_not_name(
+def test_a_run_is_not_disturbed_by_plugins_it_does_not_name(
     full: InstalledPlugins, tmp_path: Path, off: bool
 ) -> None:
     job = {**JOB, "local": [fake.__file__]}
@@ -143,7 +143,7 @@ def test_a_run_does_not_notice_neighbours_that_it_does_not_name(
         ("p025", 3, "plugin 'p025' (gcore-p025 0.1.0) needs gcore-core>=7,<8"),
     ],
 )
-def test_one_that_the_job_names_ends_it_before_anything_starts(
+def test_a_broken_plugin_that_the_job_names_ends_the_run_before_anything_starts(
     full: InstalledPlugins, tmp_path: Path, use: str, code: int, message: str
 ) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "local": [fake.__file__]}))

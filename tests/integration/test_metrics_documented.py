@@ -58,7 +58,7 @@ def test_every_metric_of_a_run_in_processes_is_on_the_page(tmp_path: Path) -> No
     assert undocumented(names) == []
 
 
-def test_every_row_says_what_the_number_means_and_stands_once() -> None:
+def test_every_metric_has_one_row_with_its_meaning() -> None:
     rows = ROW.findall(PAGE.read_text())
     assert len(rows) > 50
     assert [name for name, _, meaning in rows if len(meaning.split()) < 3] == []
@@ -66,7 +66,7 @@ def test_every_row_says_what_the_number_means_and_stands_once() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-def test_a_name_that_is_not_on_the_page_is_found() -> None:
+def test_a_metric_missing_from_the_page_is_detected() -> None:
     assert undocumented({"reward", "reward/x", "reward/x/y", "rewards"}) == [
         "reward/x/y",
         "rewards",

@@ -56,7 +56,7 @@ def write_fakes(directory: Path, objective: str) -> None:
     (directory / "job.yaml").write_text(json.dumps(job))
 
 
-def test_it_is_short_and_imports_only_public_modules() -> None:
+def test_the_program_is_short_and_imports_only_public_modules() -> None:
     files = sorted((HERE / "gcore_one_step").glob("*.py"))
     text = "".join(file.read_text() for file in files)
     assert len(text.splitlines()) < 150
@@ -64,7 +64,7 @@ def test_it_is_short_and_imports_only_public_modules() -> None:
     assert imported and [name for name in imported if not PUBLIC.fullmatch(name)] == []
 
 
-def test_it_holds_the_contract_of_step_programs(environment: dict[str, str]) -> None:
+def test_the_program_passes_the_contract_of_step_programs(environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
         + ["-c", os.devnull, "--rootdir", str(HERE)],
@@ -76,7 +76,7 @@ def test_it_holds_the_contract_of_step_programs(environment: dict[str, str]) -> 
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def test_it_runs_with_fakes_and_trains_on_records_one_version_old(
+def test_the_program_trains_on_records_one_version_old(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     write_fakes(tmp_path, "algorithms/ppo_clip")
@@ -109,7 +109,7 @@ def test_it_runs_with_fakes_and_trains_on_records_one_version_old(
         ),
     ],
 )
-def test_the_check_refuses_what_does_not_go_with_it(
+def test_check_refuses_jobs_that_the_program_cannot_run(
     objective: str, override: str, problem: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     write_fakes(tmp_path, objective)
@@ -119,7 +119,7 @@ def test_the_check_refuses_what_does_not_go_with_it(
 
 
 @pytest.mark.slow
-def test_it_learns_the_quickstart(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_program_learns_the_quickstart(environment: dict[str, str], tmp_path: Path) -> None:
     """As many steps as core/sync takes; most held-out problems are solved in the end."""
     pytest.importorskip("gcore_torch")
     job = yaml.safe_load((RECIPES / "quickstart.yaml").read_text())

@@ -178,7 +178,7 @@ def test_each_role_sees_the_version_in_its_own_environment(place: Place) -> None
         )
 
 
-def test_a_worker_has_the_light_core_only_until_it_imports_its_factory(place: Place) -> None:
+def test_a_worker_imports_only_the_light_core_before_its_factory(place: Place) -> None:
     assert place.g_core("run").returncode == 0
     before = place.told("rollout")["before"]
     assert isinstance(before, list)
@@ -225,7 +225,7 @@ def test_an_engine_that_is_missing_in_a_roles_interpreter_is_named_with_the_comm
     ]
 
 
-def test_an_interpreter_that_answers_otherwise_than_its_workers_is_caught_by_the_handshake(
+def test_an_interpreter_whose_workers_have_other_versions_is_caught_by_the_handshake(
     place: Place, tmp_path: Path
 ) -> None:
     """It finds 0.1.0 when it is asked, as `python -c`; the worker that is started then, 0.2.0."""
@@ -278,7 +278,7 @@ def test_an_interpreter_that_is_gone_when_its_worker_is_to_start_is_named(place:
     )
 
 
-def test_with_everything_in_one_process_no_role_has_its_own_interpreter(place: Place) -> None:
+def test_an_interpreter_of_a_role_is_refused_when_all_run_in_one_process(place: Place) -> None:
     done = place.g_core("run", "launcher.use=core/inline")
     assert done.returncode == 2 and "roles.policy.python: " in done.stderr, done.stderr
 

@@ -71,7 +71,7 @@ def test_every_answer_is_the_sum_in_two_digits(tmp_path: Path) -> None:
 # -- texts that teach ------------------------------------------------------------------------------
 
 
-def test_teaching_texts_are_honest_and_hold_no_held_out_problem(task: ModuleType) -> None:
+def test_teaching_texts_are_correct_and_hold_no_held_out_problem(task: ModuleType) -> None:
     pytest.importorskip("tokenizers")
     tokenizer = task._tokenizer()
     heldout = {
@@ -117,7 +117,7 @@ def test_teaching_texts_repeat_with_the_seed(task: ModuleType) -> None:
         ("", "finished", 0, 0),
     ],
 )
-def test_rewards_want_the_sum_at_the_end(
+def test_rewards_require_the_sum_at_the_end(
     text: str, status: str, exact: float, worked: float
 ) -> None:
     prompt = Prompt(row=0, text="7+3+8+5+2=", fields={"answer": "25"})
@@ -183,7 +183,7 @@ def test_an_unknown_setting_is_refused(task: ModuleType, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_taught_model_guesses_by_habit_but_can_work(tmp_path: Path) -> None:
+def test_the_taught_model_mostly_guesses_but_can_calculate(tmp_path: Path) -> None:
     """Greedy answers are guesses; three sampled answers in ten are worked, and those are right nine
     times in ten.
     """

@@ -158,7 +158,7 @@ def test_an_update_is_the_same_for_every_assignment_order_and_packing(name, norm
 @pytest.mark.parametrize("name", MAKES)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_in_float64_it_is_the_same_to_the_last_digits(name, data):
+def test_float64_update_is_the_same_to_the_last_digits_for_every_assignment(name, data):
     """So what is left in float32 is rounding. With GPT-2, whose norms do not round to float32 on
     the way.
     """
@@ -168,7 +168,7 @@ def test_in_float64_it_is_the_same_to_the_last_digits(name, data):
     agree(found, expected("gpt2", name, True, "token", torch.float64), FLOAT64)
 
 
-def test_a_normaliser_of_each_rank_alone_would_not_do():
+def test_normalising_on_each_rank_alone_gives_a_different_gradient():
     """The test above can fail: means of means depend on who has what."""
     objective = objective_of("ppo_clip", False, "token")
     ranks = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11]]
@@ -177,5 +177,5 @@ def test_a_normaliser_of_each_rank_alone_would_not_do():
     assert ((means[0] + means[1]) / 2 - wanted).norm() / wanted.norm() > 1e-2
 
 
-def test_every_layout_was_tried():
+def test_the_examples_cover_every_layout():
     assert policy("llama").layouts == {"flat", "shared", "padded"}

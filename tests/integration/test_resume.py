@@ -102,7 +102,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_killed(
 
 
 @pytest.mark.parametrize("victim", ["policy.0", "controller.1", "controller.0"])
-def test_a_lost_trainer_or_controller_makes_the_run_go_on_from_its_newest_checkpoint(
+def test_a_run_continues_from_its_newest_checkpoint_after_losing_a_trainer_or_controller(
     victim: str, calm: Any, tmp_path: Path
 ) -> None:
     with runs.running(tmp_path, config()) as run:
@@ -146,7 +146,7 @@ def saved(run: Any) -> list[str]:
         ("save", 1, ["step-000001", "step-000002", "step-000003"]),
     ],
 )
-def test_a_run_that_is_told_to_end_saves_its_last_finished_step(
+def test_a_run_ended_by_a_signal_saves_its_last_finished_step(
     what: str, every: int, found: list[str], number: int, code: int, calm: Any, tmp_path: Path
 ) -> None:
     evaluation = {"every": 1, "prompts": 4, "data": {"use": "fake"}} if what == "evaluation" else {}
@@ -167,7 +167,7 @@ def test_a_run_that_is_told_to_end_saves_its_last_finished_step(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_ended_again_and_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_run_stopped_repeatedly_gives_the_same_weights(tmp_path: Path) -> None:
     steps, draw = 60, random.Random(1)
     job = config() | {
         "run": {**config()["run"], "steps": steps},
@@ -201,7 +201,9 @@ def test_a_run_that_is_ended_again_and_again_ends_as_if_it_had_not_been(tmp_path
     assert last_batches(run) == last_batches(still)
 
 
-def test_a_run_in_its_first_rollout_is_saved_as_it_began(calm: Any, tmp_path: Path) -> None:
+def test_a_run_stopped_in_its_first_rollout_saves_its_initial_state(
+    calm: Any, tmp_path: Path
+) -> None:
     with halted(tmp_path, "begin", checkpoint={"every": 0}) as run:
         wait_for(run, "at begin")
         os.kill(run.process.pid, signal.SIGTERM)
@@ -213,7 +215,7 @@ def test_a_run_in_its_first_rollout_is_saved_as_it_began(calm: Any, tmp_path: Pa
     assert last_batches(run) == last_batches(calm)
 
 
-def test_a_training_that_does_not_end_in_time_is_given_up(calm: Any, tmp_path: Path) -> None:
+def test_a_training_step_that_does_not_end_in_time_is_abandoned(calm: Any, tmp_path: Path) -> None:
     with halted(tmp_path, "train") as run:
         wait_for(run, "at train")
         began_s = time.monotonic()
@@ -281,7 +283,7 @@ def carrying(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_a_resumed_run_begins_with_the_groups_that_were_left_over(
+def test_a_resumed_run_starts_with_the_carried_groups(
     shards: int, carrying: Any, tmp_path: Path
 ) -> None:
     """Each with its columns, its picture and its scores, whatever the number of controllers."""
@@ -312,7 +314,7 @@ def test_a_resumed_run_begins_with_the_groups_that_were_left_over(
     assert position["next_ordinal"] == sum(counts["issued"] - counts["surplus"] for counts in made)
 
 
-def test_what_a_balancer_has_learned_is_known_to_the_resumed_run(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_what_the_balancer_learned(tmp_path: Path) -> None:
     job = runs.job(run={"steps": STEPS}, checkpoint={"every": 1}) | {
         "balance": {"use": "balance/cost"}
     }
@@ -326,14 +328,14 @@ def test_what_a_balancer_has_learned_is_known_to_the_resumed_run(tmp_path: Path)
     assert state["balance"]["Cost"]["count"] == pytest.approx(sum(weights))
 
 
-def test_a_run_is_not_resumed_as_another_one(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_another_configuration(tmp_path: Path) -> None:
     run = killed_at(tmp_path, 2)
     done = resume(run, "run.seed=4")
     assert done.returncode == 2
     assert "run.seed: 3 was saved, 4 is asked for" in done.stderr
 
 
-def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_or_a_run_is_refused(tmp_path: Path) -> None:
     code, run = runs.finish(tmp_path, runs.job(run={"steps": 1}))
     assert code == 0
     done = resume(run)
@@ -343,7 +345,7 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
     assert "there is no run" in resume(run).stderr
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(
     calm: Any, tmp_path: Path
 ) -> None:
     run = killed_at(tmp_path, 4)

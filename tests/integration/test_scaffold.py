@@ -148,7 +148,7 @@ def run_tests(
 
 
 @pytest.mark.parametrize("written", sorted(ANSWERS), indirect=True)
-def test_a_new_plugin_fails_before_and_passes_after(
+def test_a_new_plugin_fails_its_contract_until_it_is_filled_in(
     written: tuple[Path, dict[str, str]], request: pytest.FixtureRequest
 ) -> None:
     directory, environment = written
@@ -161,7 +161,7 @@ def test_a_new_plugin_fails_before_and_passes_after(
     assert subprocess.run(checked, env=environment, cwd=directory).returncode == 0
 
 
-def test_every_kind_is_answered_here() -> None:
+def test_every_kind_of_template_is_filled_in_by_these_tests() -> None:
     assert sorted(ANSWERS) == scaffold.kinds()
 
 

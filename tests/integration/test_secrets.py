@@ -95,7 +95,7 @@ def test_a_run_s_secret_is_in_no_argument_environment_file_or_message(place: Pat
 
 
 @pytest.mark.parametrize("rollout", ["trouble/raises", "trouble/leaves", "trouble/gap"])
-def test_a_crash_does_not_tell_the_secret(rollout: str, place: Path) -> None:
+def test_a_crash_does_not_reveal_the_secret(rollout: str, place: Path) -> None:
     code, run = runs.finish(place, job(roles={"rollout": {"use": rollout}}))
     assert code != 0
     assert not any(form.decode() in run.output for form in FORMS)

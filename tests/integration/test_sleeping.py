@@ -154,7 +154,7 @@ def restless(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return finished(directory / "run", judged(directory / "run"))
 
 
-def test_by_itself_nobody_sleeps_where_there_is_no_accelerator(restless: Any) -> None:
+def test_by_default_no_generator_sleeps_without_an_accelerator(restless: Any) -> None:
     assert {what for i in range(3) for _, _, what, _ in rows(restless, f"rollout.{i}")} == {"step"}
     assert not any("placement/switch_s" in row for row in restless.metrics())
 
@@ -204,7 +204,7 @@ def test_a_deterministic_run_repeats_with_generators_that_sleep(
     assert "asleep" in {what for _, _, what, _ in rows(run, "rollout.0")}
 
 
-def test_a_generator_that_is_to_sleep_and_cannot_is_refused(tmp_path: Path) -> None:
+def test_a_generator_that_must_sleep_but_cannot_is_refused(tmp_path: Path) -> None:
     config = judged(tmp_path / "run", sleep_in_training="always")
     code, run = runs.finish(tmp_path / "run", config, "roles.judge.use=witness/restless")
     assert code != 0
@@ -214,7 +214,7 @@ def test_a_generator_that_is_to_sleep_and_cannot_is_refused(tmp_path: Path) -> N
     )
 
 
-def test_a_judge_that_is_gone_for_good_gets_cells_of_the_policy_and_nothing_is_lost(
+def test_a_lost_judge_is_replaced_on_policy_cells_and_nothing_is_lost(
     tmp_path: Path, restless: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("gcore_placement")

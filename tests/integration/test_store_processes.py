@@ -89,7 +89,7 @@ def test_a_run_with_a_store_of_one_page_is_slower_and_ends_with_the_same_weights
     assert list(spill.iterdir()) == []
 
 
-def test_pictures_reach_rewards_and_trainer_and_a_group_has_one(tmp_path: Path) -> None:
+def test_images_reach_rewards_and_trainer_and_are_stored_once_per_group(tmp_path: Path) -> None:
     roles = {"rollout": {"use": "trouble/pictures"}, "policy": {"use": "trouble/sees"}}
     code, run = runs.finish(
         tmp_path, runs.job(roles=roles, rewards={"letters": {"use": "trouble/looks"}})
@@ -104,7 +104,7 @@ def test_pictures_reach_rewards_and_trainer_and_a_group_has_one(tmp_path: Path) 
     assert max(map(len, places.values())) == 2  # one in each process
 
 
-def test_a_header_that_is_too_large_ends_the_run_which_says_how_large(tmp_path: Path) -> None:
+def test_a_too_large_header_ends_the_run_with_its_size(tmp_path: Path) -> None:
     code, run = runs.finish(
         tmp_path, runs.job(roles={**runs.JOB["roles"], "rollout": {"use": "trouble/verbose"}})
     )
@@ -214,7 +214,7 @@ async def drawn(site: Site, step: int) -> list[Header]:
     return [header async for headers in stream for header in headers]
 
 
-async def test_what_a_killed_generator_finished_is_read_and_its_slab_goes_to_its_successor(
+async def test_records_of_a_killed_generator_stay_readable_and_its_slab_is_reused(
     tmp_path: Path,
 ) -> None:
     hellos = Hellos()
@@ -341,7 +341,7 @@ async def two_nodes(short: Path, after: int) -> AsyncIterator[TwoNodes]:
         await wire.close()
 
 
-async def test_another_node_gets_all_of_it_although_its_connection_breaks(short: Path) -> None:
+async def test_a_pull_between_nodes_resumes_after_a_broken_connection(short: Path) -> None:
     large = np.random.default_rng(0).integers(0, 256, 24 << 20, np.uint8)
     async with two_nodes(short, after=20 << 20) as nodes:
         ref = await nodes.writer.put(0, frozenset({0}), [{"x": large}])

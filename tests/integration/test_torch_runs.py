@@ -152,7 +152,7 @@ def test_another_seed_is_another_run(one: tuple[Path, Ran]) -> None:
     ["algorithms/grpo", "algorithms/rloo", "algorithms/reinforce-pp"],
     ids=lambda use: use.split("/")[1],
 )
-def test_the_quickstart_learns_with(advantage: str, tmp_path: Path) -> None:
+def test_the_quickstart_learns_with_advantage(advantage: str, tmp_path: Path) -> None:
     job: dict[str, Any] = yaml.safe_load((RECIPES / "quickstart.yaml").read_text())
     job["advantage"] = {"use": advantage, "config": {"group_size": 8}}
     job["run"]["dir"] = str(tmp_path / "run")

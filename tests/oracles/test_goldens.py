@@ -46,7 +46,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", record.CASES)
-def test_a_recipe_does_what_its_golden_holds(recordings: Recordings, name: str) -> None:
+def test_a_recipe_reproduces_its_golden(recordings: Recordings, name: str) -> None:
     differences, not_compared = record.compare(name, recordings.of(name))
     assert differences == []
     if not_compared:
@@ -70,7 +70,7 @@ def test_every_case_has_a_golden_with_its_settings() -> None:
             assert recording["position"]["step"] == steps
 
 
-def test_every_changed_value_is_a_difference() -> None:
+def test_every_changed_value_is_reported_as_a_difference() -> None:
     """On the recording machine any value; on another one ordinals, counts and other losses."""
     golden = record.load_golden("quickstart")["recordings"][0]
     assert record.compare("quickstart", golden) == ([], "")

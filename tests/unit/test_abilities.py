@@ -56,7 +56,7 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     assert abilities.groups_per_step(silent) == 0
 
 
-def test_a_config_with_an_ability_is_asked() -> None:
+def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
     talkative = Talkative()
     assert abilities.required_by(talkative) == {"old_logp"}
     assert abilities.logprob_band(talkative, Silent()) == 0.5
@@ -68,7 +68,7 @@ def test_a_config_with_an_ability_is_asked() -> None:
     assert abilities.groups_per_step(talkative) == 32
 
 
-def test_every_ability_belongs_to_kinds_that_there_are() -> None:
+def test_every_ability_belongs_to_existing_kinds() -> None:
     assert len(ABILITIES) == 8
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
@@ -99,16 +99,16 @@ def test_a_method_within_two_edits_of_an_ability_is_a_near_miss(
 
 
 @pytest.mark.parametrize("name", ["rate", "taken", "_take_stale", "takes_stale_records"])
-def test_other_names_are_no_near_miss(name: str) -> None:
+def test_unrelated_names_are_no_near_miss(name: str) -> None:
     assert list(near_misses("objective", config_with(name, lambda self: None))) == []
 
 
-def test_an_ability_that_another_kind_is_asked_for_is_a_near_miss() -> None:
+def test_an_ability_of_another_kind_is_a_near_miss() -> None:
     (told,) = near_misses("filter", config_with("shows_images", lambda self: True))
     assert told == "the core calls shows_images() only on the config of a dataset or reward"
 
 
-def test_another_return_type_is_a_near_miss() -> None:
+def test_an_ability_with_a_wrong_return_type_is_a_near_miss() -> None:
     def takes_stale(self: Any) -> str:
         return "no"
 
@@ -129,7 +129,9 @@ async def _coroutine(self: Any) -> bool:
         (_coroutine, "'takes_stale' is async, and the core does not wait for it"),
     ],
 )
-def test_what_the_core_cannot_call_makes_a_description_invalid(value: Any, wrong: str) -> None:
+def test_an_ability_that_cannot_be_called_makes_a_description_invalid(
+    value: Any, wrong: str
+) -> None:
     provider = ObjectiveProvider(
         summary="", factory="a:B", config=config_with("takes_stale", value)
     )
@@ -141,17 +143,17 @@ def test_what_the_core_cannot_call_makes_a_description_invalid(value: Any, wrong
 @pytest.mark.parametrize(
     "value", [lambda self: True, lambda self, step=0: True, classmethod(lambda cls: True)]
 )
-def test_what_the_core_can_call_is_right(value: Any) -> None:
+def test_an_ability_that_can_be_called_is_accepted(value: Any) -> None:
     config = config_with("takes_stale", value)
     assert list(wrong_signatures("objective", config)) == []
     assert list(near_misses("objective", config)) == []
 
 
-def test_a_setting_that_is_named_like_an_ability_of_another_kind_is_a_setting() -> None:
+def test_a_setting_may_have_the_name_of_an_ability_of_another_kind() -> None:
     config = config_with("logprob_band", None)
     assert list(wrong_signatures("controller", config)) == []
     assert list(near_misses("controller", config)) == []
 
 
-def test_the_kind_of_a_description_is_told_by_its_class() -> None:
+def test_the_kind_of_a_description_follows_from_its_class() -> None:
     assert kind_of(ObjectiveProvider(summary="", factory="a:B")) == "objective"

@@ -35,7 +35,9 @@ async def all_shards(shards: int) -> list[Agreements]:
 
 
 @pytest.mark.parametrize("arrival", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
-async def test_a_sum_is_taken_in_shard_order_whoever_comes_first(arrival: tuple[int, ...]) -> None:
+async def test_a_sum_is_taken_in_shard_order_whichever_shard_comes_first(
+    arrival: tuple[int, ...],
+) -> None:
     """Float addition is not associative: another order would be other bits."""
     parts = [np.array([1e16]), np.array([1.0]), np.array([-1e16]), np.array([1.0])]
     shards = await all_shards(4)
@@ -43,7 +45,7 @@ async def test_a_sum_is_taken_in_shard_order_whoever_comes_first(arrival: tuple[
     assert [float(value[0]) for value in found] == [((1e16 + 1.0) - 1e16) + 1.0] * 4
 
 
-async def test_a_sum_of_nothing_is_nothing() -> None:
+async def test_a_sum_of_empty_lists_is_empty() -> None:
     found = await asyncio.gather(*(shard.sum("x", np.zeros(0)) for shard in await all_shards(2)))
     assert [value.shape for value in found] == [(0,), (0,)]
 
@@ -63,13 +65,13 @@ async def test_only_the_lead_gets_what_is_collected() -> None:
     assert found == [[b"of 0", b"of 1", b"of 2"], [], []]
 
 
-async def test_too_much_to_collect_is_refused() -> None:
+async def test_a_collected_payload_over_the_limit_is_refused() -> None:
     (alone,) = await all_shards(1)
     with pytest.raises(ContractError, match=r"0/facts: \d+ bytes are too many to agree on"):
         await alone.collect("facts", bytes(17 << 20))
 
 
-async def test_the_lead_answers_every_shard_by_what_all_have_said() -> None:
+async def test_the_answer_of_the_lead_to_each_shard_depends_on_all_shards() -> None:
     async def lead(told: list[bytes]) -> list[bytes]:
         return [part + b" of " + b"".join(told) for part in told]
 
@@ -78,7 +80,7 @@ async def test_the_lead_answers_every_shard_by_what_all_have_said() -> None:
     assert found == [b"2 of 012", b"1 of 012", b"0 of 012"]
 
 
-async def test_all_but_the_lead_ask_it_with_one_call() -> None:
+async def test_each_other_shard_sends_the_lead_one_call() -> None:
     peer, asked = await middle(2), list[tuple[int, str]]()
 
     async def counted(
@@ -102,7 +104,7 @@ async def test_all_but_the_lead_ask_it_with_one_call() -> None:
     assert sorted(asked) == [(0, "agree.collect"), (0, "agree.deal"), (1, "agree.ask")]
 
 
-async def test_a_lead_that_does_not_answer_every_shard_is_refused() -> None:
+async def test_a_lead_must_answer_every_shard() -> None:
     async def lead(told: list[bytes]) -> list[bytes]:
         return told * 2
 
@@ -120,7 +122,7 @@ async def test_a_barrier_opens_when_the_last_has_come() -> None:
     await asyncio.gather(early, second.barrier("x"))
 
 
-async def test_agreements_one_after_the_other_do_not_mix() -> None:
+async def test_consecutive_agreements_do_not_mix() -> None:
     async def shard(agree: Agreements) -> list[float]:
         return [
             float((await agree.sum("same name", np.array([float(turn)])))[0]) for turn in range(100)
@@ -154,7 +156,7 @@ async def test_agreements_of_two_scopes_need_no_order_between_them() -> None:
     assert sums == [wanted, wanted]
 
 
-async def test_a_shard_may_be_ahead_of_another_in_one_scope_and_behind_it_in_another() -> None:
+async def test_shards_may_lead_in_one_scope_and_lag_in_another() -> None:
     one, other = await all_shards(2)
     ahead = asyncio.ensure_future(one.scope("window").sum("settled", np.array([1.0])))
     late = asyncio.ensure_future(other.sum("facts", np.array([5.0])))
@@ -165,7 +167,7 @@ async def test_a_shard_may_be_ahead_of_another_in_one_scope_and_behind_it_in_ano
     assert [(await ahead)[0], (await late)[0]] == [3.0, 12.0]
 
 
-async def test_a_scope_that_is_asked_for_again_goes_on_counting() -> None:
+async def test_a_scope_opened_again_continues_its_count() -> None:
     """Else its second agreement would have the key of its first, and get that one's answer."""
     (alone,) = await all_shards(1)
     sums = [await alone.scope("window").sum("x", np.array([value])) for value in (1.0, 2.0)]
@@ -187,7 +189,7 @@ async def test_many_agreements_of_one_scope_leave_the_answers_of_another() -> No
         await peer.call(AGREE_SUM, other)
 
 
-async def test_asking_twice_gives_the_same_and_counts_once() -> None:
+async def test_a_repeated_request_gets_the_same_answer_and_counts_once() -> None:
     peer = await middle(2)
 
     async def ask(shard: int) -> list[float]:
@@ -197,7 +199,7 @@ async def test_asking_twice_gives_the_same_and_counts_once() -> None:
     assert [*found, await ask(0)] == [[2.0]] * 4
 
 
-async def test_the_lead_may_ask_twice_for_what_was_collected() -> None:
+async def test_the_lead_may_repeat_its_collecting_request() -> None:
     peer = await middle(2)
 
     async def ask(shard: int) -> list[bytes]:

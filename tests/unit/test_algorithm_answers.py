@@ -117,7 +117,7 @@ def test_a_wrong_answer_names_provider_line_and_contract(
 
 
 @pytest.mark.parametrize("word", list(KIND))
-def test_what_it_raises_names_the_innermost_line_of_the_plugin(word: str) -> None:
+def test_an_exception_names_the_innermost_line_of_the_plugin(word: str) -> None:
     def stacks_nothing() -> np.ndarray:
         return np.stack([])
 
@@ -128,7 +128,7 @@ def test_what_it_raises_names_the_innermost_line_of_the_plugin(word: str) -> Non
     assert raised.value.why == f"at {__file__}:{line}", "not a line of numpy"
 
 
-def test_an_error_that_is_raised_on_purpose_passes() -> None:
+def test_a_gcore_error_of_an_algorithm_passes_unchanged() -> None:
     def refuse() -> None:
         raise DataError("row 3 has no answer")
 

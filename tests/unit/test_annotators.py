@@ -39,14 +39,14 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return run_virtual(simulate(replace(JOB, shards=1, annotators=1), directory / "store"))
 
 
-def test_its_column_changes_the_weights(calm: Outcome, tmp_path: Path) -> None:
+def test_an_annotated_column_changes_the_weights(calm: Outcome, tmp_path: Path) -> None:
     without = run_virtual(simulate(replace(JOB, annotators=0), tmp_path / "store"))
     assert without.batches[0] == calm.batches[0]
     assert without.logits != calm.logits
 
 
 @pytest.mark.parametrize("annotators", [1, 3])
-def test_the_number_of_shards_and_of_its_workers_does_not_matter(
+def test_numbers_of_shards_and_annotator_workers_do_not_change_the_weights(
     annotators: int, calm: Outcome, tmp_path: Path
 ) -> None:
     job = replace(JOB, shards=3, annotators=annotators)
@@ -121,7 +121,7 @@ async def test_columns_that_break_the_contract_end_the_run(
     assert "ordinal 0, sample 0" in str(caught.value)
 
 
-async def test_a_record_is_opened_with_the_columns_that_it_was_given() -> None:
+async def test_a_record_is_opened_with_its_annotated_columns() -> None:
     """Two roles, each with its chunk; a record's place differs from chunk to chunk."""
     (own,) = make_records(9, groups=1, samples=1)
     one, other = np.ones(2, np.float32), np.zeros(2, np.float32)

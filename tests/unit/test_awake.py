@@ -13,12 +13,12 @@ from gcore_core.runtime.rpc.retry import insist_anew
 from gcore_core.runtime.shells.role_sampler import RoleSampler
 
 
-def test_judges_are_the_roles_besides_the_policys_generator() -> None:
+def test_judges_are_all_roles_except_the_generator_of_the_policy() -> None:
     awake = Awake(version=1, replicas={"rollout": [0, 1], "judge": [1]}, in_turns=False)
     assert awake.judges() == {"judge": [1]}
 
 
-def test_what_is_awake_is_replaced_and_never_changed() -> None:
+def test_the_set_of_awake_replicas_is_replaced_and_never_mutated() -> None:
     awake = Awake(version=1, replicas={"rollout": [0]}, in_turns=False)
     with pytest.raises(AttributeError):
         awake.replicas = {}  # type: ignore[misc]
@@ -32,7 +32,7 @@ def test_what_is_awake_is_replaced_and_never_changed() -> None:
         ([(2, [1]), (2, [0])], [0]),  # the same version says the same, whoever tells it
     ],
 )
-def test_a_scorer_follows_the_newest_version_that_it_has_heard(
+def test_a_scorer_uses_the_awake_replicas_of_the_newest_version(
     heard: list[tuple[int, list[int]]], asked: list[int]
 ) -> None:
     replicas: list[Any] = [object(), object()]
@@ -42,7 +42,7 @@ def test_a_scorer_follows_the_newest_version_that_it_has_heard(
     assert sampler._awake == asked
 
 
-async def test_a_request_that_is_sent_again_names_those_who_are_awake_by_then() -> None:
+async def test_a_repeated_request_names_the_replicas_awake_at_that_time() -> None:
     versions = iter([3, 4])
     sent: list[int] = []
 

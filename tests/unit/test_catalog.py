@@ -55,7 +55,7 @@ def test_two_distributions_with_one_plugin_name_are_a_clash_that_names_both(
     )
 
 
-def test_nobody_but_the_core_may_be_named_core(installed: InstalledPlugins) -> None:
+def test_no_plugin_may_be_named_core(installed: InstalledPlugins) -> None:
     installed.add("core", wheel=Wheel(distribution="gcore-evil", module="gcore_evil"))
     with pytest.raises(PluginClash, match="gcore-core .* and gcore-evil"):
         catalog.scan().get("core", where="")
@@ -100,7 +100,7 @@ def test_a_requirement_that_admits_this_core_is_ok(
     assert one("new").state == "ok"
 
 
-def test_the_requirement_of_a_new_plugin_is_known_without_comparing_versions(
+def test_requirements_of_new_plugins_are_known_to_admit_this_core(
     installed: InstalledPlugins,
 ) -> None:
     known = catalog._known_to_admit(__version__)
@@ -112,7 +112,7 @@ def test_the_requirement_of_a_new_plugin_is_known_without_comparing_versions(
     assert not catalog._known_to_admit("0.3.0rc1"), "a pre-release is below its release"
 
 
-def test_a_requirement_that_cannot_be_read_promises_nothing(installed: InstalledPlugins) -> None:
+def test_a_malformed_requirement_makes_a_plugin_undeclared(installed: InstalledPlugins) -> None:
     installed.add("odd", wheel=Wheel(requires=["gcore-core>=zero"]))
     row = one("odd")
     assert (row.state, row.reason) == (
@@ -121,7 +121,9 @@ def test_a_requirement_that_cannot_be_read_promises_nothing(installed: Installed
     )
 
 
-def test_a_requirement_that_holds_elsewhere_says_nothing(installed: InstalledPlugins) -> None:
+def test_a_requirement_for_another_environment_makes_a_plugin_undeclared(
+    installed: InstalledPlugins,
+) -> None:
     installed.add("odd", wheel=Wheel(requires=["gcore-core<0.1; python_version < '3'"]))
     assert one("odd").state == "undeclared"
 
@@ -180,7 +182,7 @@ def test_another_environment_is_listed_by_its_path_against_its_own_core(tmp_path
     ]
 
 
-def test_an_unknown_plugin_is_answered_with_what_is_installed(installed: InstalledPlugins) -> None:
+def test_error_for_an_unknown_plugin_lists_installed_plugins(installed: InstalledPlugins) -> None:
     with pytest.raises(PluginNotFound) as caught:
         catalog.scan().get("fkae", where="roles.rollout.use")
     lines = str(caught.value).splitlines()
@@ -216,7 +218,7 @@ def test_a_scan_imports_no_plugin_and_nothing_heavy(installed: InstalledPlugins)
     assert shown.stdout == "[]\n"
 
 
-def test_a_fabricated_module_does_not_take_a_real_one_of_its_name_away(tmp_path: Path) -> None:
+def test_a_module_made_by_a_test_does_not_hide_a_real_one(tmp_path: Path) -> None:
     import colorsys  # any module of the standard library that nobody else has imported
 
     with InstalledPlugins(tmp_path / "site") as path:

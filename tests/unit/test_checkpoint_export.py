@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None
     assert not (tmp_path / "to").exists()
 
 
-def test_a_trainer_that_cannot_load_says_why(run: Path, tmp_path: Path) -> None:
+def test_a_trainer_that_cannot_load_reports_the_reason(run: Path, tmp_path: Path) -> None:
     from gcore_core.run.checkpoint_export import export_step
 
     checkpoints = Checkpoints(run)

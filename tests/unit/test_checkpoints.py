@@ -67,7 +67,7 @@ def content(directory: Path) -> dict[str, bytes]:
 # -- whole -----------------------------------------------------------------------------------------
 
 
-def test_what_is_opened_is_what_was_saved(two: Checkpoints, run: Path) -> None:
+def test_an_opened_checkpoint_equals_the_saved_one(two: Checkpoints, run: Path) -> None:
     opened = two.open()
     assert (opened.path, opened.notes, opened.manifest.step) == (
         run / "checkpoints/step-000020",
@@ -92,7 +92,9 @@ def test_only_the_owner_may_read_the_key(two: Checkpoints, run: Path) -> None:
     assert [file.name for file in run.iterdir() if file.is_file()] == [KEY]
 
 
-def test_a_copied_run_opens_as_well(two: Checkpoints, run: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_a_copied_run_can_be_opened(
+    two: Checkpoints, run: Path, tmp_path: Path
+) -> None:
     shutil.copytree(run, tmp_path / "copy")
     shutil.rmtree(run)
     assert Checkpoints(tmp_path / "copy").open().manifest.step == 20
@@ -270,7 +272,9 @@ def test_a_checkpoint_under_another_name_is_refused(two: Checkpoints) -> None:
     assert inspect(two.directory / "step-000030")[1] == ["manifest.json: it is of step-000020"]
 
 
-def test_a_path_that_leads_out_is_refused_with_the_key_too(two: Checkpoints, run: Path) -> None:
+def test_a_path_outside_the_checkpoint_is_refused_even_with_a_valid_key(
+    two: Checkpoints, run: Path
+) -> None:
     path = two.directory / "step-000020"
     key = (run / KEY).read_bytes()
     told = unseal((path / MANIFEST).read_bytes(), key)
@@ -294,12 +298,14 @@ def test_a_manifest_of_another_format_is_refused(two: Checkpoints, run: Path, ot
 @pytest.mark.parametrize(
     "raw", [b"", b"\0" * 99, b"[" * 100_000, b'{"x":' * 100_000, b"\xff\xfe{}", b"null", b"1e999"]
 )
-def test_a_manifest_that_is_none_is_a_problem_and_no_crash(two: Checkpoints, raw: bytes) -> None:
+def test_a_malformed_manifest_is_a_reported_problem_and_no_crash(
+    two: Checkpoints, raw: bytes
+) -> None:
     (two.directory / "step-000020" / MANIFEST).write_bytes(raw)
     assert two.open().manifest.step == 10
 
 
-def test_without_a_whole_checkpoint_every_reason_is_told(two: Checkpoints) -> None:
+def test_without_a_whole_checkpoint_every_reason_is_reported(two: Checkpoints) -> None:
     for step in two.steps():
         (two.directory / f"step-{step:06d}" / "ledger.json").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint that is whole") as caught:
@@ -319,7 +325,7 @@ def test_a_named_step_is_never_replaced_by_another(two: Checkpoints) -> None:
 # -- saves that do not end -------------------------------------------------------------------------
 
 
-def test_what_is_not_committed_is_no_checkpoint_and_goes_with_the_next_begin(
+def test_an_uncommitted_checkpoint_does_not_count_and_the_next_save_removes_it(
     two: Checkpoints, run: Path
 ) -> None:
     (two.begin(30) / "half").touch()
@@ -331,7 +337,7 @@ def test_what_is_not_committed_is_no_checkpoint_and_goes_with_the_next_begin(
     ]
 
 
-def test_a_save_under_way_survives_the_begin_of_another(two: Checkpoints) -> None:
+def test_a_save_in_progress_survives_the_start_of_another(two: Checkpoints) -> None:
     (two.begin(30) / "half").touch()
     two.begin(40)
     assert (two.directory / "step-000030.partial/half").exists()
@@ -361,7 +367,7 @@ run.keep(checkpoints.Retention(last=1))
 """
 
 
-def test_killed_at_any_call_to_the_system_it_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """The one before, or the new one."""
     seen = set()
     for calls in range(0, 200, 4):
@@ -406,7 +412,7 @@ def test_a_full_disk_at_commit_leaves_the_checkpoint_before(
     assert two.open().manifest.step == 20
 
 
-def test_too_little_room_is_told_before_anything_is_written(
+def test_too_little_disk_space_is_reported_before_anything_is_written(
     two: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")
@@ -416,7 +422,7 @@ def test_too_little_room_is_told_before_anything_is_written(
     assert two.steps() == [10, 20] and two.open().manifest.step == 20
 
 
-def test_a_key_that_is_not_whole_is_told_before_anything_is_written(
+def test_a_truncated_key_is_reported_before_anything_is_written(
     two: Checkpoints, run: Path
 ) -> None:
     (run / KEY).write_bytes(b"1")

@@ -99,7 +99,7 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
     assert caught.value.code == 0 and f"  g-core {verb} " in shown and "example" in shown
 
 
-def test_without_words_help_is_shown_and_the_exit_code_is_that_of_wrong_use(
+def test_without_arguments_help_is_shown_with_the_exit_code_of_wrong_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main([]) == 2
@@ -123,7 +123,7 @@ def test_the_list_shows_state_and_remarks(
     assert rows["fake"]["state"] == "ok" and rows["old"]["state"] == "incompatible"
 
 
-def test_show_tells_what_a_plugin_offers(
+def test_show_lists_what_a_plugin_offers(
     installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["plugins", "show", "fake"]) == 0
@@ -135,7 +135,7 @@ def test_show_tells_what_a_plugin_offers(
     assert json.loads(capsys.readouterr().out)["provides"][0]["kind"] == "generator"
 
 
-def test_check_shows_what_was_chosen(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shows_the_chosen_providers(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(job())]) == 0
     shown = capsys.readouterr().out
     assert (
@@ -143,7 +143,7 @@ def test_check_shows_what_was_chosen(job: Job, capsys: pytest.CaptureFixture[str
     )
 
 
-def test_check_refuses_what_run_refuses_of_placement(
+def test_check_refuses_the_same_placements_as_run(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["check", str(job()), "placement.sleep_in_training=always"]) == 2
@@ -197,7 +197,7 @@ def test_an_error_is_its_text_on_stderr_with_the_exit_code_of_its_class(
         cli.main(["check", str(job()), "roles.rollout.use=gone"])
 
 
-def test_run_and_export_hand_their_words_on(
+def test_run_and_export_pass_their_arguments_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[object] = []
@@ -227,7 +227,7 @@ def greet(words):
 """
 
 
-def test_a_plugins_command_is_reached_by_its_name(
+def test_a_command_of_a_plugin_is_called_by_its_name(
     installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed.add("tool", COMMANDS)
@@ -253,7 +253,7 @@ def test_an_unknown_verb_is_answered_with_a_suggestion(capsys: pytest.CaptureFix
     )
 
 
-def test_a_reader_that_goes_away_is_no_error(installed: InstalledPlugins) -> None:
+def test_a_closed_pipe_of_the_output_is_no_error(installed: InstalledPlugins) -> None:
     listing = subprocess.Popen(
         [sys.executable, "-m", "gcore_core", "plugins"],
         stdout=subprocess.PIPE,

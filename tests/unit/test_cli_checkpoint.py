@@ -25,7 +25,7 @@ def damage(run: Path) -> None:
         file.write(b"1")
 
 
-def test_list_tells_each_checkpoint_and_its_size(
+def test_list_shows_each_checkpoint_with_its_size(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run)  # it reads no content

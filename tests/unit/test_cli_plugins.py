@@ -79,7 +79,7 @@ def test_help_of_a_field_is_the_string_under_it_or_its_line_in_the_docstring(
     assert field_help(module.Inner) == {"depth": "How deep, in layers."}
 
 
-def test_show_tells_settings_with_type_default_and_help_and_whether_needs_are_met(
+def test_show_lists_settings_with_type_default_help_and_whether_needs_are_met(
     installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = DOCUMENTED.replace(
@@ -197,7 +197,7 @@ def test_check_imports_the_plugin_in_a_process_of_its_own(
         ),
     ],
 )
-def test_check_says_what_is_wrong_and_exits_with_3(
+def test_check_reports_problems_and_exits_with_3(
     path: InstalledPlugins, capsys: pytest.CaptureFixture[str], source: str, message: str
 ) -> None:
     path.add("bad", HEAD + source)
@@ -207,7 +207,7 @@ def test_check_says_what_is_wrong_and_exits_with_3(
     assert message in capsys.readouterr().out
 
 
-def test_check_does_not_import_what_needs_an_engine_that_is_not_there(
+def test_check_does_not_import_factories_whose_engine_is_missing(
     path: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hook = (
@@ -222,7 +222,7 @@ def test_check_does_not_import_what_needs_an_engine_that_is_not_there(
     ]
 
 
-def test_check_takes_a_projects_own_file(
+def test_check_accepts_a_local_file_of_the_project(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(HEAD + "@hookimpl\ndef gcore_filterz():\n    return []")
@@ -259,7 +259,9 @@ def test_no_plugins_leaves_only_the_core(
     assert "plugin 'fake' is disabled: G_CORE_PLUGINS=off." in capsys.readouterr().err
 
 
-def test_an_unknown_action_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_name_and_an_unknown_action_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli.main(["plugins", "show"]) == 2
     assert (
         capsys.readouterr().err
@@ -273,7 +275,7 @@ def test_an_unknown_action_is_answered(capsys: pytest.CaptureFixture[str]) -> No
 # -- new -------------------------------------------------------------------------------------------
 
 
-def test_new_writes_a_distribution_and_says_where_to_go_on(
+def test_new_writes_a_distribution_and_names_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -324,7 +326,7 @@ def test_new_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["x", "--kind", "fake/thing"], 2, "there is no template for 'fake/thing'"),
     ],
 )
-def test_new_refuses_what_cannot_be(
+def test_new_refuses_invalid_names_and_kinds(
     installed: InstalledPlugins,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -337,7 +339,7 @@ def test_new_refuses_what_cannot_be(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_plugin_brings_templates_for_its_own_kinds_and_is_not_imported(
+def test_templates_of_a_plugin_are_used_without_importing_it(
     installed: InstalledPlugins, tmp_path: Path
 ) -> None:
     files = {
@@ -355,13 +357,13 @@ def test_a_plugin_brings_templates_for_its_own_kinds_and_is_not_imported(
         scaffold.write("oil", "studio/pianter", tmp_path / "other")
 
 
-def test_the_kinds_are_those_that_help_names() -> None:
+def test_help_names_exactly_the_kinds_of_templates() -> None:
     from gcore_core.cli.plugins import KINDS
 
     assert scaffold.kinds() == sorted(KINDS.split(", "))
 
 
-def test_a_written_plugin_admits_this_core(tmp_path: Path) -> None:
+def test_a_new_plugin_accepts_the_present_core_version(tmp_path: Path) -> None:
     import tomllib
 
     scaffold.write("fresh", "reward", tmp_path / "new")

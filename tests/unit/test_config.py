@@ -92,7 +92,7 @@ def test_the_factory_of_a_place_without_a_choice_is_an_error(job: Job) -> None:
         load_plan(job()).factory("roles.rolout")
 
 
-def test_overrides_win_and_the_last_one_wins_over_the_others(job: Job) -> None:
+def test_overrides_win_over_the_file_and_the_last_override_wins(job: Job) -> None:
     plan = load_plan(
         job(), ["run.steps=5", "run.steps=7", "roles.rollout.config.optimizer.learning_rate=1e-5"]
     )
@@ -161,7 +161,7 @@ roles:
 # -- why -------------------------------------------------------------------------------------------
 
 
-def test_why_tells_value_and_origin(job: Job) -> None:
+def test_why_shows_value_and_origin(job: Job) -> None:
     file = job("run: {steps: 3}")
     plan = load_plan(file, ["run.seed=9"])
     steps_line = 1 + file.read_text().splitlines().index("run: {steps: 3}")
@@ -220,7 +220,7 @@ def test_a_syntax_error_has_its_line(tmp_path: Path, text: str, line: int, probl
 @pytest.mark.parametrize(
     "override", ["run.steps", "=3", "run..steps=1", "run.steps =1", "a[0]=1", ""]
 )
-def test_an_override_that_is_no_assignment_is_refused(job: Job, override: str) -> None:
+def test_an_override_without_an_equals_sign_is_refused(job: Job, override: str) -> None:
     assert message(job(), override).startswith(
         f"override {override!r} is not of the form key=value."
     )
@@ -243,7 +243,7 @@ def test_an_unknown_interpolation_is_refused_with_its_path(job: Job) -> None:
 # -- wrong keys and values -------------------------------------------------------------------------
 
 
-def test_an_unknown_key_is_answered_with_path_line_and_suggestion(job: Job) -> None:
+def test_error_for_an_unknown_key_has_path_line_and_suggestion(job: Job) -> None:
     assert message(job("run: {stepz: 3}")) == (
         "run.stepz: there is no such key (did you mean 'steps'?).\n"
         "  job.yaml, line 12\n"
@@ -306,19 +306,19 @@ def test_an_unknown_key_of_a_plugin_names_the_plugin(job: Job) -> None:
         ("roles.a:b={use: fake}", "roles.a:b: a name is made of letters, digits, '_' and '-'."),
     ],
 )
-def test_a_wrong_type_is_answered_with_path_value_and_what_was_expected(
+def test_error_for_a_wrong_type_has_path_value_and_expected_type(
     job: Job, override: str, expected: str
 ) -> None:
     assert message(job(), override).startswith(expected)
 
 
-def test_a_value_that_the_plugin_refuses_has_its_path(job: Job) -> None:
+def test_error_for_a_value_that_a_plugin_refuses_has_its_path(job: Job) -> None:
     shown = message(job(), "roles.rollout.config.tensor_parallel=0")
     assert shown.startswith("roles.rollout.config: tensor_parallel must be at least 1, not 0.")
     assert "from plugin fake (gcore-fake 0.1.0)" in shown
 
 
-def test_settings_of_a_provider_that_has_none_are_refused(job: Job) -> None:
+def test_settings_for_a_provider_without_settings_are_refused(job: Job) -> None:
     assert (
         message(job(), "filter.config.x=1")
         == "filter.config: core/keep-all has no settings, but x is set."
@@ -328,7 +328,7 @@ def test_settings_of_a_provider_that_has_none_are_refused(job: Job) -> None:
 # -- what must be there ----------------------------------------------------------------------------
 
 
-def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("run: {steps: 3}\n")
     assert (
         message(tmp_path / "x.yaml")
@@ -350,7 +350,7 @@ def test_a_mandatory_setting_of_a_plugin_is_named_with_its_plugin(job: Job) -> N
     )
 
 
-def test_an_unknown_role_is_answered_with_the_known_ones(job: Job) -> None:
+def test_error_for_an_unknown_role_lists_the_known_ones(job: Job) -> None:
     shown = message(job(), "roles.rolout={use: fake}")
     assert shown.startswith(
         "roles.rolout: no loaded plugin knows a role 'rolout' (did you mean 'rollout'?)."
@@ -358,7 +358,7 @@ def test_an_unknown_role_is_answered_with_the_known_ones(job: Job) -> None:
     assert "known roles: policy, rollout, judge" in shown
 
 
-def test_settings_of_a_provider_that_an_override_replaces_are_dropped_where_the_new_one_has_none(
+def test_settings_of_a_replaced_provider_are_dropped_if_the_new_one_has_none(
     job: Job,
 ) -> None:
     file = job("balance: {use: core/in-order, config: {slope: 2.0}}")
@@ -451,11 +451,11 @@ def test_a_value_out_of_range_or_an_unmet_requirement_is_refused(
     assert message(job(), override).startswith(expected)
 
 
-def test_what_any_trainer_supplies_may_be_required(job: Job) -> None:
+def test_columns_that_every_trainer_supplies_may_be_required(job: Job) -> None:
     load_plan(job(), ["advantage.config.scalars=[kl_k1, ref_logp, entropy, rollout_logp]"])
 
 
-def test_all_problems_come_together_with_those_of_the_plugins(
+def test_all_problems_are_reported_together_including_those_of_plugins(
     job: Job, installed: InstalledPlugins
 ) -> None:
     installed.add(

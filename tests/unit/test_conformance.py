@@ -190,7 +190,7 @@ def conformance(
     return code, capsys.readouterr().out
 
 
-def test_every_provider_is_held_to_its_contract_or_listed_as_left_out(
+def test_every_provider_is_tested_by_its_contract_or_listed_as_left_out(
     mine: InstalledPlugins,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -223,7 +223,7 @@ def test_every_provider_is_held_to_its_contract_or_listed_as_left_out(
     ]
 
 
-def test_words_choose_among_the_tests(
+def test_option_k_selects_tests(
     mine: InstalledPlugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output = conformance(mine, monkeypatch, capsys, "mine", "-k", "TestMineBalancer and even")

@@ -105,7 +105,7 @@ def test_a_line_that_is_no_object_is_refused(write: Write) -> None:
         opened(write('{"prompt": "a"}\n[1, 2]\n'))
 
 
-def test_a_missing_prompt_names_the_fields_that_there_are(write: Write) -> None:
+def test_error_for_a_missing_prompt_lists_existing_fields(write: Write) -> None:
     with pytest.raises(DataError) as error:
         opened(write('{"prompt": "a"}\n{"promt": "b", "answer": 1}\n'))
     text = message(error)
@@ -114,7 +114,7 @@ def test_a_missing_prompt_names_the_fields_that_there_are(write: Write) -> None:
     assert "data.config.prompt" in text
 
 
-def test_chat_under_the_text_field_says_which_key_to_set(write: Write) -> None:
+def test_error_for_chat_in_the_text_field_names_the_key_to_set(write: Write) -> None:
     with pytest.raises(DataError, match="data.config.messages: prompt"):
         opened(write(json.dumps({"prompt": CHAT})))
 
@@ -179,7 +179,9 @@ def test_other_fields_are_validated_anew(write: Write) -> None:
         opened(file, prompt="question")
 
 
-def test_the_index_goes_where_the_config_says(write: Write, tmp_path: Path, cache: Path) -> None:
+def test_the_index_is_written_where_the_config_says(
+    write: Write, tmp_path: Path, cache: Path
+) -> None:
     opened(write('{"prompt": "a"}\n'), index_dir=str(tmp_path / "here"))
     assert len(list((tmp_path / "here").iterdir())) == 1
     assert not cache.exists()
@@ -192,7 +194,7 @@ def test_an_index_that_cannot_be_written_says_what_to_set(write: Write, tmp_path
     assert "data.config.index_dir or $G_CORE_CACHE" in message(error)
 
 
-def test_writing_into_a_file_in_use_is_noticed(write: Write) -> None:
+def test_writing_into_a_file_in_use_is_detected(write: Write) -> None:
     file = write('{"prompt": "aaaa"}\n')
     rows = opened(file)
     file.write_text('{"prompt" "aaaa"}\n\n')

@@ -21,7 +21,7 @@ def records(part: list[Lease]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("replicas", [2, 4, 7, 128])
 @pytest.mark.parametrize("shards", [1, 4, 64])
 @pytest.mark.parametrize("samples", [1, 16])
-def test_every_record_is_dealt_once_in_parts_that_never_grow(
+def test_every_record_is_dealt_once_in_parts_of_nonincreasing_size(
     count: int, replicas: int, shards: int, samples: int
 ) -> None:
     parts = shares(leases(count, samples), replicas, shards)
@@ -36,7 +36,7 @@ def test_every_record_is_dealt_once_in_parts_that_never_grow(
 
 
 @pytest.mark.parametrize("replicas", [4, 64])
-def test_a_prompt_is_spread_over_the_parts_that_are_taken_together(replicas: int) -> None:
+def test_samples_of_a_prompt_are_spread_over_concurrent_parts(replicas: int) -> None:
     """So that no replica has a long one to itself."""
     lanes = replicas * lanes_of(16)
     together = shares(leases(512, 16), replicas, 16)
@@ -69,7 +69,7 @@ def test_all_replicas_work_and_none_has_twice_as_many_records_as_on_average(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_replicas_end_together_although_some_groups_are_four_times_as_long(seed: int) -> None:
+def test_replicas_finish_together_although_some_groups_are_four_times_as_long(seed: int) -> None:
     """Every fourth group is long, which would all be one replica's if ordinals decided."""
     replicas, count = 4, 512
     seconds = np.where(np.arange(count) % replicas == 0, 4.0, 1.0) * np.random.default_rng(
@@ -104,5 +104,5 @@ def shared_out(parts: list[float], replicas: int) -> float:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 8, 64])
-def test_a_replica_works_on_as_many_parts_whatever_the_number_of_shards(shards: int) -> None:
+def test_parts_per_replica_do_not_depend_on_the_number_of_shards(shards: int) -> None:
     assert lanes_of(shards) * shards == max(LANES, shards)

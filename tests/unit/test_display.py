@@ -71,7 +71,7 @@ def test_a_line_says_everything_in_the_order_of_a_step() -> None:
     )
 
 
-def test_metrics_that_a_run_does_not_have_are_left_out() -> None:
+def test_missing_metrics_are_left_out() -> None:
     assert step_parts(_report(1, length=4.0), 5, {}) == [("step", "1/5"), ("length", "4.0")]
 
 
@@ -91,7 +91,7 @@ def test_several_rewards_are_shown_by_name_beside_their_weighted_sum() -> None:
         ({"sampled/a": 0.1}, ("held-out sampled", "0.100")),
     ],
 )
-def test_held_out_is_greedy_and_weighted_where_possible_and_says_what_else_it_is(
+def test_held_out_reward_is_greedy_and_weighted_or_labelled_otherwise(
     evaluation: dict[str, float], part: tuple[str, str]
 ) -> None:
     assert step_parts(_report(1), 5, evaluation)[1:] == [part]
@@ -138,7 +138,7 @@ def test_plain_lines_keep_the_latest_evaluation_and_the_time_left() -> None:
 
 
 @pytest.mark.parametrize("kind", [PlainDisplay, LiveDisplay])
-def test_a_run_that_is_evaluated_only_at_its_ends_does_not_repeat_the_first_figure(
+def test_the_first_evaluation_is_not_repeated_until_the_next_one(
     kind: type[PlainDisplay | LiveDisplay],
 ) -> None:
     stream = io.StringIO()
@@ -170,7 +170,7 @@ def test_a_phase_makes_few_plain_lines_however_often_it_reports() -> None:
     ]
 
 
-def test_a_reader_that_leaves_does_not_end_the_run() -> None:
+def test_a_closed_pipe_does_not_end_the_run() -> None:
     program = (
         "import sys; from gcore_core.run.display import open_display; display = open_display(3, "
         "sys.stdout)\n"

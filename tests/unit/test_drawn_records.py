@@ -15,7 +15,7 @@ from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.store.client import StoreWriter
 
 
-def test_what_a_generator_says_a_record_costs_besides_reaches_the_header() -> None:
+def test_the_extra_cost_of_a_record_reaches_its_header() -> None:
     request = SampleRequest(ordinal=3, sample=1, seed=7, prompt=Prompt(row=2, text=""))
     record = Finished(request=request, status=FINISHED, versions=(4, 5), cost=12.5)
     header = drawn_records._header(record)

@@ -444,19 +444,19 @@ def saved() -> dict[str, dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("section", "name"), [(section, name) for section, cases in CASES.items() for name in cases]
 )
-def test_the_message_is_the_one_that_was_agreed_on(
+def test_every_message_equals_its_golden(
     found: dict[str, dict[str, dict[str, Any]]], section: str, name: str
 ) -> None:
     assert found[section][name] == saved()[section][name]
 
 
-def test_no_message_is_kept_that_nothing_raises() -> None:
+def test_every_golden_message_is_raised_by_a_case() -> None:
     assert {s: list(cases) for s, cases in saved().items()} == {
         s: list(cases) for s, cases in CASES.items()
     }
 
 
-def test_every_message_is_short_and_says_what_first(
+def test_every_message_is_short_and_starts_with_the_problem(
     found: dict[str, dict[str, dict[str, Any]]],
 ) -> None:
     for cases in found.values():
@@ -466,7 +466,7 @@ def test_every_message_is_short_and_says_what_first(
             assert not first.startswith(" ") and all(line.startswith("  ") for line in rest), name
 
 
-def test_every_class_of_configuration_and_plugins_has_a_message() -> None:
+def test_every_class_of_configuration_and_plugin_errors_has_a_message() -> None:
     told = {case["class"] for cases in saved().values() for case in cases.values()}
     expected = {
         "ConfigError",
@@ -508,5 +508,5 @@ def page(messages: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return "".join(parts)
 
 
-def test_the_page_is_made_of_these_messages() -> None:
+def test_the_page_of_errors_is_generated_from_the_golden_messages() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(saved())

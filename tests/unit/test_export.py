@@ -54,7 +54,7 @@ def test_an_export_is_byte_for_byte_the_final_weights(run_dir: Path, tmp_path: P
     assert [child.name for child in (tmp_path / "out").iterdir()] == ["model"]
 
 
-def test_a_file_of_the_reference_library_passes(tmp_path: Path) -> None:
+def test_a_file_written_by_the_safetensors_library_is_accepted(tmp_path: Path) -> None:
     numpy = pytest.importorskip("safetensors.numpy")
     import numpy as np
 
@@ -146,7 +146,7 @@ def test_damaged_weights_are_never_exported(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_did_not_end_has_nothing_to_export(run_dir: Path, tmp_path: Path) -> None:
+def test_a_run_that_did_not_end_cannot_be_exported(run_dir: Path, tmp_path: Path) -> None:
     for file in (run_dir / "weights").iterdir():
         file.unlink()
     with pytest.raises(DataError) as caught:

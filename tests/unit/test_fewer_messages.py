@@ -51,7 +51,7 @@ def listened(store: Path, **sizes: Any) -> Listening:
 
 
 @pytest.mark.parametrize("prompts", [4, 8, 16])
-def test_shards_of_few_groups_speak_to_other_replicas_each(prompts: int, tmp_path: Path) -> None:
+def test_shards_with_few_groups_each_use_different_replicas(prompts: int, tmp_path: Path) -> None:
     """Each to three of twelve, so that all have something to do and none hears more shards than it
     must.
     """
@@ -75,9 +75,7 @@ class Slow(Listening):
 
 
 @pytest.mark.parametrize("after_s", [2, 20, 200])
-def test_shards_look_together_less_often_the_longer_a_rollout_takes(
-    after_s: float, tmp_path: Path
-) -> None:
+def test_shards_agree_less_often_in_longer_rollouts(after_s: float, tmp_path: Path) -> None:
     """Once a second at first, then once in a twentieth of the time so far: 20 looks, and 20 for
     each factor of e.
     """
@@ -92,7 +90,7 @@ def test_shards_look_together_less_often_the_longer_a_rollout_takes(
     )
 
 
-def test_the_columns_of_all_shards_are_released_by_replicas_that_few_of_them_speak_to(
+def test_replicas_release_columns_of_shards_that_never_call_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services: list[SlabService] = []
@@ -154,7 +152,7 @@ async def relayed(shards: int) -> tuple[Any, list[list[str]]]:
     return ask, heard
 
 
-async def test_a_rank_starts_when_all_shards_have_come_and_each_gets_its_own_answers() -> None:
+async def test_a_rank_starts_when_all_shards_have_called_and_answers_each_separately() -> None:
     ask, heard = await relayed(2)
     first = asyncio.ensure_future(ask(1, "one"))
     for _ in range(20):
@@ -166,13 +164,13 @@ async def test_a_rank_starts_when_all_shards_have_come_and_each_gets_its_own_ans
     assert sorted(heard) == wanted
 
 
-async def test_a_shard_that_asks_a_relay_again_gets_the_same_and_no_rank_is_asked_twice() -> None:
+async def test_a_repeated_relay_request_gets_the_same_answer_and_reaches_no_rank_twice() -> None:
     ask, heard = await relayed(1)
     assert await ask(0, "x") == await ask(0, "x")
     assert len(heard) == 3
 
 
-def test_progress_is_told_once_a_second_however_often_it_is_made_and_not_at_the_start() -> None:
+def test_progress_is_reported_at_most_once_a_second_and_not_at_the_start() -> None:
     async def main() -> list[float]:
         signs: list[float] = []
         service, loop = Service("worker"), asyncio.get_running_loop()
@@ -212,13 +210,13 @@ def limited(soft: int, hard: int) -> str:
     ).stdout
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     hard = 4096 if most < 0 else min(4096, most)
     assert limited(64, hard) == f"{hard}\n"
 
 
-def test_too_few_open_files_are_an_error_that_says_how_many_are_needed() -> None:
+def test_error_for_too_few_open_files_names_the_needed_number() -> None:
     told = limited(64, 300)
     assert (
         "a process may open 300 files here, and one that speaks with 200 others needs 528." in told

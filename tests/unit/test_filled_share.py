@@ -31,13 +31,13 @@ def requests(*served: tuple[int, float, float]) -> Requests:
 SERVED = requests((0, 0, 10), (0, 0, 5), (0, 5, 10), (1, 2, 4))
 
 
-def test_the_most_at_once_are_those_of_one_replica() -> None:
+def test_capacity_is_the_most_concurrent_requests_of_one_replica() -> None:
     assert most_at_once(SERVED, [0, 1]) == 2
     assert most_at_once(SERVED, [1]) == 1
     assert most_at_once(SERVED, []) == 0
 
 
-def test_a_request_that_starts_when_another_ends_takes_its_place() -> None:
+def test_a_request_starting_when_another_ends_counts_one_place() -> None:
     assert most_at_once(requests((0, 0, 5), (0, 5, 10)), [0]) == 1
 
 
@@ -50,17 +50,17 @@ def test_a_request_that_starts_when_another_ends_takes_its_place() -> None:
         ([0, 1], 2, 0.55),
     ],
 )
-def test_the_share_is_of_all_places_of_all_replicas(
+def test_the_filled_share_is_of_all_places_of_all_replicas(
     replicas: list[int], places: int, share: float
 ) -> None:
     assert filled_share(SERVED, replicas, 10.0, places) == pytest.approx(share)
 
 
-def test_what_waits_for_a_place_does_not_count() -> None:
+def test_requests_waiting_for_a_place_do_not_count() -> None:
     assert filled_share(SERVED, [0], 10.0, 1) == pytest.approx(1.0)
 
 
-def test_a_role_that_served_nothing_is_empty() -> None:
+def test_a_role_without_requests_has_filled_share_zero() -> None:
     nothing = SERVED.take(np.zeros(4, bool))
     assert filled_share(nothing, [0], 10.0, 2) == 0.0
     assert most_at_once(nothing, [0]) == 0

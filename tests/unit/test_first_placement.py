@@ -33,7 +33,7 @@ JOB = {
         ("never", "cuda", 1, []),
     ],
 )
-def test_by_themselves_those_sleep_that_share_an_accelerator_with_the_trainer(
+def test_by_default_generators_sleep_only_if_they_share_an_accelerator_with_the_trainer(
     wanted: str,
     kind: str,
     devices: int,

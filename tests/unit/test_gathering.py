@@ -24,14 +24,14 @@ class Action:
         return "+".join(values)
 
 
-async def test_it_runs_once_when_all_have_come_in_member_order() -> None:
+async def test_the_action_runs_once_with_values_in_member_order() -> None:
     gathering, act = Gathering(3), Action()
     results = await asyncio.gather(*(gathering.join("step 1", m, f"v{m}", act) for m in (2, 0, 1)))
     assert results == ["v0+v1+v2"] * 3
     assert act.runs == [["v0", "v1", "v2"]]
 
 
-async def test_nobody_is_answered_before_the_last_has_come() -> None:
+async def test_no_member_is_answered_before_the_last_has_come() -> None:
     gathering, act = Gathering(2), Action()
     first = asyncio.ensure_future(gathering.join("k", 0, "a", act))
     for _ in range(5):
@@ -40,13 +40,13 @@ async def test_nobody_is_answered_before_the_last_has_come() -> None:
     assert await gathering.join("k", 1, "b", act) == await first == "a+b"
 
 
-async def test_asking_again_gives_the_same_result_without_running_again() -> None:
+async def test_a_repeated_request_gets_the_same_result_without_running_again() -> None:
     gathering, act = Gathering(1), Action()
     assert [await gathering.join("k", 0, "a", act) for _ in range(3)] == ["a"] * 3
     assert len(act.runs) == 1
 
 
-async def test_asking_again_while_it_runs_waits_for_the_same_run() -> None:
+async def test_a_repeated_request_during_the_action_waits_for_it() -> None:
     gathering, act = Gathering(1), Action()
     act.gate.clear()
     first = asyncio.ensure_future(gathering.join("k", 0, "a", act))
@@ -106,7 +106,7 @@ async def test_only_the_last_keys_are_remembered() -> None:
     assert len(act.runs) == 100
 
 
-async def test_abandoning_frees_those_who_wait_and_leaves_results_alone() -> None:
+async def test_abandoning_releases_waiting_members_and_keeps_results() -> None:
     gathering, act = Gathering(2), Action()
     await asyncio.gather(*(gathering.join("done", m, "v", act) for m in range(2)))
     waiting = asyncio.ensure_future(gathering.join("open", 0, "v", act))

@@ -20,7 +20,7 @@ def side(python: str, core: str = "1.0", **plugins: str) -> Versions:
     return Versions(python, core, {f"gcore-{name}": version for name, version in plugins.items()})
 
 
-def test_versions_are_those_of_this_interpreter(installed: InstalledPlugins) -> None:
+def test_versions_describe_the_running_interpreter(installed: InstalledPlugins) -> None:
     installed.add("vllm", wheel=Wheel(version="1.3"))
     assert handshake.versions(["gcore-vllm", "gcore-none"]) == Versions(
         sys.executable, __version__, {"gcore-vllm": "1.3", "gcore-none": ""}
@@ -51,7 +51,7 @@ def test_a_difference_names_both_interpreters(worker: Versions, message: str) ->
     )
 
 
-async def test_the_supervisor_compares_too(installed: InstalledPlugins) -> None:
+async def test_the_supervisor_compares_versions_of_each_worker(installed: InstalledPlugins) -> None:
     installed.add("vllm", wheel=Wheel(version="1.3"))
     hello = Hello("policy.0", 1, side("/b", core=__version__, vllm="1.2"))
     with pytest.raises(

@@ -42,7 +42,7 @@ def test_lines_comments_and_tuple_assignments_are_counted(
     assert counts.tuple_assignments == 1, "unpacking one value is no such assignment"
 
 
-def test_a_circle_is_found_and_an_import_for_types_makes_none(house: ModuleType) -> None:
+def test_an_import_circle_is_found_and_type_only_imports_make_none(house: ModuleType) -> None:
     modules = frozenset({"a", "b", "c"})
 
     def circles(*pairs: tuple[str, str, bool]) -> list[str]:

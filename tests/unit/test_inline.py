@@ -77,7 +77,7 @@ async def connect(keeper: Keeper) -> Peer:
     return network.view("caller").peer("keeper")
 
 
-async def test_nothing_is_shared_as_an_object() -> None:
+async def test_caller_and_receiver_share_no_object() -> None:
     keeper = Keeper()
     peer = await connect(keeper)
     mine = header()
@@ -97,7 +97,7 @@ async def test_items_of_a_stream_are_not_shared() -> None:
     assert keeper.kept == [header()]
 
 
-async def test_errors_unknown_methods_and_absent_services_are_as_on_a_socket() -> None:
+async def test_errors_unknown_methods_and_absent_services_behave_as_on_a_socket() -> None:
     peer = await connect(Keeper())
     with pytest.raises(DataError, match="keeper: nothing to keep") as caught:
         await peer.call(KEEP, ScoreRequest("train", []))
@@ -124,7 +124,7 @@ async def test_closing_a_stream_early_cancels_its_handler() -> None:
     assert keeper.cancelled
 
 
-def test_a_process_may_report_progress_for_all_it_is_asked() -> None:
+def test_progress_of_a_process_counts_for_all_its_calls() -> None:
     """As a backend does that computes for several callers at once."""
 
     async def main() -> None:

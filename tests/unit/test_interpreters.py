@@ -53,7 +53,7 @@ def test_a_real_virtual_environment_is_listed_as_it_lists_itself(tmp_path: Path)
     assert any(path.endswith("site-packages") for path in shown.stdout.split())
 
 
-def test_neither_this_directory_nor_this_interpreters_paths_are_taken_for_anothers(
+def test_paths_of_this_process_are_not_attributed_to_another_interpreter(
     other: InstalledPlugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with InstalledPlugins(tmp_path / "here") as here:
@@ -63,7 +63,7 @@ def test_neither_this_directory_nor_this_interpreters_paths_are_taken_for_anothe
         assert rows(python_of(other)) == {}
 
 
-def test_the_list_of_another_interpreter_is_of_what_it_has(
+def test_listing_another_interpreter_shows_only_its_own_plugins(
     other: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_core(other)
@@ -85,7 +85,7 @@ def test_an_empty_environment_has_no_plugins(
     assert capsys.readouterr().out == "no plugins\n"
 
 
-def test_what_pth_files_name_and_what_code_in_them_adds_is_seen_as_by_the_interpreter_itself(
+def test_paths_added_by_pth_files_are_seen_as_by_the_interpreter_itself(
     other: InstalledPlugins, tmp_path: Path
 ) -> None:
     editable = InstalledPlugins(tmp_path / "source")
@@ -110,7 +110,7 @@ def test_an_editable_install_beside_its_stale_egg_info_is_one_plugin(
     assert (row.state, row.version, len(row.notes)) == ("ok", "0.2", 1)
 
 
-def test_one_that_includes_the_systems_packages_has_those_too(
+def test_a_venv_with_system_site_packages_has_those_plugins_too(
     other: InstalledPlugins, tmp_path: Path
 ) -> None:
     base = copy_of_base(tmp_path / "base")
@@ -147,7 +147,7 @@ def copy_of_base(root: Path) -> Path:
         (lambda path: program(path, "#!/bin/sh\necho 7\n"), "cannot be started: it does not"),
     ],
 )
-def test_what_is_no_interpreter_is_refused_by_its_path(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_path_that_is_no_interpreter_is_refused(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]
     python = tmp_path / "env" / "python"
     python.parent.mkdir()
     make(python)
@@ -161,7 +161,7 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def test_one_that_gives_no_answer_is_refused(
+def test_an_interpreter_that_gives_no_answer_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path / "python", "#!/bin/sh\nexec sleep 60\n")
@@ -193,7 +193,7 @@ def told(other: InstalledPlugins, plugins: dict[str, str], needs: list[str]) -> 
     return [error.what.replace(python_of(other), "PYTHON") for error in errors]
 
 
-def test_every_difference_and_every_unmet_need_is_told(other: InstalledPlugins) -> None:
+def test_every_difference_and_every_unmet_need_is_reported(other: InstalledPlugins) -> None:
     add_core(other, "0.0.9")
     other.add("vllm", wheel=Wheel(version="1.1"))
     other.add("engine", wheel=Wheel(distribution="engine", version="0.2"))

@@ -52,7 +52,7 @@ async def shell_of(directory: Path, restored: list[int]) -> GeneratorShell:
     ("least", "wanted"),
     [(HELD - 1, []), (HELD, []), (HELD + 1, [HELD + 1])],
 )
-async def test_a_generator_takes_newer_weights_only_if_its_own_are_older_than_the_least(
+async def test_a_generator_takes_newer_weights_only_below_the_least_version(
     least: int, wanted: list[int], tmp_path: Path
 ) -> None:
     """A step ahead of the weights is drawn with those that there are."""
@@ -69,7 +69,7 @@ async def test_a_generator_takes_newer_weights_only_if_its_own_are_older_than_th
 
 
 @pytest.mark.parametrize(("purpose", "ordinal"), [(TRAIN, 0), (GREEDY, -1)])
-async def test_a_record_that_a_later_step_asks_for_is_drawn_anew(
+async def test_a_record_requested_by_a_later_step_is_sampled_again(
     purpose: str, ordinal: int, tmp_path: Path
 ) -> None:
     """Also while the earlier step's records are still held, because others of them are carried: an

@@ -45,7 +45,7 @@ def score(ordinal: int, sample: int, *names: str) -> RecordScore:
     slices=st.lists(st.integers(0, 9), max_size=5),
     start=st.integers(0, 50),
 )
-def test_the_leases_of_all_shards_are_the_global_slices(
+def test_the_leases_of_all_shards_form_the_global_slices(
     shards: int, slices: list[int], start: int
 ) -> None:
     ledgers = [make(shard, shards, next_ordinal=start) for shard in range(shards)]
@@ -86,7 +86,7 @@ def test_duplicates_are_refused_and_change_nothing(order: list[tuple[int, int]])
 @pytest.mark.parametrize(
     "stray", [record(3, 0), record(-1, 0), record(0, 2), record(0, -1), record(1, 0)]
 )
-def test_records_nobody_awaits_are_refused(stray: Header) -> None:
+def test_records_of_no_open_group_are_refused(stray: Header) -> None:
     """Not leased, of an evaluation, beyond the group, or of another shard."""
     ledger = make(shard=0, shards=2)
     ledger.lease(2)
@@ -133,7 +133,7 @@ def test_a_step_cannot_end_with_open_groups() -> None:
     lost=st.dictionaries(st.integers(-1, 6), st.sets(st.integers(0, 2), min_size=1)),
     times=st.integers(1, 3),
 )
-def test_what_was_lost_is_drawn_again_as_it_was(
+def test_lost_samples_are_leased_again_unchanged(
     finished: set[tuple[int, int]], lost: dict[int, set[int]], times: int
 ) -> None:
     ledger = make(samples=3)
@@ -174,7 +174,7 @@ def test_a_group_is_complete_when_every_record_has_every_reward() -> None:
     )
 
 
-def test_all_is_drawn_when_no_sample_is_missing_scored_or_not() -> None:
+def test_drawn_is_true_when_no_sample_is_missing_even_without_scores() -> None:
     ledger = make()
     assert ledger.drawn, "nothing is open"
     ledger.lease(1)
@@ -202,7 +202,7 @@ def test_a_failed_record_needs_no_score() -> None:
     assert len(ledger.complete()) == 1
 
 
-def test_asking_changes_nothing() -> None:
+def test_queries_do_not_change_the_ledger() -> None:
     ledger = make()
     ledger.lease(2)
     before = copy.deepcopy(vars(ledger))
@@ -213,7 +213,7 @@ def test_asking_changes_nothing() -> None:
 
 
 @given(parts=st.lists(st.integers(0, 9), max_size=4))
-def test_a_ledger_that_starts_where_another_stood_leases_on(parts: list[int]) -> None:
+def test_a_ledger_continues_leasing_where_another_stopped(parts: list[int]) -> None:
     whole = make()
     for size in parts:
         whole.lease(size)
@@ -229,7 +229,7 @@ def draw(ledger: Ledger, leases: list[Lease], version: int) -> None:
 
 
 @pytest.mark.parametrize("carry", [True, False])
-def test_what_lies_behind_the_end_of_a_step_is_leased_by_the_next_one(carry: bool) -> None:
+def test_ordinals_after_the_end_of_a_step_are_leased_by_the_next_one(carry: bool) -> None:
     ledgers = [make(shard, 2) for shard in range(2)]
     for ledger in ledgers:
         draw(ledger, ledger.lease(6), version=0)

@@ -66,7 +66,7 @@ def test_a_model_is_made_in_another_process_with_its_progress(tmp_path: Path) ->
     assert leftovers(tmp_path / "cache") == [""]
 
 
-def test_the_same_content_is_made_once_and_other_content_anew(tmp_path: Path) -> None:
+def test_a_model_is_made_once_per_content(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = made(written(tmp_path), cache)
     pid = (first / "pid").read_text()
@@ -94,7 +94,7 @@ def test_a_failure_shows_the_last_lines_and_the_log_and_leaves_nothing(tmp_path:
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_after_a_failure_it_is_tried_again(tmp_path: Path) -> None:
+def test_making_is_tried_again_after_a_failure(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     source = (
         TEACH + f"    if not pathlib.Path({str(flag)!r}).exists(): raise ValueError('not yet')\n"
@@ -170,7 +170,7 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def test_those_who_want_the_same_model_wait_for_the_first(tmp_path: Path, gate: Path) -> None:
+def test_concurrent_requests_for_one_model_wait_for_the_first(tmp_path: Path, gate: Path) -> None:
     file, cache = written(tmp_path, WAITS), tmp_path / "cache"
     reports, models = [Report(), Report()], []
 

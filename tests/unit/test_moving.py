@@ -40,7 +40,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.mark.parametrize("policy", ["Turning", "InTurns"])
 @pytest.mark.parametrize("storm", range(6))
-def test_replicas_that_move_at_every_step_give_what_those_that_stay_give(
+def test_moving_replicas_at_every_step_does_not_change_the_result(
     policy: str, storm: int, still: Outcome, tmp_path: Path
 ) -> None:
     """Whoever is asleep raises when it is asked, so routing is tested too."""
@@ -56,7 +56,7 @@ def test_replicas_that_move_at_every_step_give_what_those_that_stay_give(
 
 
 @pytest.mark.parametrize("storm", range(4))
-def test_a_reward_of_groups_gets_whole_groups(storm: int, still: Outcome, tmp_path: Path) -> None:
+def test_a_group_reward_gets_whole_groups(storm: int, still: Outcome, tmp_path: Path) -> None:
     """The fake judge scores records one by one, so the rewards are those of a reward of records."""
     found = run(tmp_path, storm, shards=1 + storm, level="group")
     assert found.logits == still.logits
@@ -76,7 +76,7 @@ def steady(outcome: Outcome) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("takes_stale", [False, True])
 @pytest.mark.parametrize("shards", [1, 2, 3, 4])
-def test_issued_groups_are_kept_dropped_or_left_over_and_nothing_else(
+def test_every_issued_group_is_kept_dropped_or_left_over(
     shards: int, takes_stale: bool, tmp_path: Path
 ) -> None:
     changes = {
@@ -102,7 +102,7 @@ def test_issued_groups_are_kept_dropped_or_left_over_and_nothing_else(
     assert taken == sorted(set(taken)), "no group is taken twice, and steps take them in order"
 
 
-def test_what_is_left_over_is_taken_by_the_next_step_where_the_objective_allows(
+def test_left_over_groups_are_used_by_the_next_step_if_the_objective_allows(
     tmp_path: Path,
 ) -> None:
     job = SimulatedJob(
@@ -124,7 +124,7 @@ def test_what_is_left_over_is_taken_by_the_next_step_where_the_objective_allows(
     )
 
 
-def test_a_resumed_run_shows_its_policy_what_the_one_before_had_measured() -> None:
+def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> None:
     facts = PlacementFacts(
         devices=[Device(index=0, kind="cpu", node="n")],
         slots={"rollout": 1},

@@ -25,7 +25,7 @@ def test_larger_sizes_are_permutations_too(rows: int) -> None:
     assert len(set(order(rows))) == rows
 
 
-def test_pass_is_the_ordinal_over_the_rows() -> None:
+def test_the_pass_is_the_ordinal_divided_by_the_rows() -> None:
     assert [row_of(ordinal, 10, 3)[0] for ordinal in (0, 9, 10, 29, 30)] == [0, 0, 1, 2, 3]
 
 
@@ -43,7 +43,7 @@ def test_the_order_is_the_same_in_every_process_and_version() -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 5, 8, 13])
-def test_a_row_is_as_likely_at_any_place(rows: int) -> None:
+def test_a_row_is_equally_likely_at_every_position(rows: int) -> None:
     passes = 3000
     counts = Counter(row_of(pass_ * rows, rows, 1)[1] for pass_ in range(passes))
     expected = passes / rows
@@ -51,7 +51,7 @@ def test_a_row_is_as_likely_at_any_place(rows: int) -> None:
     assert chi_square < 40  # 12 degrees of freedom at most: exceeded once in 10,000 seeds
 
 
-def test_neighbours_are_scattered() -> None:
+def test_neighbouring_rows_are_scattered() -> None:
     """A mean step of a third of the rows is what a random order has."""
     rows = 10_000
     places = order(rows)

@@ -12,7 +12,7 @@ from gcore_core.controllers.keep_rate import KeepRate, by_quarter
 rates = st.lists(st.floats(0.02, 1.0), min_size=4, max_size=4).map(tuple)
 
 
-def test_what_is_kept_already_needs_no_more() -> None:
+def test_enough_kept_groups_need_no_more() -> None:
     assert KeepRate().missing(needed=8, kept=8, finished=20, in_flight=5) == 0
 
 
@@ -36,7 +36,7 @@ def test_a_known_rate_is_enough_in_all_but_few_steps() -> None:
     finished=st.integers(0, 500),
     in_flight=st.integers(0, 500),
 )
-def test_what_is_issued_ends_the_shortfall(
+def test_issuing_the_missing_groups_leaves_none_missing(
     rates: tuple[float, ...], needed: int, finished: int, in_flight: int
 ) -> None:
     """Once the missing groups are in flight, none are missing; and a step that has nothing in
@@ -53,7 +53,7 @@ def test_what_is_issued_ends_the_shortfall(
 
 
 @given(rates=rates, kept=st.integers(0, 100))
-def test_the_more_were_kept_the_fewer_are_missing(rates: tuple[float, ...], kept: int) -> None:
+def test_more_kept_groups_mean_no_more_missing_ones(rates: tuple[float, ...], kept: int) -> None:
     rule = KeepRate(rates=rates)
     less = rule.missing(needed=300, kept=kept, finished=200, in_flight=100)
     assert rule.missing(needed=300, kept=kept + 20, finished=200, in_flight=100) <= less
@@ -77,7 +77,7 @@ def test_early_groups_are_compared_with_early_groups() -> None:
     assert biased.missing(**counts, kept=worse) > 0.1 * issued
 
 
-def test_it_learns_the_quarters_and_how_much_steps_differ() -> None:
+def test_keep_rates_per_quarter_and_their_variance_are_learned() -> None:
     steady, jumpy, truth = KeepRate(), KeepRate(), (0.7, 0.6, 0.5, 0.4)
     for step in range(30):
         kept = [round(200 * rate) for rate in truth]
@@ -88,10 +88,10 @@ def test_it_learns_the_quarters_and_how_much_steps_differ() -> None:
     assert steady.after([0] * 4, [0] * 4) == steady
 
 
-def test_quarters_add_up() -> None:
+def test_counts_per_quarter_add_up_to_the_total() -> None:
     assert by_quarter(np.array([True, True, False, True, False])) == [2, 0, 1, 0]
     assert sum(by_quarter(np.ones(7))) == 7
 
 
-def test_known_needs_no_learning() -> None:
+def test_a_known_keep_rate_has_full_weight_without_learning() -> None:
     assert KeepRate(known=True).weight > 1e6 and KeepRate().mean == pytest.approx(0.5)

@@ -123,7 +123,7 @@ def test_a_decision_that_cannot_be_carried_out_names_provider_and_contract(name:
     assert "PlacementPolicyContract" in raised.value.todo
 
 
-def test_what_a_policy_raises_is_told_with_its_file_and_line() -> None:
+def test_an_exception_of_a_policy_is_reported_with_file_and_line() -> None:
     def divide() -> Decision:
         return replace(GOOD, predicted_s={"split 1": 1 / 0})
 
@@ -133,7 +133,7 @@ def test_what_a_policy_raises_is_told_with_its_file_and_line() -> None:
     assert "test_placement_decisions.py:" in raised.value.why
 
 
-def test_a_role_that_does_not_fit_is_the_policys_own_word() -> None:
+def test_a_placement_error_raised_by_a_policy_passes_unchanged() -> None:
     def refuse() -> Decision:
         raise PlacementError("wants 9 slots", where="roles.rollout.slots")
 
@@ -141,7 +141,7 @@ def test_a_role_that_does_not_fit_is_the_policys_own_word() -> None:
         ask_policy(Policy(refuse), "mine/default", None, WINDOW)
 
 
-def test_a_later_decision_is_held_against_the_engines_that_were_made() -> None:
+def test_a_later_decision_is_checked_against_the_existing_engines() -> None:
     made = {"rollout": {0, 1, 2}, "judge": {2, 3}}
     later = Decision(partition=Partition({"rollout": cells(0, 1), "judge": cells(2, 3)}))
     check_decision(later, "mine/default", WINDOW, made)

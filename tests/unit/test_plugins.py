@@ -25,7 +25,7 @@ def add(installed: InstalledPlugins, name: str, source: str) -> None:
     installed.add(name, HEAD + source)
 
 
-def test_a_broken_neighbour_does_not_disturb_those_that_are_loaded(
+def test_a_broken_plugin_does_not_disturb_the_loaded_ones(
     installed: InstalledPlugins,
 ) -> None:
     add(installed, "aaa", "import no_such_module")
@@ -181,7 +181,7 @@ def test_use_names_a_default_or_another_provider_of_the_kind(installed: Installe
         ),
     ],
 )
-def test_a_use_that_cannot_be_resolved_lists_the_choices(
+def test_error_for_an_unresolved_use_lists_the_choices(
     installed: InstalledPlugins, kind: str, use: str, expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -203,7 +203,7 @@ def gcore_run_end(run, error):
 """
 
 
-def test_an_observer_that_raises_is_reported_once_and_disabled_and_the_others_go_on(
+def test_an_observer_that_raises_is_reported_once_and_disabled_while_others_continue(
     installed: InstalledPlugins,
 ) -> None:
     import sys
@@ -222,7 +222,7 @@ def test_an_observer_that_raises_is_reported_once_and_disabled_and_the_others_go
     assert sys.modules["gcore_first"].CALLS == sys.modules["gcore_last"].CALLS == [1, 2, ""]
 
 
-def test_every_observer_hook_passes_what_its_spec_says(installed: InstalledPlugins) -> None:
+def test_every_observer_hook_passes_the_arguments_of_its_spec(installed: InstalledPlugins) -> None:
     import sys
 
     add(
@@ -296,7 +296,7 @@ def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_
     ]
 
 
-def test_a_project_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_project_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="local: cannot read .*gone.py: No such file"):
         local_plugin(tmp_path / "gone.py")
 

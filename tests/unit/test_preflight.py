@@ -59,7 +59,7 @@ def test_groups_without_records_are_refused(
     assert "parts/none (gcore-parts" in shown
 
 
-def test_a_factory_that_takes_no_config_is_told_with_its_provider(
+def test_a_factory_that_takes_no_config_is_reported_with_its_provider(
     parts: InstalledPlugins, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = refused(job, capsys, "filter.use=parts/bare", code=3)
@@ -67,7 +67,7 @@ def test_a_factory_that_takes_no_config_is_told_with_its_provider(
     assert "called as gcore_parts_made:TakesNothing(config)" in shown
 
 
-def test_a_factory_that_is_not_there_is_refused(
+def test_a_missing_factory_is_refused(
     parts: InstalledPlugins, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "has no 'Gone'" in refused(job, capsys, "filter.use=parts/gone", code=3)
@@ -80,14 +80,14 @@ def test_a_backend_without_a_module_is_refused_although_only_workers_import_it(
     assert "roles.rollout.use: parts (" in shown and "no module gcore_nowhere.engine" in shown
 
 
-def test_a_number_that_is_none_is_refused_by_its_path(
+def test_an_invalid_number_is_refused_with_its_path(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = refused(job, capsys, "run.patience_s=inf", code=2)
     assert "run.patience_s: must be a finite number, not inf." in shown
 
 
-def test_a_model_that_cannot_be_made_is_refused_by_its_path(
+def test_a_model_that_cannot_be_made_is_refused_with_its_path(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = "roles.policy.model={make: {path: no.py, name: teach}}"

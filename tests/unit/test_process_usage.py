@@ -12,7 +12,7 @@ import pytest
 from gcore_core.runtime.process.agent import process_usage
 
 
-def test_seconds_are_of_the_process_and_its_ended_children_and_memory_is_the_peak() -> None:
+def test_usage_is_cpu_seconds_with_ended_children_and_peak_memory() -> None:
     subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
     memory = bytearray(b"x" * (64 << 20))
     del memory  # the peak stays
@@ -23,7 +23,7 @@ def test_seconds_are_of_the_process_and_its_ended_children_and_memory_is_the_pea
     assert peak_mib == pytest.approx(told[0].ru_maxrss / 1024, rel=0.05)
 
 
-def test_a_process_that_has_ended_is_told_as_such_whether_its_parent_has_looked_or_not() -> None:
+def test_an_ended_process_is_reported_as_ended_even_before_it_is_reaped() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.read()  # ended, and not waited for

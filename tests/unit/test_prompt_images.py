@@ -49,17 +49,19 @@ def test_paths_are_relative_to_the_data_and_leave_the_fields(
     assert rows[0].fields == {"answer": 1}
 
 
-def test_a_row_may_name_none(tmp_path: Path) -> None:
+def test_a_row_may_name_no_images(tmp_path: Path) -> None:
     assert opened(tmp_path, {"prompt": "?"}, images="pictures")[0].images == []
     assert opened(tmp_path, {"prompt": "?", "pictures": None}, images="pictures")[0].images == []
 
 
-def test_the_field_is_like_any_other_until_it_is_named(tmp_path: Path) -> None:
+def test_the_image_field_is_an_ordinary_field_until_it_is_configured(tmp_path: Path) -> None:
     row = opened(tmp_path, {"prompt": "?", "images": ["gone.png"]})[0]
     assert row.images == [] and row.fields == {"images": ["gone.png"]}
 
 
-def test_a_missing_image_is_told_with_row_and_path_when_the_data_is_opened(tmp_path: Path) -> None:
+def test_a_missing_image_is_reported_with_row_and_path_when_the_data_is_opened(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(DataError) as told:
         opened(tmp_path, {"prompt": "?", "pictures": ["a.png", "gone.png"]}, images="pictures")
     assert str(told.value) == (
@@ -70,12 +72,12 @@ def test_a_missing_image_is_told_with_row_and_path_when_the_data_is_opened(tmp_p
 
 
 @pytest.mark.parametrize("value", ["a.png", [1], {"a": 1}])
-def test_what_is_no_list_of_paths_is_told(value: Any, tmp_path: Path) -> None:
+def test_an_image_field_that_is_no_list_of_paths_is_refused(value: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 1: field 'pictures' is .*, not a list of paths"):
         opened(tmp_path, {"prompt": "?", "pictures": value}, images="pictures")
 
 
-def test_parts_of_a_chat_and_images_are_as_many(tmp_path: Path) -> None:
+def test_a_chat_must_have_as_many_image_parts_as_images(tmp_path: Path) -> None:
     row = {"chat": CHAT, "pictures": ["a.png"]}
     assert opened(tmp_path, row, messages="chat", images="pictures")[0].images == [
         str(tmp_path / "a.png")
@@ -126,7 +128,7 @@ def gcore_rewards():
 '''
 
 
-def test_a_reward_that_shows_images_to_who_takes_none_is_refused_before_anything_starts(
+def test_a_reward_that_shows_images_to_a_text_model_is_refused_before_anything_starts(
     tmp_path: Path,
 ) -> None:
     from gcore_core.testing import fake

@@ -44,7 +44,7 @@ PLANTING = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "protoc
 
 
 @pytest.mark.parametrize("bug", PLANTING["MUTANTS"])
-def test_a_bug_to_plant_finds_its_lines_in_the_code(bug: str) -> None:
+def test_every_planted_bug_finds_its_lines_in_the_code(bug: str) -> None:
     """Else the benchmark that hunts them fails after minutes."""
     owner, function, _, _ = PLANTING["MUTANTS"][bug]
     original = owner.__dict__[function]

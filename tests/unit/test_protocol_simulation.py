@@ -51,7 +51,7 @@ def lost() -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_any_weather_gives_the_calm_run_of_one_shard(
+def test_random_faults_give_the_same_run_as_one_calm_shard(
     block: int, calm: Outcome, lost: Counter[tuple[str, str]], tmp_path: Path
 ) -> None:
     for seed in range(block * SEEDS // 10, (block + 1) * SEEDS // 10):
@@ -67,7 +67,7 @@ def test_any_weather_gives_the_calm_run_of_one_shard(
         lost.update(storm.lost)
 
 
-def test_a_store_of_one_page_gives_the_calm_run_as_well(calm: Outcome, tmp_path: Path) -> None:
+def test_a_store_of_one_page_gives_the_same_run(calm: Outcome, tmp_path: Path) -> None:
     """Replicas wait for slabs, and what finds no room goes to disk; messages about it are lost and
     repeated.
     """
@@ -83,7 +83,7 @@ def test_a_store_of_one_page_gives_the_calm_run_as_well(calm: Outcome, tmp_path:
     )
 
 
-def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> None:
+def test_simulated_faults_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> None:
     """Request (from whoever asks) and answer (from whoever is asked) of every method of a run."""
     asked = {
         "controller": [
@@ -125,7 +125,7 @@ def test_storms_lose_every_kind_of_message(lost: Counter[tuple[str, str]]) -> No
     assert set(lost) == wanted
 
 
-def test_other_storm_seeds_are_other_weather(tmp_path: Path) -> None:
+def test_different_fault_seeds_give_different_faults(tmp_path: Path) -> None:
     times = {
         run_virtual(simulate(SMALL, tmp_path / str(seed), Storm(seed))).virtual_s
         for seed in range(3)
@@ -133,7 +133,7 @@ def test_other_storm_seeds_are_other_weather(tmp_path: Path) -> None:
     assert len(times) == 3
 
 
-def test_a_storm_is_repeated_by_its_seed(tmp_path: Path) -> None:
+def test_the_same_fault_seed_repeats_the_same_faults(tmp_path: Path) -> None:
     job = sized(SMALL, shards=3, replicas=2)
     times = [
         run_virtual(simulate(job, tmp_path / name, Storm(5))).virtual_s
@@ -152,7 +152,7 @@ def test_a_deadlock_is_reported() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.1])
-def test_one_that_goes_on_without_end_is_reported_and_ended(pause_s: float) -> None:
+def test_an_endless_loop_is_reported_and_ended(pause_s: float) -> None:
     ended = []
 
     async def never_ends() -> None:

@@ -362,7 +362,7 @@ async def test_a_tensor_larger_than_a_bucket_makes_the_bucket_larger(site: Site)
     assert (site.directory / "push").stat().st_size == max(SIZES)
 
 
-async def test_one_push_after_the_other(site: Site) -> None:
+async def test_consecutive_pushes_all_arrive(site: Site) -> None:
     receiver = Receiver()
     for version in (1, 2, 3):
         await site.begin(version, receivers=1)
@@ -451,7 +451,7 @@ async def test_a_tensor_of_another_shape_than_planned_is_refused(site: Site) -> 
     await refused(site, Receiver(), "tensor 'embed' is not the one planned here")
 
 
-async def test_another_model_is_refused_before_any_byte(site: Site) -> None:
+async def test_a_push_of_another_model_is_refused_before_any_byte(site: Site) -> None:
     def rename(plan: WeightPlan) -> WeightPlan:
         return msgspec.structs.replace(
             plan, tensors=[*plan.tensors[:-1], TensorSpec("lm_head", "U8", (40,), 40)]
@@ -481,7 +481,7 @@ class Converts(Forgetful):
         self.held = {name: digest ^ 1 for name, digest in self.held.items()}
 
 
-async def test_when_every_tensor_differs_the_pushed_dtype_and_the_setting_are_told(
+async def test_if_every_tensor_differs_the_error_names_pushed_dtype_and_setting(
     site: Site,
 ) -> None:
     await refused(
@@ -502,7 +502,7 @@ async def test_a_version_the_trainer_does_not_hold_cannot_be_pushed(site: Site) 
 # -- what goes wrong on the way --------------------------------------------------------------------
 
 
-async def test_opening_twice_is_one_push(site: Site) -> None:
+async def test_opening_a_push_twice_makes_one_push(site: Site) -> None:
     await site.begin(1, receivers=1)
     receiver = Receiver()
     await site.view.peer("policy.0").call(
@@ -514,7 +514,7 @@ async def test_opening_twice_is_one_push(site: Site) -> None:
     assert site.trainer.running == 0
 
 
-async def test_a_bucket_may_be_asked_for_twice(site: Site) -> None:
+async def test_a_bucket_may_be_requested_twice(site: Site) -> None:
     await site.begin(1, receivers=1)
     peer = site.view.peer("policy.0")
     for index in range(3):
@@ -551,7 +551,7 @@ async def test_a_receiver_that_dies_in_the_middle_leaves_the_trainer_able_to_pus
     assert site.trainer.running == 0
 
 
-async def test_an_export_that_fails_is_told_and_the_next_push_works(site: Site) -> None:
+async def test_a_failed_export_is_reported_and_the_next_push_works(site: Site) -> None:
     site.trainer.fails_at = "layer.1"
     await site.begin(1, receivers=1)
     receiver = Receiver()
@@ -581,7 +581,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("slow", ["load", "_fill_next"])
-def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_path: Path) -> None:
+def test_progress_distinguishes_slow_receivers_from_waiting_ones(slow: str, tmp_path: Path) -> None:
     """A receiver, by its own silence; or the trainer, by that of the requests for buckets, which
     expire then alone.
     """
@@ -625,7 +625,7 @@ def test_progress_tells_who_is_slow_from_those_that_wait_for_it(slow: str, tmp_p
         assert max(asked.values()) > 1, "no request expired"
 
 
-def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
+def test_no_receiver_reads_a_bucket_while_it_is_written(tmp_path: Path) -> None:
     """Receivers as slow as you like, some of which stop in the middle; every tensor is hashed
     before it is loaded.
     """
@@ -658,7 +658,7 @@ def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
         run_virtual(weather(seed))
 
 
-async def test_other_ranks_run_through_one_export_a_push(tmp_path: Path) -> None:
+async def test_the_other_ranks_take_part_in_one_export_per_push(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.shell._rank = 1
     for _ in range(2):  # asked again
@@ -672,7 +672,7 @@ async def test_other_ranks_run_through_one_export_a_push(tmp_path: Path) -> None
 # -- other ways than shared memory -----------------------------------------------------------------
 
 
-async def test_a_device_gives_its_memory_back_when_all_have_read_all(tmp_path: Path) -> None:
+async def test_device_memory_is_freed_when_all_receivers_have_read_all(tmp_path: Path) -> None:
     site = Site(tmp_path, transport="auto")
     await site.begin(1, receivers=2, bucket_bytes=40)
     quick, slow = Receiver(), Receiver()
@@ -698,7 +698,7 @@ async def test_a_device_gives_its_memory_back_when_all_have_read_all(tmp_path: P
     assert_holds(slow, 1)
 
 
-async def test_who_speaks_shared_memory_alone_gets_it(tmp_path: Path) -> None:
+async def test_a_receiver_that_supports_only_shared_memory_uses_it(tmp_path: Path) -> None:
     class Plain(Receiver):
         push_offers = None  # type: ignore[assignment]
 
@@ -711,7 +711,7 @@ async def test_who_speaks_shared_memory_alone_gets_it(tmp_path: Path) -> None:
     assert site.source._writer is site.shell._memory
 
 
-async def test_a_transport_that_the_trainer_does_not_speak_is_told(tmp_path: Path) -> None:
+async def test_a_transport_that_the_trainer_does_not_support_is_refused(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.transport = "ipc"
     await site.begin(1, receivers=1)
@@ -726,7 +726,7 @@ async def test_a_transport_that_the_trainer_does_not_speak_is_told(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("wanted", "second"), [("auto", "shm"), ("ipc", "ipc")])
-async def test_a_push_that_is_begun_anew_takes_shared_memory_unless_another_way_is_asked_for(
+async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
     wanted: str, second: str
 ) -> None:
     told: list[str] = []

@@ -130,7 +130,7 @@ async def bench(tmp_path: Path) -> Bench:
     return bench
 
 
-async def test_a_judge_on_another_node_sees_the_very_bytes_and_few_travel_as_messages(
+async def test_a_judge_on_another_node_gets_identical_images_outside_of_messages(
     bench: Bench,
 ) -> None:
     headers = await bench.headers(
@@ -167,7 +167,7 @@ async def test_an_image_that_many_records_share_is_copied_to_the_judge_s_node_on
 @pytest.mark.parametrize(
     "change", [{"offset": 16}, {"nbytes": 16, "shape": (16,)}, {"mac": bytes(16)}]
 )
-async def test_a_reference_that_was_not_signed_as_it_is_is_refused(
+async def test_a_reference_changed_after_signing_is_refused(
     bench: Bench, change: dict[str, Any]
 ) -> None:
     (header,) = await bench.headers({"image": IMAGE})

@@ -89,7 +89,7 @@ def test_remote_code_of_a_reward_s_model_needs_a_directory(problems: Callable[..
     assert problems(pinned, *told, "rewards.scalar.config.path=local") == ""
 
 
-def test_it_is_off_unless_a_person_says_otherwise() -> None:
+def test_remote_code_is_off_unless_a_user_turns_it_on() -> None:
     """Every default, and every value that is written in code rather than passed on."""
     found = []
     for path in [
@@ -108,9 +108,7 @@ def test_it_is_off_unless_a_person_says_otherwise() -> None:
     assert found == []
 
 
-def test_the_pinned_revision_is_the_one_that_is_fetched(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_pinned_revision_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All of it, in one snapshot: weights, tokenizer, code."""
     hub = pytest.importorskip("huggingface_hub")
     from gcore_language.model_files import open_model_files

@@ -28,27 +28,27 @@ class Failing:
         return number
 
 
-async def test_what_was_lost_is_tried_again_until_it_succeeds() -> None:
+async def test_a_lost_call_is_retried_until_it_succeeds() -> None:
     work = Failing(2, WorkerDied("gone"))
     assert await AT_ONCE.run(work, LOST) == 2
     assert work.tries == [0, 1, 2]
 
 
-async def test_the_last_try_raises_what_it_raised() -> None:
+async def test_the_error_of_the_last_try_is_raised() -> None:
     work = Failing(9, DeadlineExceeded("late"))
     with pytest.raises(DeadlineExceeded, match="late"):
         await AT_ONCE.run(work, LOST)
     assert work.tries == [0, 1, 2, 3]
 
 
-async def test_what_the_peer_itself_raised_is_not_tried_again() -> None:
+async def test_an_error_raised_by_the_peer_is_not_retried() -> None:
     work = Failing(1, ContractError("no"))
     with pytest.raises(ContractError):
         await AT_ONCE.run(work, LOST)
     assert work.tries == [0]
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_pauses_double_up_to_the_maximum() -> None:
     assert [PATIENT.pause_s(n) for n in (0, 1, 2)] == [0.05, 0.1, 0.2]
     assert PATIENT.pause_s(50) == 2.0
 
@@ -57,7 +57,7 @@ def test_the_policy_waits_long_enough_for_a_model_to_load() -> None:
     assert sum(PATIENT.pause_s(n) for n in range(PATIENT.tries)) >= 180
 
 
-def test_by_default_deadlines_are_those_that_the_page_lists() -> None:
+def test_default_deadlines_are_those_on_the_page() -> None:
     table = {wait: Deadlines().seconds(wait) for wait in Wait}
     assert table == {
         Wait.ANSWER: 60.0,
@@ -77,7 +77,7 @@ def test_more_patience_never_makes_a_deadline_shorter(patience_s: float) -> None
     assert all(shorter.seconds(wait) <= longer.seconds(wait) for wait in Wait)
 
 
-def test_a_short_patience_shortens_only_work_and_what_takes_seconds() -> None:
+def test_a_short_patience_shortens_only_deadlines_of_work_and_of_operations_of_seconds() -> None:
     by_default, short = Deadlines(), Deadlines(2.0)
     changed = {wait for wait in Wait if short.seconds(wait) != by_default.seconds(wait)}
     assert changed == {Wait.WORK, Wait.SOON}
@@ -88,7 +88,7 @@ def test_a_caller_may_give_a_deadline_of_its_own() -> None:
     assert Deadlines().seconds(Wait.WORK, 5.0) == 5.0
 
 
-def test_every_endpoint_says_what_its_caller_waits_for() -> None:
+def test_every_endpoint_declares_its_kind_of_deadline() -> None:
     endpoints = [
         value for value in vars(messages).values() if isinstance(value, Endpoint | StreamEndpoint)
     ]
@@ -96,7 +96,7 @@ def test_every_endpoint_says_what_its_caller_waits_for() -> None:
     assert all(isinstance(endpoint.wait, Wait) for endpoint in endpoints)
 
 
-def test_a_relay_waits_for_a_rank_as_long_as_any_caller_of_it() -> None:
+def test_a_relay_waits_for_a_rank_as_long_as_a_direct_caller() -> None:
     for endpoint in (messages.PREPARE_RANKS, messages.TRAIN_RANKS):
         assert endpoint.of_rank_encoded.name == endpoint.of_rank.name
         assert endpoint.of_rank_encoded.wait is endpoint.of_rank.wait is Wait.SHARDS

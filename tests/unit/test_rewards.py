@@ -93,7 +93,9 @@ def test_an_array_is_a_list_of_numbers(scorer: Make) -> None:
         ("1j", "f returned complex, not a number"),
     ],
 )
-def test_what_is_no_finite_number_is_a_failure(scorer: Make, returned: str, reason: str) -> None:
+def test_a_value_that_is_no_finite_number_is_a_failure(
+    scorer: Make, returned: str, reason: str
+) -> None:
     assert reasons(scorer(f"def f(record):\n    return {returned}\n").score([record()])) == [reason]
 
 
@@ -211,14 +213,14 @@ def test_a_missing_file_suggests_its_neighbour(scorer: Make, tmp_path: Path) -> 
         FunctionScorer(FunctionRewardConfig(path=str(tmp_path / "my_reward.py"), name="f"), CONTEXT)
 
 
-def test_a_missing_function_names_those_that_there_are(scorer: Make) -> None:
+def test_error_for_a_missing_function_lists_existing_functions(scorer: Make) -> None:
     with pytest.raises(ConfigError) as error:
         scorer("def exact(record): ...\ndef other(record): ...\n", name="exakt")
     assert "has no function 'exakt' (did you mean 'exact'?)" in str(error.value)
     assert "its functions: exact, other" in str(error.value)
 
 
-def test_what_cannot_be_called_is_refused(scorer: Make) -> None:
+def test_an_attribute_that_cannot_be_called_is_refused(scorer: Make) -> None:
     with pytest.raises(ConfigError, match="f is a int, not a function"):
         scorer("f = 3\n")
 

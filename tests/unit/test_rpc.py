@@ -154,7 +154,7 @@ async def test_a_call_answers(addresses: dict[str, str]) -> None:
         assert await peer.call(ECHO, Ask(1, "grüße")) == Ask(1, "grüße")
 
 
-async def test_a_loopback_port_serves_as_well() -> None:
+async def test_a_server_works_on_a_loopback_port() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -180,7 +180,7 @@ async def test_concurrent_streams_keep_their_order(addresses: dict[str, str]) ->
         ]
 
 
-async def test_a_stream_waits_for_a_reader_that_is_slow_and_calls_beside_it_do_not(
+async def test_a_stream_waits_for_a_slow_reader_and_other_calls_do_not(
     addresses: dict[str, str],
 ) -> None:
     async with served(addresses) as server, reached(addresses) as peer:
@@ -211,7 +211,7 @@ async def test_a_remote_error_keeps_its_class_its_parts_and_its_process(
     assert "in fail" in error.facts["traceback"]
 
 
-async def test_any_other_remote_exception_is_a_worker_error_that_says_where(
+async def test_any_other_remote_exception_becomes_a_worker_error_with_its_location(
     addresses: dict[str, str],
 ) -> None:
     async with served(addresses), reached(addresses) as peer:
@@ -285,7 +285,7 @@ async def test_a_wrong_secret_is_refused(addresses: dict[str, str]) -> None:
                 await peer.call(ECHO, Ask(0))
 
 
-async def test_another_version_is_refused_and_both_are_named(
+async def test_a_different_version_is_refused_and_both_are_named(
     addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served(addresses), reached(addresses) as peer:
@@ -302,7 +302,9 @@ async def test_another_version_is_refused_and_both_are_named(
             await peer.call(ECHO, Ask(0))
 
 
-async def test_a_server_that_goes_mid_call_is_a_died_worker(addresses: dict[str, str]) -> None:
+async def test_a_server_that_ends_during_a_call_raises_worker_died(
+    addresses: dict[str, str],
+) -> None:
     async with reached(addresses) as peer:
         async with served(addresses) as server:
             calls = [asyncio.ensure_future(peer.call(HANG, Ask(0))) for _ in range(3)]
@@ -316,14 +318,14 @@ async def test_a_server_that_goes_mid_call_is_a_died_worker(addresses: dict[str,
             assert caught.value.facts["process"] == "worker.3"
 
 
-async def test_a_server_that_was_started_again_is_reached_again(addresses: dict[str, str]) -> None:
+async def test_a_restarted_server_is_reached_again(addresses: dict[str, str]) -> None:
     async with reached(addresses) as peer:
         for number in range(3):
             async with served(addresses):
                 assert await insist(peer, ECHO, Ask(number), 60.0) == Ask(number)
 
 
-async def test_a_caller_may_come_before_its_server(addresses: dict[str, str]) -> None:
+async def test_a_caller_may_connect_before_its_server_listens(addresses: dict[str, str]) -> None:
     async with reached(addresses) as peer:
         early = asyncio.ensure_future(peer.call(ECHO, Ask(1)))
         await asyncio.sleep(0)  # it has begun to connect
@@ -345,7 +347,7 @@ async def test_all_callers_of_a_server_that_never_comes_fail_together(
     assert took_s < 4.0  # one after the other would take 5
 
 
-async def test_a_message_over_the_limit_is_an_error_and_harms_no_other_call(
+async def test_a_message_over_the_limit_fails_and_affects_no_other_call(
     addresses: dict[str, str],
 ) -> None:
     limit = rf"has \d+ bytes, the limit is {MESSAGE_LIMIT_BYTES}"
@@ -370,7 +372,7 @@ async def test_messages_that_together_exceed_the_limit_arrive(addresses: dict[st
     assert [len(answer) for answer in answers] == [size] * 5
 
 
-async def test_a_socket_path_too_long_says_so_and_what_to_set(tmp_path: Path) -> None:
+async def test_error_for_a_too_long_socket_path_names_the_key_to_set(tmp_path: Path) -> None:
     network = RpcNetwork({"worker.3": f"unix:{tmp_path}/{'x' * 120}"}, SECRET)
     for attempt in (network.peer, check_free):
         with pytest.raises(
@@ -380,7 +382,7 @@ async def test_a_socket_path_too_long_says_so_and_what_to_set(tmp_path: Path) ->
         assert "launcher.config.socket_dir" in caught.value.todo
 
 
-async def test_a_port_in_use_says_so_and_what_to_set() -> None:
+async def test_error_for_a_port_in_use_names_the_key_to_set() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -408,7 +410,7 @@ def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
         RpcNetwork({"worker.3": address}, SECRET).peer("worker.3")
 
 
-async def test_the_socket_is_reachable_by_nobody_without_the_secret(
+async def test_without_the_secret_the_socket_cannot_be_used(
     addresses: dict[str, str],
 ) -> None:
     """Who calls without a greeting is shown the door, and its call never runs."""
@@ -436,7 +438,7 @@ async def test_a_greeting_too_long_ends_the_connection_before_it_is_read(
         writer.close()
 
 
-async def test_who_connects_and_says_nothing_is_not_waited_for(
+async def test_a_connection_that_sends_no_greeting_is_closed(
     addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "GREETING_S", 0.1)
@@ -450,7 +452,7 @@ async def test_who_connects_and_says_nothing_is_not_waited_for(
 
 
 @pytest.mark.parametrize("kind", [DataError, ContractError, DeadlineExceeded, AddressError])
-async def test_every_class_of_the_tree_travels(
+async def test_every_error_class_survives_the_wire(
     kind: type[GcoreError], addresses: dict[str, str]
 ) -> None:
     async with served(addresses) as server, reached(addresses) as peer:
@@ -464,7 +466,7 @@ async def test_every_class_of_the_tree_travels(
 
 
 @pytest.mark.parametrize("answer", [b"\xff\xff\xff\x7f", framed(b"\xc1"), framed(encode(7))])
-async def test_an_answer_to_a_greeting_that_is_none_is_told_at_once(
+async def test_a_malformed_answer_to_a_greeting_is_reported_at_once(
     answer: bytes, directory: Path
 ) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -479,7 +481,7 @@ async def test_an_answer_to_a_greeting_that_is_none_is_told_at_once(
             await peer.call(ECHO, Ask(0))
 
 
-async def test_who_leaves_instead_of_answering_a_greeting_is_tried_again(directory: Path) -> None:
+async def test_a_peer_that_leaves_before_answering_the_greeting_is_retried(directory: Path) -> None:
     tries = []
 
     async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -54,9 +54,7 @@ def test_processes_that_start_together_get_different_directories(tmp_path: Path)
 
 
 @pytest.mark.parametrize("held", ["config.yaml", "metrics.jsonl"])
-def test_an_explicit_directory_with_a_run_in_it_is_refused_with_a_way_on(
-    tmp_path: Path, held: str
-) -> None:
+def test_an_explicit_directory_with_a_run_is_refused_with_advice(tmp_path: Path, held: str) -> None:
     (tmp_path / held).touch()
     with pytest.raises(RunExists) as caught:
         d.create(Path("unused"), "digits", str(tmp_path))
@@ -105,7 +103,7 @@ def test_a_directory_without_permission_is_called_not_writable(tmp_path: Path) -
         (errno.EACCES, "not writable"),
     ],
 )
-def test_the_cause_the_system_gives_decides_what_the_user_reads(
+def test_the_system_error_determines_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     def refuse(self: Path, *_: object, **__: object) -> None:
@@ -117,7 +115,7 @@ def test_the_cause_the_system_gives_decides_what_the_user_reads(
     assert os.strerror(number) in caught.value.why and caught.value.todo
 
 
-def test_a_foreign_file_named_latest_is_left_alone_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_foreign_file_named_latest_is_kept_and_the_run_continues(tmp_path: Path) -> None:
     (tmp_path / "digits/latest").mkdir(parents=True)
     assert d.create(tmp_path, "digits").name == "001"
     assert not (tmp_path / "digits/latest").is_symlink()
@@ -182,7 +180,7 @@ def test_an_evaluation_after_a_resume_completes_the_row_of_its_step(tmp_path: Pa
     assert row["metrics"] == {"reward": 0.5} and row["evaluation"] == {"a": 1.0}
 
 
-def test_half_a_line_left_by_a_killed_run_costs_only_itself(tmp_path: Path) -> None:
+def test_a_truncated_last_line_of_a_killed_run_is_skipped_alone(tmp_path: Path) -> None:
     (tmp_path / run_files.METRICS).write_text(
         '{"step":1,"version":1,"time_unix_s":1.0,"metrics":{}}\n{"step":2,"ver'
     )
@@ -192,7 +190,7 @@ def test_half_a_line_left_by_a_killed_run_costs_only_itself(tmp_path: Path) -> N
     assert [row["step"] for row in run_files.read_metrics(tmp_path)] == [1, 2]
 
 
-def test_a_full_disk_gives_one_alarm_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_gives_one_alarm_and_the_run_continues(tmp_path: Path) -> None:
     (tmp_path / run_files.METRICS).symlink_to("/dev/full")
     alarms: list[str] = []
     metrics = d.MetricsFile(tmp_path, alarms.append)
@@ -204,7 +202,7 @@ def test_a_full_disk_gives_one_alarm_and_ends_nothing(tmp_path: Path) -> None:
     assert len(alarms) == 2 and "are lost" in alarms[1]
 
 
-def test_rows_that_found_no_space_are_written_whole_once_there_is_some(tmp_path: Path) -> None:
+def test_rows_without_disk_space_are_written_when_there_is_some(tmp_path: Path) -> None:
     """A file size limit stands for the disk: it too takes the first half of a row and refuses the
     rest.
     """
@@ -267,7 +265,7 @@ def test_config_lock_and_samples_come_back(tmp_path: Path) -> None:
     assert not list(run_dir.rglob("*.new"))
 
 
-def test_samples_and_position_that_cannot_be_written_are_logged_and_end_nothing(
+def test_samples_and_position_that_cannot_be_written_are_logged_and_the_run_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     d.write_samples(tmp_path / "gone", 20, [])

@@ -125,7 +125,7 @@ def raises(records: Sequence[ScoredRecord]) -> list[Score]:
     ],
     ids=["raises", "floats", "nothing", "text", "nan", "inf", "none", "too-few", "says-so"],
 )
-async def test_a_bad_reward_is_a_status_and_harms_no_other(
+async def test_a_failing_reward_sets_its_status_and_affects_no_other(
     answer: Callable[[Sequence[ScoredRecord]], list[Score]], reason: str, bench: Bench
 ) -> None:
     reply = await bench.ask(bench.shell(bad=answer, good=ones))
@@ -147,7 +147,7 @@ async def test_a_long_reason_keeps_the_line_of_the_reward(bench: Bench) -> None:
     assert len(reply[0].reason.encode()) == 128
 
 
-async def test_a_reward_that_hangs_times_out_and_the_process_is_given_up(
+async def test_a_hanging_reward_times_out_and_its_process_is_abandoned(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
@@ -221,7 +221,7 @@ async def test_calls_of_a_reward_that_waits_overlap(bench: Bench) -> None:
     assert [[score.statuses for score in reply] for reply in replies] == [[{"waits": "ok"}] * 2] * 3
 
 
-async def test_a_reward_that_waits_too_long_is_cancelled_and_its_process_stays(
+async def test_a_reward_that_awaits_too_long_is_cancelled_and_its_process_stays(
     bench: Bench,
 ) -> None:
     reply = await bench.ask(waiting(bench, Waits(asyncio.Event().wait), timeout_s=0.1))  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ async def test_a_timeout_that_a_reward_raises_itself_is_a_failure_like_any_other
     assert bench.given_up == []
 
 
-async def test_a_reward_is_asked_only_of_the_records_it_is_for(bench: Bench) -> None:
+async def test_a_reward_scores_only_the_records_assigned_to_it(bench: Bench) -> None:
     async def at_once() -> None:
         pass
 
@@ -257,7 +257,7 @@ async def test_a_reward_is_asked_only_of_the_records_it_is_for(bench: Bench) -> 
     assert [score.values for score in reply] == [{}, {"waits": 1.0}]
 
 
-async def test_what_a_reward_says_on_purpose_ends_the_run(bench: Bench) -> None:
+async def test_a_gcore_error_raised_by_a_reward_ends_the_run(bench: Bench) -> None:
     async def stops() -> None:
         raise ConfigError("nothing it said could be read", where="rewards.waits.config.parser")
 

@@ -12,7 +12,7 @@ from tests import stages
 from tests.stages import STAGES, Stage
 
 
-def test_a_stage_says_its_time_and_its_budget(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_prints_its_time_and_its_budget(capfd: pytest.CaptureFixture[str]) -> None:
     assert stages.run_stages([Stage(name="quiet", budget_min=5, commands=("true", "true"))]) == 0
     assert "stage quiet: 0 min of 5 min" in capfd.readouterr().out
 

@@ -54,7 +54,7 @@ def job(directory: Path, *without: str, **changes: Any) -> Path:
     return file
 
 
-def test_a_program_asks_nothing_of_parts_that_it_does_not_need(tmp_path: Path) -> None:
+def test_a_program_does_not_require_parts_it_does_not_use(tmp_path: Path) -> None:
     file = job(tmp_path, "rewards", "advantage", "objective", launcher={"use": "core/inline"})
     config = json.loads(file.read_text())
     del config["roles"]["rollout"]
@@ -70,7 +70,7 @@ def test_a_program_that_needs_a_part_refuses_a_job_without_it(tmp_path: Path) ->
     assert caught.value.facts["missing"] == ["advantage.use", "objective.use", "rewards.<name>"]
 
 
-def test_what_nothing_would_call_is_refused(tmp_path: Path) -> None:
+def test_a_part_that_nothing_would_call_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_plan(job(tmp_path))
     assert caught.value.facts["problems"] == [
@@ -79,7 +79,7 @@ def test_what_nothing_would_call_is_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_a_program_that_uses_an_advantage_must_say_so() -> None:
+def test_a_program_that_uses_an_advantage_must_declare_it() -> None:
     from gcore_core.controllers.context import ControllerContext
 
     context = ControllerContext.__new__(ControllerContext)
@@ -100,7 +100,7 @@ def test_a_program_that_uses_an_advantage_must_say_so() -> None:
         ),
     ],
 )
-def test_a_description_names_only_what_there_is(
+def test_a_description_may_name_only_existing_parts(
     calls: dict[str, set[str]], parts: set[str], problem: str
 ) -> None:
     spec = ControllerProvider(

@@ -347,7 +347,7 @@ async def test_content_that_changed_on_disk_is_refused(
         node.service.close()
 
 
-async def test_what_lies_in_memory_is_opened_without_reading_it(
+async def test_content_in_memory_is_opened_without_reading_it(
     writer: StoreWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader._slabs, "_in_memory", True)
@@ -358,7 +358,7 @@ async def test_what_lies_in_memory_is_opened_without_reading_it(
 
 
 @pytest.mark.usefixtures("place")
-async def test_what_was_not_committed_cannot_be_opened(
+async def test_uncommitted_content_cannot_be_opened(
     writer: StoreWriter, reader: StoreReader
 ) -> None:
     room = await writer.reserve(0, ALL, 64, ("|u1", (64,)))
@@ -369,7 +369,7 @@ async def test_what_was_not_committed_cannot_be_opened(
     assert not reader.open_array(room.commit(digest)).any()
 
 
-def test_a_mac_covers_every_field_and_where_one_ends(worst_ref: Callable[[], Ref]) -> None:
+def test_a_mac_covers_every_field_and_its_boundaries(worst_ref: Callable[[], Ref]) -> None:
     ref = worst_ref()
     shifted = msgspec.structs.replace(ref, node=ref.node + "|1", slab=ref.slab.removeprefix("1|"))
     others: list[dict[str, Any]] = [
@@ -402,7 +402,7 @@ async def test_a_signed_blob_of_another_shape_is_refused(
 RECORD: Columns = {"x": np.arange(100, dtype=np.float64)}  # a chunk of some 800 bytes
 
 
-async def test_slabs_are_written_again_when_their_steps_are_over(
+async def test_slabs_are_reused_when_their_steps_are_over(
     reader: StoreReader, tmp_path: Path
 ) -> None:
     node = await open_node(tmp_path, budget_bytes=1 << 15)  # slabs of a page
@@ -435,7 +435,7 @@ async def test_a_chunk_stays_until_all_shards_that_have_records_in_it_have_relea
         reader.open(ref)
 
 
-async def test_a_shard_holds_what_came_after_the_slab_was_asked_for(
+async def test_a_slab_is_kept_for_a_shard_that_got_records_later(
     node: Node, writer: StoreWriter
 ) -> None:
     first, second = (
@@ -449,9 +449,7 @@ async def test_a_shard_holds_what_came_after_the_slab_was_asked_for(
     assert second.slab not in again
 
 
-async def test_a_release_that_comes_late_takes_nothing_back(
-    node: Node, writer: StoreWriter
-) -> None:
+async def test_a_late_release_takes_nothing_back(node: Node, writer: StoreWriter) -> None:
     ref = await writer.put(1, frozenset({0, 1}), [RECORD])
     agent = node.network.view("rollout.0-1").peer("agent.0")
     for told in [{0: (0, 2)}, {0: (0, 1)}, {1: (0, 2)}]:
@@ -465,7 +463,7 @@ async def test_steps_do_not_share_a_slab(writer: StoreWriter) -> None:
     assert (await writer.put(1, ALL, [RECORD])).slab == early.slab
 
 
-async def test_what_a_dead_writer_made_stays_and_then_its_slab_goes_to_another(
+async def test_content_of_a_dead_writer_stays_until_released_and_its_slab_is_reused(
     node: Node, writer: StoreWriter, reader: StoreReader
 ) -> None:
     ref = await writer.put(0, ALL, [RECORD])
@@ -478,7 +476,7 @@ async def test_what_a_dead_writer_made_stays_and_then_its_slab_goes_to_another(
     assert ref.slab in {(await successor.put(step, ALL, [RECORD])).slab for step in (1, 2)}
 
 
-async def test_a_writer_is_given_back_what_it_has_mapped(node: Node) -> None:
+async def test_a_writer_gets_back_the_slab_it_has_mapped(node: Node) -> None:
     writers = [node.writer(f"rollout.{i}-1") for i in range(3)]
     before = [(await writer.put(0, ALL, [RECORD])).slab for writer in writers]
     for writer in writers:
@@ -489,7 +487,7 @@ async def test_a_writer_is_given_back_what_it_has_mapped(node: Node) -> None:
     ]
 
 
-async def test_a_living_writer_keeps_a_slab_until_it_knows_itself_that_it_is_over(
+async def test_a_living_writer_keeps_a_slab_until_it_has_seen_the_release(
     node: Node,
 ) -> None:
     """It may be in the middle of it, whatever others have heard."""
@@ -527,7 +525,7 @@ async def test_a_step_that_is_over_cannot_be_written_to(writer: StoreWriter) -> 
         await writer.put(2, ALL, RECORDS)
 
 
-async def test_a_chunk_larger_than_a_slab_gets_one_of_its_own(
+async def test_a_chunk_larger_than_a_slab_gets_its_own_slab(
     writer: StoreWriter, reader: StoreReader
 ) -> None:
     large = {"x": np.zeros(SLAB_BYTES // 8 + 1)}
@@ -536,7 +534,7 @@ async def test_a_chunk_larger_than_a_slab_gets_one_of_its_own(
     assert_same(reader.open(ref)[0], large)
 
 
-async def test_what_is_written_in_place_opens_like_a_copy(
+async def test_content_written_in_place_opens_like_a_copy(
     writer: StoreWriter, reader: StoreReader
 ) -> None:
     wanted = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -573,7 +571,7 @@ async def test_an_image_of_many_records_is_stored_once(node: Node, reader: Store
     assert_same({"x": reader.open_array(refs.pop())}, {"x": IMAGE})
 
 
-async def test_a_blob_that_the_node_has_takes_no_room_of_its_own(
+async def test_a_blob_already_on_the_node_takes_no_additional_room(
     node: Node, reader: StoreReader
 ) -> None:
     """It is written before the agent is asked; the next blob lies where it lay."""
@@ -623,7 +621,7 @@ async def test_the_same_bytes_in_another_shape_or_dtype_are_another_blob(
         assert_same({"x": reader.open_array(ref)}, {"x": array})
 
 
-async def test_content_made_to_collide_is_not_taken_for_another(
+async def test_content_with_a_colliding_hash_is_not_mistaken_for_another(
     writer: StoreWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client.xxhash, "xxh3_64_intdigest", lambda content: 7)
@@ -659,7 +657,7 @@ async def test_only_numbers_can_be_a_blob(writer: StoreWriter) -> None:
 # -- a full store ----------------------------------------------------------------------------------
 
 
-def test_a_full_store_makes_a_writer_wait_just_until_something_is_freed(
+def test_a_full_store_makes_a_writer_wait_until_something_is_freed(
     tmp_path: Path, reader: StoreReader
 ) -> None:
     async def fill() -> None:
@@ -684,7 +682,7 @@ def test_a_full_store_makes_a_writer_wait_just_until_something_is_freed(
     run_virtual(fill())
 
 
-async def test_what_finds_no_room_goes_to_disk_and_leaves_it_when_it_is_over(
+async def test_content_without_room_goes_to_disk_and_is_removed_when_released(
     tmp_path: Path, reader: StoreReader
 ) -> None:
     node = await open_node(tmp_path, budget_bytes=1 << 15, patience_s=0)
@@ -770,7 +768,7 @@ def item(ref: Ref, **media: Ref) -> Header:
 LARGE: Columns = {"x": np.arange(700_000, dtype=np.float64)}  # more than five parts
 
 
-async def test_a_pull_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
+async def test_a_pull_resumes_where_its_connection_broke(tmp_path: Path) -> None:
     nodes = await two_nodes(tmp_path)
     ref, image = (
         await nodes.writer.put(0, ALL, [LARGE]),
@@ -782,7 +780,7 @@ async def test_a_pull_goes_on_where_its_connection_broke(tmp_path: Path) -> None
     assert sorted(nodes.way.offsets) == [0, 0, 2 * PART_BYTES, 4 * PART_BYTES]
 
 
-async def test_many_who_ask_are_given_one_copy(tmp_path: Path) -> None:
+async def test_many_readers_share_one_copy(tmp_path: Path) -> None:
     nodes = await two_nodes(tmp_path, whole=9)
     ref = await nodes.writer.put(0, ALL, [LARGE])
     for found in [*await asyncio.gather(*(nodes.reader.records([item(ref)]) for _ in range(4)))]:
@@ -791,7 +789,7 @@ async def test_many_who_ask_are_given_one_copy(tmp_path: Path) -> None:
     assert len(nodes.far.slabs()) == 1
 
 
-async def test_a_connection_that_brings_nothing_any_more_ends_the_pull(
+async def test_a_silent_connection_ends_the_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PATIENT", replace(server.PATIENT, first_pause_s=0.0))
@@ -802,7 +800,7 @@ async def test_a_connection_that_brings_nothing_any_more_ends_the_pull(
     assert nodes.far.slabs() == set()
 
 
-async def test_what_was_altered_on_its_way_is_refused(tmp_path: Path) -> None:
+async def test_content_altered_in_transit_is_refused(tmp_path: Path) -> None:
     nodes = await two_nodes(tmp_path, 9, lambda part: part[:-1] + b"x")
     with pytest.raises(
         DataError, match="node agent.0: what came from another node is not what the reference says"
@@ -828,7 +826,7 @@ async def test_a_forged_reference_is_not_pulled(change: dict[str, Any], tmp_path
         ({}, 1 << 40, "begins outside"),
     ],
 )
-async def test_a_node_reads_nothing_outside_a_reference_to_another(
+async def test_a_node_sends_nothing_outside_a_reference(
     changes: dict[str, Any], offset: int, message: str, node: Node, writer: StoreWriter
 ) -> None:
     ref = signed(await writer.put(0, ALL, RECORDS), **changes)
@@ -837,7 +835,7 @@ async def test_a_node_reads_nothing_outside_a_reference_to_another(
         _ = [part async for part in peer.stream(READ, ReadRequest(ref, offset))]
 
 
-async def test_copies_make_room_the_oldest_first_and_what_is_open_stays(tmp_path: Path) -> None:
+async def test_the_oldest_copies_make_room_first_and_open_ones_stay(tmp_path: Path) -> None:
     nodes = await two_nodes(tmp_path, whole=99)
     nodes.far.service._spec = msgspec.structs.replace(
         nodes.far.service._spec, budget_bytes=12 << 20

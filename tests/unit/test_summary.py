@@ -52,7 +52,7 @@ def test_the_table_compares_the_first_with_the_last_evaluation(run: RunFacts) ->
     ]
 
 
-def test_an_evaluated_length_takes_the_place_of_the_training_length(run: RunFacts) -> None:
+def test_an_evaluated_length_replaces_the_training_length(run: RunFacts) -> None:
     metrics = run_files.read_metrics(Path(run.directory))
     for row in metrics:
         row["evaluation"] = row["evaluation"] and {"greedy/length": 3.0, **row["evaluation"]}
@@ -71,7 +71,7 @@ def test_without_evaluation_there_is_no_table() -> None:
     assert summary.table([row]) == ""
 
 
-def test_the_summary_says_what_ran_what_changed_and_where_it_is(run: RunFacts) -> None:
+def test_the_summary_names_the_run_its_changes_and_its_files(run: RunFacts) -> None:
     run_dir = Path(run.directory)
     (run_dir / run_files.CURVES).touch()
     path = summary.write(run, wall_s=75.2, cpu_s=130.4)
@@ -96,7 +96,7 @@ def test_sections_that_observers_wrote_are_in_the_summary_once(run: RunFacts) ->
     assert summary.write(run, 1.0, 1.0).read_text().count("## Devices\n\nall idle\n") == 1
 
 
-def test_a_run_that_ended_early_or_was_resumed_says_so(run: RunFacts) -> None:
+def test_the_summary_says_if_a_run_ended_early_or_was_resumed(run: RunFacts) -> None:
     longer = RunFacts(name="digits", directory=run.directory, steps=60, config={}, resumed_from=1)
     assert (
         "- ended at step 2 of 60, resumed from step 1\n"
@@ -104,7 +104,7 @@ def test_a_run_that_ended_early_or_was_resumed_says_so(run: RunFacts) -> None:
     )
 
 
-def test_answers_are_the_first_common_prompts_before_and_after(run: RunFacts) -> None:
+def test_shown_answers_are_to_the_first_common_prompts_before_and_after(run: RunFacts) -> None:
     run_dir = Path(run.directory)
     prompts = ["p0", "p1", "p2", "p3", "p4"]
     d.write_samples(
@@ -134,7 +134,7 @@ def test_a_single_evaluation_shows_its_answers_once(run: RunFacts) -> None:
     assert summary.write(run, 1.0, 1.0).read_text().count("only\n") == 1
 
 
-def test_an_answer_cannot_break_out_of_its_block_and_a_long_one_is_cut(run: RunFacts) -> None:
+def test_an_answer_cannot_close_its_code_block_and_a_long_one_is_cut(run: RunFacts) -> None:
     d.write_samples(
         Path(run.directory),
         0,

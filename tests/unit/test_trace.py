@@ -72,7 +72,7 @@ def test_records_of_an_evaluation_are_left_out(tmp_path: Path) -> None:
     assert not [line for line in read_trace(tmp_path) if isinstance(line, Record)]
 
 
-def test_half_a_line_at_the_end_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_left_out_and_a_broken_line_is_named(tmp_path: Path) -> None:
     asyncio.run(_write(tmp_path, [10]))
     (file,) = (tmp_path / "trace").iterdir()
     whole = file.read_bytes()
@@ -90,7 +90,7 @@ def test_a_trace_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) ->
     asyncio.run(_write(tmp_path, [10]))
 
 
-def test_slices_of_one_row_never_overlap_and_all_records_are_there(tmp_path: Path) -> None:
+def test_slices_of_one_row_never_overlap_and_include_all_records(tmp_path: Path) -> None:
     records = [
         Record(
             step=0,

@@ -35,7 +35,7 @@ async def test_both_ends_of_a_connection_count_the_same_bytes(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-def test_a_report_says_how_many_bytes_of_a_record_went_through_controllers(
+def test_a_report_has_the_bytes_per_record_that_went_through_controllers(
     shards: int, tmp_path: Path
 ) -> None:
     """A header alone goes in from the generator, out to two scorers, and as a reference to the

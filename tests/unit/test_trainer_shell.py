@@ -52,7 +52,7 @@ async def trained(says: dict[str, float], path: Path) -> TrainReply:
     return reply
 
 
-async def test_waiting_is_not_work(tmp_path: Path) -> None:
+async def test_busy_time_excludes_waiting(tmp_path: Path) -> None:
     began_s, cpu_s = time.perf_counter(), time.process_time()
     reply = await trained({}, tmp_path)
     assert time.perf_counter() - began_s >= WAIT_S
@@ -60,7 +60,7 @@ async def test_waiting_is_not_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("busy_s", [7.5, 0.0])
-async def test_a_backend_that_knows_better_is_believed_and_it_is_no_metric(
+async def test_busy_time_reported_by_a_backend_is_used_and_is_no_metric(
     busy_s: float, tmp_path: Path
 ) -> None:
     reply = await trained({"busy_s": busy_s}, tmp_path)

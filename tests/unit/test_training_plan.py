@@ -85,7 +85,7 @@ def test_a_balancer_sees_one_minibatch_at_a_time_with_groups_together() -> None:
         assert work.extra.tolist() == [0.5 * s for _ in ordinals for s in (0, 1)]
 
 
-def test_loads_are_what_each_rank_has_and_the_imbalance_is_that_of_the_worst_minibatch() -> None:
+def test_loads_are_per_rank_and_imbalance_is_of_the_worst_minibatch() -> None:
     facts = [Facts(ordinal, 0, 0, length, 0.0) for ordinal, length in enumerate((1, 2, 3, 4))]
     drawn = draw_plan(facts, 2, 2, 7, InOrder())
     for rank, load in enumerate(drawn.loads):
@@ -103,14 +103,14 @@ def test_loads_are_what_each_rank_has_and_the_imbalance_is_that_of_the_worst_min
 
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
-def test_a_cost_that_is_no_cost_is_refused(cost: float) -> None:
+def test_a_negative_or_non_finite_cost_is_refused(cost: float) -> None:
     with pytest.raises(
         ContractError, match="balance: the cost of a record is negative or not finite"
     ):
         draw_plan([*FACTS, Facts(9, 0, 5, 5, cost)], 2, 1, 7, InOrder())
 
 
-def test_the_lead_knows_at_most_64_bytes_of_a_record() -> None:
+def test_the_lead_holds_at_most_64_bytes_per_record() -> None:
     assert (
         len(msgspec.msgpack.encode(Facts(2**63, 2**31, 2**31, 2**31, 1e300))) <= FACTS_LIMIT_BYTES
     )
@@ -136,7 +136,7 @@ def test_a_step_without_groups_is_an_error_and_not_an_empty_update() -> None:
 
 
 @pytest.mark.parametrize("gap", [2e-3, float("nan")])
-def test_log_probs_out_of_the_band_end_the_run(gap: float) -> None:
+def test_log_probs_outside_the_band_end_the_run(gap: float) -> None:
     check_logprobs(3, {"logprob_gap_max": 1e-3}, 1e-3)
     with pytest.raises(WeightMismatch, match="step 3: generator and trainer disagree"):
         check_logprobs(3, {"logprob_gap_max": gap}, 1e-3)

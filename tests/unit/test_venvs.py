@@ -47,7 +47,7 @@ def test_a_name_in_a_job_is_the_interpreter_of_that_venv(
     checks.interpreters(plan.settings, plan.provided, plan.source)
 
 
-def test_one_with_other_versions_is_to_be_made_anew(
+def test_a_venv_with_other_versions_must_be_remade(
     root: Path, job, installed: InstalledPlugins
 ) -> None:  # type: ignore[no-untyped-def]
     plan = load_plan(job(), ["roles.rollout.python=venv:mine"])
@@ -57,7 +57,7 @@ def test_one_with_other_versions_is_to_be_made_anew(
         checks.interpreters(plan.settings, plan.provided, plan.source)
 
 
-def test_one_that_is_half_made_is_refused_and_one_of_the_users_own_is_not(root: Path) -> None:
+def test_a_half_made_venv_is_refused_and_a_venv_made_by_the_user_is_accepted(root: Path) -> None:
     make(root, "half", complete=False)
     make(root, "own")
     (root / "own" / venvs.RECORD).unlink()
@@ -67,14 +67,14 @@ def test_one_that_is_half_made_is_refused_and_one_of_the_users_own_is_not(root: 
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", ".a", "a b"])
-def test_what_cannot_be_a_name_is_refused_where_it_stands(
+def test_an_invalid_name_is_refused_with_its_key(
     name: str, job, installed: InstalledPlugins
 ) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=r"roles\.rollout\.python: .* cannot name a venv"):
         load_plan(job(), [f"roles.rollout.python='venv:{name}'"])
 
 
-def test_they_are_where_the_user_keeps_data_unless_said_otherwise(
+def test_venvs_are_in_the_user_data_directory_unless_configured_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("G_CORE_VENVS")
@@ -87,7 +87,7 @@ def test_they_are_where_the_user_keeps_data_unless_said_otherwise(
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_without_the_plugin_that_makes_venvs_the_error_says_how_to_install_it(
+def test_without_gcore_venv_the_error_says_how_to_install_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, complete: bool
 ) -> None:
     monkeypatch.setattr(venvs, "distributions", without(venvs.MAKER))

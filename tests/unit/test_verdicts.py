@@ -22,7 +22,7 @@ def header(sample: int, reason: str = "", **statuses: str) -> Header:
     )
 
 
-def test_why_a_record_ended_is_no_reason_of_a_failed_reward() -> None:
+def test_the_finish_reason_of_a_record_is_no_reason_of_a_failed_reward() -> None:
     group = [header(0, "length", exact="ok"), header(1, "rewards.exact: KeyError", exact="failed")]
     error = too_many_failures([group], 1, 1, {"exact": "run/logs/scorer.0.log"})
     assert str(error).splitlines() == [
@@ -33,7 +33,7 @@ def test_why_a_record_ended_is_no_reason_of_a_failed_reward() -> None:
     ]
 
 
-def test_a_failed_reward_is_told_although_the_record_was_truncated() -> None:
+def test_a_failed_reward_is_reported_although_the_record_was_truncated() -> None:
     ledger = Ledger(shard=0, shards=1, rows=4, seed=0, samples=1)
     lease = ledger.lease(1)[0]
     drawn = msgspec.structs.replace(header(0, "length"), ordinal=lease.ordinal)
@@ -45,7 +45,7 @@ def test_a_failed_reward_is_told_although_the_record_was_truncated() -> None:
     assert ledger.whole(lease.ordinal)[0].reason == "rewards.exact: KeyError"
 
 
-def test_a_slow_reward_names_the_setting_that_gives_it_more_time() -> None:
+def test_error_for_a_slow_reward_names_the_setting_for_more_time() -> None:
     group = [header(0, f"rewards.slow: no answer {i}", slow="timeout") for i in range(9)]
     lines = str(too_many_failures([group], 1, 1, {})).splitlines()
     assert len(lines) == 6, "an error shows six lines, and what to do is among them"

@@ -32,7 +32,7 @@ WEIGHINGS = {
     values=st.lists(st.lists(st.floats(-100, 100), min_size=3, max_size=3), min_size=2, max_size=9),
     shards=st.integers(1, 4),
 )
-def test_each_reward_is_normalised_as_it_says_for_any_number_of_shards(
+def test_each_reward_is_normalised_as_configured_for_any_number_of_shards(
     values: list[list[float]], shards: int
 ) -> None:
     groups = [
@@ -61,7 +61,7 @@ def test_before_the_step_is_complete_nothing_is_normalised() -> None:
     np.testing.assert_array_equal(rewards_of(one, WEIGHINGS), [5.0, 5.0])
 
 
-def test_a_reward_that_a_record_has_not_adds_nothing_and_counts_nowhere() -> None:
+def test_a_missing_reward_adds_nothing_and_is_not_counted() -> None:
     groups = [group(0, {"across": 1.0}, {"across": 3.0}), group(1, {"plain": 1.0}, {"plain": 2.0})]
     totals = statistics(groups, WEIGHINGS)
     np.testing.assert_array_equal(totals, [[2, 4, 10]])
@@ -70,7 +70,7 @@ def test_a_reward_that_a_record_has_not_adds_nothing_and_counts_nowhere() -> Non
 
 
 @pytest.mark.parametrize("how", ["group", "batch"])
-def test_equal_rewards_normalise_to_nothing(how: str) -> None:
+def test_equal_rewards_normalise_to_zero(how: str) -> None:
     weighings = {"same": Reward(normalise=how)}
     groups = [group(i, *[{"same": 0.1}] * 3) for i in range(2)]
     np.testing.assert_array_equal(

@@ -56,14 +56,16 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return ahead(tmp_path_factory.mktemp("calm"), JOB)
 
 
-def test_a_step_ahead_is_sampled_by_the_weights_before_and_declared_stale(calm: Outcome) -> None:
+def test_a_step_produced_ahead_uses_the_previous_weights_and_is_declared_stale(
+    calm: Outcome,
+) -> None:
     ordinals = [{ordinal for ordinal, _, _ in batch} for batch in calm.batches]
     assert ordinals == [set(range(4 * step, 4 * step + 4)) for step in range(4)]
     assert calm.stale == [set(), *ordinals[1:]]
 
 
 @pytest.mark.parametrize("storm", range(12))
-def test_in_any_weather_a_step_ahead_gives_the_calm_run(
+def test_under_random_faults_producing_ahead_gives_the_calm_run(
     storm: int, calm: Outcome, tmp_path: Path
 ) -> None:
     job = replace(JOB, shards=1 + storm % 4, replicas=1 + storm // 4)
@@ -74,7 +76,7 @@ def test_in_any_weather_a_step_ahead_gives_the_calm_run(
     assert outcome.ledger == calm.ledger
 
 
-def test_drawing_beside_training_takes_less_time(tmp_path: Path) -> None:
+def test_sampling_during_training_takes_less_time(tmp_path: Path) -> None:
     seconds = {SynchronousController: 0.0, OneStepAhead: 0.0}
     for seed in range(4):
         for program in seconds:
@@ -87,7 +89,7 @@ def test_drawing_beside_training_takes_less_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("takes_stale", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_step_ahead_takes_every_ordinal_once_where_groups_are_left_over(
+def test_producing_ahead_takes_every_ordinal_once_with_left_over_groups(
     shards: int, takes_stale: bool, tmp_path: Path
 ) -> None:
     job = replace(JOB, shards=shards, prompts=6, steps=6, filter=VARIED, takes_stale=takes_stale)
@@ -102,7 +104,7 @@ def test_a_step_ahead_takes_every_ordinal_once_where_groups_are_left_over(
 
 
 @pytest.mark.parametrize("block", range(2))
-def test_generators_that_die_beside_training_lose_and_repeat_nothing(
+def test_generators_that_die_during_training_lose_and_repeat_nothing(
     block: int, calm: Outcome, tmp_path: Path
 ) -> None:
     """One that is born while the trainer updates its weights gets those of before or of after, so
@@ -140,5 +142,5 @@ class Misuse(SynchronousController):
         assert self.window.state() == taken.state
 
 
-def test_one_step_runs_ahead_and_is_taken_before_another(tmp_path: Path) -> None:
+def test_only_one_step_may_run_ahead_and_must_be_taken_before_another(tmp_path: Path) -> None:
     run_virtual(simulate(JOB, tmp_path / "store", None, Misuse))

@@ -59,7 +59,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_messages_come_whole_and_in_order_however_the_stream_is_cut(seed: int) -> None:
+def test_messages_arrive_whole_and_in_order_however_the_stream_is_cut(seed: int) -> None:
     """Some are empty, some longer than what is read at a time, some end where that ends."""
     draw = random.Random(seed)
     room = draw.choice([1, 3, 4, 5, 64, 1000])
@@ -74,7 +74,7 @@ def test_messages_come_whole_and_in_order_however_the_stream_is_cut(seed: int) -
     assert (heard.traffic.messages, heard.traffic.nbytes) == (20, sum(map(len, sent)))
 
 
-def test_nothing_is_heard_after_a_message_that_was_refused() -> None:
+def test_nothing_is_read_after_a_refused_message() -> None:
     heard = Heard(100)
     heard.hear(framed(b"good") + framed(b"bad") + framed(b"good"), random.Random(0))
     assert heard.aborted and heard.messages == [b"good", b"bad"]
@@ -83,7 +83,7 @@ def test_nothing_is_heard_after_a_message_that_was_refused() -> None:
 @pytest.mark.parametrize(
     ("admitted", "limit"), [(False, GREETING_BYTES), (True, 2 * MESSAGE_LIMIT_BYTES)]
 )
-def test_no_memory_is_taken_for_a_message_over_the_limit(admitted: bool, limit: int) -> None:
+def test_no_memory_is_allocated_for_a_message_over_the_limit(admitted: bool, limit: int) -> None:
     heard = Heard(100)
     if admitted:
         heard.connection.admit(heard._take)
@@ -92,7 +92,7 @@ def test_no_memory_is_taken_for_a_message_over_the_limit(admitted: bool, limit: 
     assert not heard.connection._partial
 
 
-async def test_short_frames_of_a_turn_share_a_message_and_a_long_one_has_its_own_in_the_order_they_were_put() -> (  # noqa: E501
+async def test_short_frames_are_joined_and_long_ones_sent_alone_in_order() -> (  # noqa: E501
     None
 ):
     near, far = Heard(100), Heard(100)

@@ -65,7 +65,7 @@ def spec(settings: AnySettings) -> WorkerSpec:
 
 
 @pytest.mark.parametrize("kind", TOLD)
-def test_a_worker_hears_what_it_was_told(kind: str) -> None:
+def test_settings_of_a_worker_survive_the_wire(kind: str) -> None:
     told = spec(TOLD[kind])
     heard = DECODER.decode(encode(told))
     assert heard == told
@@ -77,7 +77,7 @@ def test_a_worker_hears_what_it_was_told(kind: str) -> None:
     [{"kind": "cook"}, {"run": {"steps": "three"}}, {"context": {"devices": "all"}}],
     ids=["no such kind", "no number of steps", "no list of devices"],
 )
-def test_a_worker_that_is_told_nonsense_says_so(change: dict[str, object]) -> None:
+def test_malformed_settings_of_a_worker_are_refused(change: dict[str, object]) -> None:
     plain = msgspec.to_builtins(spec(TOLD["trainer"]), builtin_types=(bytes,))
     plain["settings"] |= change
     with pytest.raises(msgspec.ValidationError):

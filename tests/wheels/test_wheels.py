@@ -70,7 +70,7 @@ def test_no_wheel_holds_tests_or_recipes(wheels: dict[str, Path]) -> None:
         assert {root for root in roots if not root.endswith(".dist-info")} == {package}
 
 
-def test_the_installed_plugins_are_those_of_the_wheels(programs: Path, outside: Path) -> None:
+def test_installed_plugins_equal_those_of_the_wheels(programs: Path, outside: Path) -> None:
     listing = run_outside(programs / "g-core", "plugins", directory=outside)
     for name in ("core", "torch", "algorithms", "report"):
         assert re.search(rf"^{name} +ok +gcore-{name} ", listing, re.M), listing
@@ -95,7 +95,7 @@ def test_the_quickstart_is_checked_and_a_job_runs_outside_the_checkout(
     assert [json.loads(row)["step"] for row in rows][-1] == 2
 
 
-def test_a_plugin_is_written_from_the_templates_and_held_to_its_contracts(
+def test_a_plugin_from_the_templates_is_tested_by_its_contracts(
     programs: Path, outside: Path
 ) -> None:
     run_outside(
