@@ -251,7 +251,11 @@ def _compatibility(requirements: Sequence[str], core_version: str) -> tuple[str,
             continue
         without_marker = line.partition(";")[0].strip()
         if not requirement.specifier.contains(core_version, prereleases=True):
-            return "incompatible", f"needs {without_marker}, this is {core_version}", without_marker
+            return (
+                "incompatible",
+                f"needs {without_marker}, but this is {core_version}",
+                without_marker,
+            )
         return "ok", "", without_marker
     return "undeclared", f"its metadata requires no {_CORE_DISTRIBUTION}", ""
 

@@ -47,9 +47,11 @@ def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> N
         if any(key.startswith(f"{path}.config.") for key in missing)
     )
     raise ConfigError(
-        "a value is missing." if len(missing) == 1 else f"missing too: {', '.join(missing[1:])}.",
+        "a value is missing."
+        if len(missing) == 1
+        else f"a value is missing here, and for {', '.join(missing[1:])}.",
         where=missing[0],
-        why=f"asked for by {', '.join(owners)}" if owners else "",
+        why=f"required by {', '.join(owners)}" if owners else "",
         missing=missing,
     )
 
@@ -170,8 +172,11 @@ def _follows(settings: JobSettings) -> Iterator[str]:
     for name, role in settings.roles.items():
         followed = role.follows
         if followed is not None and (followed not in settings.roles or followed == name):
-            others = ", ".join(other for other in settings.roles if other != name)
-            yield f"roles.{name}.follows: {followed!r} is no other role of this run ({others})."
+            others = ", ".join(other for other in settings.roles if other != name) or "none"
+            yield (
+                f"roles.{name}.follows: this run has no other role {followed!r}; "
+                f"other roles: {others}."
+            )
 
 
 def _replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
@@ -180,7 +185,7 @@ def _replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str
         size = replica_slots(objects.get(f"roles.{name}"))
         if role.slots % size:
             yield (
-                f"roles.{name}.slots: {role.slots} do not hold whole replicas, which take "
+                f"roles.{name}.slots: {role.slots} slots cannot be divided into replicas of "
                 f"{size} slots each."
             )
 
@@ -196,13 +201,13 @@ def _workers(settings: JobSettings) -> Iterator[str]:
         worker = reward.worker
         if reward.workers != counts.setdefault(worker, reward.workers):
             yield (
-                f"rewards.{name}.workers: rewards of one worker ({worker!r}) have as many; "
-                "give it another worker."
+                f"rewards.{name}.workers: rewards that share a worker ({worker!r}) must set the "
+                "same number of workers; set that number, or give this reward another worker."
             )
         if worker in taken or not schema.NAME.fullmatch(worker):
             yield (
-                f"rewards.{name}.worker: {worker!r} is no free name (letters, digits, '_', "
-                "'-'; not a role)."
+                f"rewards.{name}.worker: {worker!r} cannot name a worker; use letters, digits, "
+                "'_' and '-', and not the name of a role, 'controller' or 'supervisor'."
             )
 
 
@@ -258,8 +263,8 @@ def _remote_code(settings: JobSettings) -> Iterator[str]:
                         "read, or "
                     ) + where
                 yield (
-                    f"{section}.{name}.config.trust_remote_code: what it runs could change; "
-                    f"{where}."
+                    f"{section}.{name}.config.trust_remote_code: the code of this model could "
+                    f"change; {where}."
                 )
 
 
@@ -298,13 +303,13 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
     """The step program calls something on every role and on every reward."""
     controller = provided["controller"]
     calls = controller.spec.calls if isinstance(controller.spec, ControllerProvider) else {}
-    nothing = f"controller {controller.reference} calls nothing on it; leave it out."
+    never = f"controller {controller.reference} never calls this"
     for name in settings.roles:
         kind = provided[f"roles.{name}"].kind
         if not calls.get(kind) or (kind == "trainer" and name != POLICY):
-            yield f"roles.{name}: kind {kind!r}, and {nothing}"
+            yield f"roles.{name}: {never} role (kind {kind!r}); leave it out."
     if not calls.get("scorer"):
-        yield from (f"rewards.{name}: {nothing}" for name in settings.rewards)
+        yield from (f"rewards.{name}: {never} reward; leave it out." for name in settings.rewards)
 
 
 def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
@@ -313,9 +318,9 @@ def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iter
     wanted = isinstance(controller.spec, ControllerProvider) and controller.spec.trains_on_stale
     if wanted and "objective" in provided and not takes_stale(objects.get("objective")):
         yield (
-            f"objective: {provided['objective'].reference} is not right for actions that older "
-            f"weights sampled, and controller {controller.reference} trains on such; take one that "
-            "corrects for them."
+            f"objective: {provided['objective'].reference} does not correct for actions that older "
+            f"weights sampled, and controller {controller.reference} trains on such actions; "
+            "choose an objective that corrects for them."
         )
 
 

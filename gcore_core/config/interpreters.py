@@ -174,12 +174,12 @@ def differences(
         found = (
             f"no {distribution}"
             if have is None
-            else f"{distribution} {have}, but this is {version}"
+            else f"{distribution} {have}, but this process has {version}"
         )
         yield PluginIncompatible(
             f"{interpreter.python} has {found}.",
             where=where,
-            why=f"this: {sys.executable}" if have is not None else "",
+            why=f"this process: {sys.executable}" if have is not None else "",
             todo=_remedy(interpreter, [f"{distribution}=={version}"]),
             python=interpreter.python,
             distribution=distribution,

@@ -86,7 +86,7 @@ class Plan:
         """Returns what a worker needs to make the object that was chosen at ``path``."""
         if path not in self.provided:
             raise ConfigError(
-                f"nothing is chosen there{did_you_mean(path, list(self.provided))}.",
+                f"no provider is chosen at this key{did_you_mean(path, list(self.provided))}.",
                 where=path,
                 why=f"choices are made at: {', '.join(self.provided)}",
             )
@@ -401,7 +401,8 @@ def _roles(plugins: Plugins) -> dict[str, Provided]:
         if item.spec.name in roles:
             other = roles[item.spec.name]
             raise PluginClash(
-                f"role {item.spec.name!r} is defined by {other.owner} and by {item.owner}."
+                f"role {item.spec.name!r} is defined by {other.owner} and by {item.owner}.",
+                todo="a role can have one definition; use only one of these plugins in a run",
             )
         roles[item.spec.name] = item
     return roles

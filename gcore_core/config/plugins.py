@@ -266,7 +266,7 @@ def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
     except Exception as error:
         raise PluginBroken(
             f"{_who(plugin)}: {hook} failed: {type(error).__name__}: {error}",
-            why="a provider hook takes nothing and returns an iterable of descriptions",
+            why="a provider hook takes no arguments and returns an iterable of descriptions",
             plugin=plugin.name,
         ) from error
 
@@ -306,8 +306,8 @@ def _check_arguments(plugin: Installed, module: ModuleType) -> None:
                         f"{_who(plugin)}: {name} has no argument "
                         f"{argument!r}{did_you_mean(argument, given)}."
                     ),
-                    why=f"it gives: {', '.join(given) or 'none'}",
-                    todo="an implementation takes those that it needs, by these names",
+                    why=f"its arguments: {', '.join(given) or 'none'}",
+                    todo="an implementation takes any of them, by these names",
                     plugin=plugin.name,
                     choices=given,
                 )
@@ -332,8 +332,8 @@ def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy
             )
         if impl.wrapper or impl.hookwrapper or impl.tryfirst or impl.trylast:
             raise ContractError(
-                f"{_who(plugin)}: {caller.name} asks for wrapping or an order.",
-                why="hooks are called once each, in the order of `plugins:`",
+                f"{_who(plugin)}: {caller.name} is marked as a wrapper, tryfirst or trylast.",
+                why="plugins are called one after another, in the order of `plugins:`",
                 todo="use a plain @hookimpl",
                 plugin=plugin.name,
             )
@@ -348,7 +348,7 @@ def _check_description(plugin: Installed, hook: str, spec: Any, expected: type[P
     problems = spec.problems(plugin.name)
     if problems:
         raise ContractError(
-            f"{_who(plugin)}: {hook} yields an invalid {spec.name!r}.",
+            f"{_who(plugin)}: {hook} yields an invalid description, {spec.name!r}.",
             why="\n".join(problems),
             plugin=plugin.name,
         )

@@ -117,7 +117,7 @@ def _template(kind: str, where: str) -> Path:
     if kind:
         problem = f"there is no template for {kind!r}{did_you_mean(kind, choices)}."
     else:
-        problem = "which kind? say --kind KIND."
+        problem = "the kind of the plugin is missing; add --kind KIND."
     raise ConfigError(
         problem, where=where, todo=f"kinds: {', '.join(choices) or 'none'}", choices=choices
     )

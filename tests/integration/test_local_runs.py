@@ -88,7 +88,7 @@ def test_slots_that_hold_no_whole_replicas_are_refused(tmp_path: Path) -> None:
     code, run = runs.finish(tmp_path, in_replicas(3))
     assert code == 2
     assert (
-        "roles.policy.slots: 3 do not hold whole replicas, which take 2 slots each." in run.output
+        "roles.policy.slots: 3 slots cannot be divided into replicas of 2 slots each." in run.output
     )
 
 

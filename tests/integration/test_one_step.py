@@ -98,8 +98,9 @@ def test_the_program_trains_on_records_one_version_old(
         (
             "fake",
             "run.steps=1",
-            "objective: fake is not right for actions that older weights sampled, and controller "
-            "one-step trains on such; take one that corrects for them.",
+            "objective: fake does not correct for actions that older weights sampled, and "
+            "controller one-step trains on such actions; choose an objective that corrects for "
+            "them.",
         ),
         (
             "algorithms/ppo_clip",

@@ -205,8 +205,8 @@ def test_a_plugin_of_another_version_is_named_with_both_interpreters_before_anyt
     done = place.g_core(verb, f"roles.rollout.python={other}")
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        f"roles.rollout.python: {other} has gcore-telling 0.2.0, but this is 0.1.0.",
-        f"  this: {sys.executable}",
+        f"roles.rollout.python: {other} has gcore-telling 0.2.0, but this process has 0.1.0.",
+        f"  this process: {sys.executable}",
         f"  {other} -m pip install gcore-telling==0.1.0",
     ]
     assert not (tmp_path / "runs").exists()

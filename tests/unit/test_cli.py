@@ -117,7 +117,9 @@ def test_the_list_shows_state_and_remarks(
     assert "no plugin was imported" in told.err, "ok is said of what was not tried"
     lines = {line.split()[0]: line for line in told.out.splitlines()}
     assert lines["plugin"].split() == ["plugin", "state", "distribution", "version", "remarks"]
-    assert "incompatible" in lines["old"] and "needs gcore-core<0.1, this is 0.2.0" in lines["old"]
+    assert (
+        "incompatible" in lines["old"] and "needs gcore-core<0.1, but this is 0.2.0" in lines["old"]
+    )
     assert cli.main(["plugins", "list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["fake"]["state"] == "ok" and rows["old"]["state"] == "incompatible"

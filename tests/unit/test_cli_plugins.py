@@ -321,7 +321,7 @@ def test_new_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ),
         (["x", "--kind", "shared"], 2, "there is no template for 'shared'"),
         (["x", "--kind", "../balancer"], 3, "no plugin named '..' is installed"),
-        (["x"], 2, "which kind? say --kind KIND."),
+        (["x"], 2, "the kind of the plugin is missing; add --kind KIND."),
         (["core", "--kind", "reward"], 3, "a plugin named 'core' is installed"),
         (["x", "--kind", "fake/thing"], 2, "there is no template for 'fake/thing'"),
     ],

@@ -87,7 +87,7 @@ def test_a_factory_of_the_plan_is_built_as_a_worker_would(job: Job) -> None:
 def test_the_factory_of_a_place_without_a_choice_is_an_error(job: Job) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"roles.rolout: nothing is chosen there \(did you mean 'roles.rollout'\?\)",
+        match=r"roles.rolout: no provider is chosen at this key \(did you mean 'roles.rollout'\?\)",
     ):
         load_plan(job()).factory("roles.rolout")
 
@@ -346,7 +346,7 @@ def test_a_role_without_use_is_named(job: Job) -> None:
 
 def test_a_mandatory_setting_of_a_plugin_is_named_with_its_plugin(job: Job) -> None:
     assert message(job("data: {use: fake/rows}")) == (
-        "data.config.path: a value is missing.\n  asked for by fake/rows (gcore-fake 0.1.0)"
+        "data.config.path: a value is missing.\n  required by fake/rows (gcore-fake 0.1.0)"
     )
 
 
@@ -388,7 +388,7 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
     plan = load_plan(file, ["roles.teacher={use: ppo}"])
     assert plan.provided["roles.teacher"].kind == "annotator" and plan.columns["teacher"] == ("t",)
     assert message(file, "roles.critic={use: fake}") == (
-        "roles.critic: kind 'trainer', and controller core/sync calls nothing on it; leave it out."
+        "roles.critic: controller core/sync never calls this role (kind 'trainer'); leave it out."
     )
     installed.add("twin", role.format("policy"))
     assert "role 'policy' is defined by gcore-core 0.2.0 and by gcore-twin 0.1.0" in message(
@@ -418,13 +418,16 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
         ),
         (
             "roles.rollout.follows=judge",
-            "roles.rollout.follows: 'judge' is no other role of this run (policy).",
+            "roles.rollout.follows: this run has no other role 'judge'; other roles: policy.",
         ),
         (
             "objective.config.values=true",
             "objective: requires 'values', which nothing supplies: no installed role gives",
         ),
-        ("rewards.length.worker=policy", "rewards.length.worker: 'policy' is no free name"),
+        (
+            "rewards.length.worker=policy",
+            "rewards.length.worker: 'policy' cannot name a worker; use letters",
+        ),
         ("run.epochs=0", "run.epochs: must be greater than 0, not 0.0."),
         ("rewards.length.workers=0", "rewards.length.workers: must be at least 1, not 0."),
         (

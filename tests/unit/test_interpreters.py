@@ -199,8 +199,8 @@ def test_every_difference_and_every_unmet_need_is_reported(other: InstalledPlugi
     other.add("engine", wheel=Wheel(distribution="engine", version="0.2"))
     needs = ["engine>=0.3", "vllm>=0.30", "absent; python_version < '3'", "gcore_vllm>=1"]
     assert told(other, {"gcore-vllm": "1.0", "gcore-more": "2"}, needs) == [
-        f"PYTHON has gcore-core 0.0.9, but this is {__version__}.",
-        "PYTHON has gcore-vllm 1.1, but this is 1.0.",
+        f"PYTHON has gcore-core 0.0.9, but this process has {__version__}.",
+        "PYTHON has gcore-vllm 1.1, but this process has 1.0.",
         "PYTHON has no gcore-more.",
         "gcore-vllm 1.0 needs engine>=0.3 in PYTHON, found 0.2.",
         "gcore-vllm 1.0 needs vllm>=0.30 in PYTHON, found none.",

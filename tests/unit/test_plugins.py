@@ -62,11 +62,11 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(
         ),
         (
             "@hookimpl(tryfirst=True)\ndef gcore_run_end(run):\n    pass",
-            "asks for wrapping or an order",
+            "is marked as a wrapper, tryfirst or trylast",
         ),
         (
             "@hookimpl(wrapper=True)\ndef gcore_run_end(run):\n    yield",
-            "asks for wrapping or an order",
+            "is marked as a wrapper, tryfirst or trylast",
         ),
         (
             "@hookimpl\ndef gcore_filters():\n    yield 5",
@@ -78,7 +78,8 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(
                 "summary='', "
                 "factory='nowhere')"
             ),
-            "(?s)invalid 'A B'.*not lower case words.*factory 'nowhere' is not 'module:attribute'",
+            "(?s)invalid description, 'A B'.*not lower case words.*"
+            "factory 'nowhere' is not 'module:attribute'",
         ),
         (
             (

@@ -69,7 +69,7 @@ def test_remote_code_of_a_revision_that_can_change_is_refused(
 ) -> None:
     model = {"path": "org/name"} | ({} if revision is None else {"revision": revision})
     said = problems(model, role=role)
-    assert f"roles.{role}.config.trust_remote_code: what it runs could change" in said
+    assert f"roles.{role}.config.trust_remote_code: the code of this model could change" in said
     assert "set model.revision to the commit (40 hex digits)" in said
 
 

@@ -74,8 +74,8 @@ def test_a_part_that_nothing_would_call_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_plan(job(tmp_path))
     assert caught.value.facts["problems"] == [
-        "roles.rollout: kind 'generator', and controller counts calls nothing on it; leave it out.",
-        "rewards.letters: controller counts calls nothing on it; leave it out.",
+        "roles.rollout: controller counts never calls this role (kind 'generator'); leave it out.",
+        "rewards.letters: controller counts never calls this reward; leave it out.",
     ]
 
 
