@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.name:
         where = f"g-core plugins {args.action}"
-        raise ConfigError("which plugin?", where=where, todo=f"{where} NAME")
+        raise ConfigError("the name of a plugin is missing.", where=where, todo=f"{where} NAME")
     if args.action == "new":
         from gcore_core.config.scaffold import write
 

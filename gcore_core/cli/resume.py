@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     directory = args.run.expanduser().resolve()
     if not (directory / CONFIG).is_file():
         raise ConfigError(
-            "there is no run.",
+            "this directory holds no run.",
             where=str(args.run),
             why=f"it has no {CONFIG}",
             todo="give the directory of a run",

@@ -342,7 +342,7 @@ def test_resuming_without_a_checkpoint_or_a_run_is_refused(tmp_path: Path) -> No
     assert done.returncode == 8
     assert "there is no checkpoint that is whole" in done.stderr
     (run.path / "config.yaml").unlink()
-    assert "there is no run" in resume(run).stderr
+    assert "this directory holds no run." in resume(run).stderr
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(

@@ -265,7 +265,7 @@ def test_a_missing_name_and_an_unknown_action_are_refused(
     assert cli.main(["plugins", "show"]) == 2
     assert (
         capsys.readouterr().err
-        == "g-core plugins show: which plugin?\n  g-core plugins show NAME\n"
+        == "g-core plugins show: the name of a plugin is missing.\n  g-core plugins show NAME\n"
     )
     with pytest.raises(SystemExit) as caught:
         cli.main(["plugins", "shwo", "core"])
