@@ -177,7 +177,7 @@ def every_slot(window: Window) -> Partition:
     for role, slots in window.slots.items():
         if slots > len(window.devices):
             raise PlacementError(
-                f"wants {slots} slots, there are {len(window.devices)} devices",
+                f"wants {slots} slots, but the number of devices is {len(window.devices)}",
                 where=f"roles.{role}.slots",
                 why="a role has at most one worker per device",
                 todo="ask for fewer slots, or set cluster.devices to the number that may be used",

@@ -152,7 +152,10 @@ def test_check_refuses_the_same_placements_as_run(
     shown = capsys.readouterr().err
     assert "roles.rollout.use: its backend cannot sleep." in shown
     assert cli.main(["check", str(job()), "cluster.devices=2", "roles.rollout.slots=3"]) == 2
-    assert "roles.rollout.slots: wants 3 slots, there are 2 devices" in capsys.readouterr().err
+    assert (
+        "roles.rollout.slots: wants 3 slots, but the number of devices is 2"
+        in capsys.readouterr().err
+    )
 
 
 def test_check_prints_every_problem(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

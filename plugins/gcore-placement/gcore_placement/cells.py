@@ -119,7 +119,8 @@ def find_pool(window: Window) -> Pool | None:
             _refuse(
                 role,
                 "slots",
-                f"wants {window.slots[role]} slots, there are {len(window.devices)} devices",
+                f"wants {window.slots[role]} slots, but the number of devices is "
+                f"{len(window.devices)}",
             )
     size = math.lcm(*(need.size for need in generators.values()))
     asked = window.slots[policies[0]] + max(window.slots[judge] for judge in judges)

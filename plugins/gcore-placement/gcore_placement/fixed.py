@@ -30,8 +30,8 @@ class _Together:
         if not pool.shared():
             raise PlacementError(
                 (
-                    f"{self.mode} generators are everywhere, so all must have as many slots as the "
-                    "others."
+                    f"in mode {self.mode} every generator runs in every cell, so all must have the "
+                    "same number of slots."
                 ),
                 where=f"roles.{pool.judges[0]}.slots",
                 why=(

@@ -248,7 +248,7 @@ def test_several_judges_share_their_cells_by_their_work() -> None:
     [
         (
             {"slots": {"policy": 2, "rollout": 3, "judge": 2}},
-            "roles.rollout.slots: wants 3 slots, there are 2 devices",
+            "roles.rollout.slots: wants 3 slots, but the number of devices is 2",
         ),
         (
             {
@@ -285,7 +285,8 @@ def test_roles_that_do_not_fit_are_refused_with_the_numbers(
 
 def test_colocation_needs_engines_of_both_roles_in_every_cell() -> None:
     with pytest.raises(
-        PlacementError, match="roles.judge.slots: colocated generators are everywhere"
+        PlacementError,
+        match="roles.judge.slots: in mode colocated every generator runs in every cell",
     ):
         Colocated().revise(None, window(4, slots={"policy": 4, "rollout": 4, "judge": 2}))
 
