@@ -170,5 +170,5 @@ def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:
             row += 1
             yield start
     if not row:
-        raise DataError("is empty: it holds no rows", where=config.path)
+        raise DataError("the file holds no rows", where=config.path)
     yield position

@@ -132,7 +132,7 @@ def test_a_prompt_that_is_a_number_is_refused(write: Write) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
 def test_an_empty_file_is_refused(write: Write, cache: Path, text: str) -> None:
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match="the file holds no rows"):
         opened(write(text))
     assert not list(cache.iterdir())  # nothing half-made stays behind
 
