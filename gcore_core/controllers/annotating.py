@@ -65,7 +65,9 @@ async def _of_role(
     versions = sorted({reply.version for reply in replies})
     if len(versions) > 1:
         raise WeightMismatch(
-            f"its workers hold versions {', '.join(map(str, versions))}", where=f"roles.{role}"
+            f"its workers annotated one step with weights of {len(versions)} versions: "
+            f"{', '.join(map(str, versions))}",
+            where=f"roles.{role}",
         )
     return {
         (item.ordinal, item.sample): Extra(reply.columns, slot)

@@ -280,7 +280,7 @@ def draw_plan(
         raise TrainingError(
             "no group was left to train on",
             where="balance",
-            todo="look at the counts of dropped groups",
+            todo="metrics.jsonl counts dropped groups by reason: groups/dropped/<reason>",
         )
     facts = sorted(facts, key=lambda fact: (fact.ordinal, fact.sample))
     work = Work(

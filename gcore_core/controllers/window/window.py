@@ -98,7 +98,10 @@ class Window:
         """
         if self._ahead is not None:
             raise ContractError(
-                f"step {self._ahead[0]} runs ahead already", where=f"producing step {step}"
+                f"step {self._ahead[0]} runs ahead already",
+                where=f"producing step {step}",
+                why="only one step may run ahead",
+                todo="take it first",
             )
         self._ahead = step, asyncio.ensure_future(self._produce(step, least))
 
@@ -110,7 +113,9 @@ class Window:
             return await self._produce(step, least=step)
         ahead, task = self._ahead
         if ahead != step:
-            raise ContractError(f"step {ahead} runs ahead", where=f"taking step {step}")
+            raise ContractError(
+                f"step {ahead} runs ahead and must be taken first", where=f"taking step {step}"
+            )
         taken = await task
         self._ahead = None
         return taken
