@@ -34,11 +34,13 @@ def host_memory(
     if not any(by_role.total() for by_role in kept.values()):
         return ""
     node, by_role = max(kept.items(), key=lambda item: item[1].total())  # the fullest node
-    amount = f"{by_role.total() / GIB:.2f} of {host_bytes / GIB:.2f} GiB of the memory of {node}"
+    kept_gib = by_role.total() / GIB
+    host_gib = host_bytes / GIB
     if by_role.total() > host_bytes:
         shares = [f"{role}: {nbytes / GIB:.2f} GiB" for role, nbytes in by_role.most_common()]
         raise PlacementError(
-            f"generators that sleep would keep {amount}",
+            f"generators that sleep would keep {kept_gib:.2f} GiB of weights in the memory of "
+            f"{node}, which has {host_gib:.2f} GiB",
             where="roles",
             why=", ".join(shares),
             todo=(
@@ -47,7 +49,9 @@ def host_memory(
             ),
             role=by_role.most_common(1)[0][0],
         )
-    return f"generators that sleep keep {amount}"
+    return (
+        f"generators that sleep keep {kept_gib:.2f} of {host_gib:.2f} GiB of the memory of {node}"
+    )
 
 
 def _kept_bytes(

@@ -92,7 +92,7 @@ def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
     unknown = sorted(set(make) - {"path", "name", "config"})
     if unknown or not (isinstance(make.get("path"), str) and isinstance(make.get("name"), str)):
         raise ConfigError(
-            f"unknown: {', '.join(unknown)}" if unknown else "needs a path and a name",
+            f"unknown keys: {', '.join(unknown)}" if unknown else "needs a path and a name",
             where="model.make",
             todo="example: model: {make: {path: my_model.py, name: teach, config: {seed: 0}}}",
         )

@@ -185,7 +185,7 @@ def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, 
     try:
         manifest = unseal(_limited(checkpoint / MANIFEST), read_key(checkpoint.parents[1]))
         if checkpoint.name != name_of(manifest.step):
-            raise ValueError(f"it is of {name_of(manifest.step)}")
+            raise ValueError(f"it belongs to {name_of(manifest.step)}")
     except (ValueError, OSError, IndexError, RecursionError, msgspec.MsgspecError) as error:
         return None, [f"{MANIFEST}: {getattr(error, 'strerror', None) or error}"]
     try:

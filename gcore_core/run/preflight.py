@@ -64,7 +64,10 @@ def _check_light(plan: Plan, path: str) -> None:
         raise ConfigError(
             f"{size!r} is not a number of records.",
             where="advantage.config.group_size",
-            why=f"{item.reference} ({item.owner}) says so many records are sampled for each prompt",
+            why=(
+                f"{item.reference} ({item.owner}) says by it how many records are sampled for "
+                "each prompt"
+            ),
             todo="set it to 1 or more",
         )
 

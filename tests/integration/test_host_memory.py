@@ -42,7 +42,8 @@ def test_weights_that_do_not_fit_are_refused_with_the_memory_of_each_role(
 ) -> None:
     plan = load_plan(RECIPE, DEVICES)
     with pytest.raises(
-        PlacementError, match=r"would keep \d.00 of 2.00 GiB of the memory of node0"
+        PlacementError,
+        match=r"would keep \d.00 GiB of weights in the memory of node0, which has 2.00 GiB",
     ) as caught:
         host_memory(plan, place(plan), models, host_bytes=2 << 30)
     assert "rollout: " in str(caught.value) and "judge: " in str(caught.value)

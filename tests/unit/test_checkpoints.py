@@ -269,7 +269,7 @@ def test_a_problem_names_the_file_and_the_reason(
 
 def test_a_checkpoint_under_another_name_is_refused(two: Checkpoints) -> None:
     (two.directory / "step-000020").rename(two.directory / "step-000030")
-    assert inspect(two.directory / "step-000030")[1] == ["manifest.json: it is of step-000020"]
+    assert inspect(two.directory / "step-000030")[1] == ["manifest.json: it belongs to step-000020"]
 
 
 def test_a_path_outside_the_checkpoint_is_refused_even_with_a_valid_key(

@@ -128,7 +128,7 @@ def test_a_missing_function_is_named_without_our_traceback(tmp_path: Path) -> No
     ("make", "message"),
     [
         ({"name": "teach"}, "model.make: needs a path and a name"),
-        ({"path": "x.py", "name": "teach", "confg": {}}, "model.make: unknown: confg"),
+        ({"path": "x.py", "name": "teach", "confg": {}}, "model.make: unknown keys: confg"),
         ({"path": "/no/such.py", "name": "teach"}, "model.make.path: /no/such.py: no such file"),
         (
             {"path": __file__, "name": "teach", "config": [1]},
