@@ -164,7 +164,9 @@ def _of_a_split(awake: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterat
             continue
         for index in sorted({device.index for cell in awake[role] for device in cell.devices}):
             if index in taken:
-                yield f"mode split, and {taken[index]!r} and {role!r} are awake on device {index}"
+                yield (
+                    f"in mode split, both {taken[index]!r} and {role!r} are awake on device {index}"
+                )
             taken[index] = role
 
 

@@ -45,8 +45,8 @@ def test_a_difference_names_both_interpreters(worker: Versions, message: str) ->
         handshake.agree("policy.0", worker=worker, supervisor=side("/a", vllm="1.3"))
     assert str(caught.value).splitlines()[0] == f"policy.0: {message}"
     assert (
-        "for /a" in caught.value.why
-        and "for /b" in caught.value.why
+        "in /a" in caught.value.why
+        and "in /b" in caught.value.why
         and "/b -m pip" in caught.value.todo
     )
 

@@ -86,7 +86,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a role invented": (with_cells(critic=cells(0)), "names a role that is not there: 'critic'"),
     "two models awake on one device in a split": (
         with_cells(judge=cells(2, 3)),
-        "mode split, and 'rollout' and 'judge' are awake on device 2",
+        "in mode split, both 'rollout' and 'judge' are awake on device 2",
     ),
     "fewer replicas than a role must keep": (
         with_cells(judge=()),

@@ -44,7 +44,7 @@ def agree(name: str, *, worker: Versions, supervisor: Versions) -> None:
                 ),
                 where=name,
                 why=(
-                    f"{other or 'missing'} for {worker.python}\n{version or 'missing'} for "
+                    f"{other or 'missing'} in {worker.python}\n{version or 'missing'} in "
                     f"{supervisor.python}"
                 ),
                 todo=f"install the same: {shlex.quote(worker.python)} -m pip install "

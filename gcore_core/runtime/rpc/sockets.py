@@ -271,7 +271,9 @@ class RpcPeer(CallingPeer):
             what = f"no sign of progress for {deadline_s:g} s in {method}"
             self._network.expired(self.name, what)
             inbox.put_nowait(
-                DeadlineExceeded(what, where=self.name, todo="run.patience_s says how long")
+                DeadlineExceeded(
+                    what, where=self.name, todo="raise run.patience_s if the work may take longer"
+                )
             )
 
         timer = asyncio.get_running_loop().call_later(deadline_s, expire)

@@ -128,7 +128,8 @@ class TrainerShell:
         }
         if told.keys() != set(self._keys):
             raise ContractError(
-                "advantages and prepared records differ", where=f"step {parts[0].step}"
+                "the advantages are not those of the prepared records",
+                where=f"step {parts[0].step}",
             )
         advantages = np.array([told[key] for key in self._keys], np.float64)
         began_s = time.process_time()
@@ -227,6 +228,8 @@ class TrainerShell:
             await self._compute(work, *args)
         except OSError as error:
             raise CheckpointError(
-                f"{error.strerror}.", where=str(error.filename or args)
+                f"the state cannot be saved: {error.strerror}.",
+                where=str(error.filename or args),
+                todo="see that there is space, and that this user may write there",
             ) from error
         return Nothing()
