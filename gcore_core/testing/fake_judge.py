@@ -29,7 +29,9 @@ class FakeAsker:
     def __init__(self, config: None, context: WorkerContext) -> None:
         if context.sampler is None:
             raise ContractError(
-                "there is nobody to ask", where="rewards", todo="set rewards.<name>.role"
+                "this reward asks a model, but names no role",
+                where="rewards",
+                todo="set rewards.<name>.role",
             )
         self._sampler = context.sampler
 

@@ -29,7 +29,9 @@ class SimAsks:
     def __init__(self, config: AsksConfig, context: WorkerContext) -> None:
         if context.sampler is None:
             raise ContractError(
-                "there is nobody to ask", where="rewards", todo="set rewards.<name>.role"
+                "this reward asks a model, but names no role",
+                where="rewards",
+                todo="set rewards.<name>.role",
             )
         self._config = config
         self._sampler = context.sampler

@@ -246,9 +246,7 @@ def _made(kind: str, name: str, plugin: str) -> Any:
     config = specs[provider].config
     if config is None:
         if value:
-            raise ConfigError(
-                f"{path} has no settings, so not {value!r} either", where="--policies"
-            )
+            raise ConfigError(f"{path} has no settings, but {value!r} is given", where="--policies")
         return build(FactorySpec(specs[provider].factory))
     settings = {}
     if value:
@@ -258,7 +256,7 @@ def _made(kind: str, name: str, plugin: str) -> Any:
             settings = {first.name: make(value)}
         except ValueError:
             raise ConfigError(
-                f"{value!r} is no value of {path}'s {first.name}", where="--policies"
+                f"{value!r} is not valid for {first.name} of {path}", where="--policies"
             ) from None
     return build(FactorySpec(specs[provider].factory, reference_to(config), settings))
 

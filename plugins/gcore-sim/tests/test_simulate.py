@@ -196,7 +196,7 @@ def test_the_command_draws_the_steps(tmp_path: Path) -> None:
             ["--policies", "replya"],
             "--policies: plugin 'placement' has no placement 'replya' (did you mean 'replay'?)",
         ),
-        (["--policies", "split:half"], "--policies: 'half' is no value of split's share"),
+        (["--policies", "split:half"], "--policies: 'half' is not valid for share of split"),
         (["--policies", "colocated:2"], "--policies: colocated has no settings, so not '2' either"),
         (
             ["--policies", "split:0.5", "--devices", "4"],
