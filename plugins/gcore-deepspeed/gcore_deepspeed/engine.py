@@ -112,9 +112,11 @@ class DeepSpeedEngine:
             where = ".".join([where, *map(str, first["loc"])])
             raise ConfigError(f"DeepSpeed refuses this: {first['msg']}.", where=where) from error
         if self._config.stage == 1 and zero.overlap_comm:
-            why = "With stage 1 gradients are reduced once, when the update is complete."
+            why = "It reduces gradients once, when the update is complete."
             raise ConfigError(
-                "there is nothing to overlap with.", where=f"{where}.overlap_comm", why=why
+                "stage 1 has nothing to overlap communication with.",
+                where=f"{where}.overlap_comm",
+                why=why,
             )
         return settings
 

@@ -72,7 +72,7 @@ def _check_version(context: WorkerContext) -> None:
         version = ""
     if version not in VERSIONS:
         raise ConfigError(
-            f"this trainer needs deepspeed {VERSIONS}, and here is {version or 'none'}.",
+            f"this trainer needs deepspeed {VERSIONS}, but found {version or 'none'}.",
             where=f"roles.{context.role}.python",
             todo="pip install 'gcore-deepspeed[engine]' in that venv.",
         )

@@ -185,7 +185,7 @@ def test_loading_a_state_without_updates_clears_moments(
         (
             1,
             {"overlap_comm": True},
-            r"zero_optimization\.overlap_comm: there is nothing to overlap with",
+            r"zero_optimization\.overlap_comm: stage 1 has nothing to overlap communication with",
         ),
         (2, {"overlap_com": True}, r"did you mean 'overlap_comm'"),
         (3, {"stage3_param_persistance": 1}, r"did you mean 'stage3_param_persistence_threshold'"),
@@ -202,7 +202,7 @@ def test_an_unsupported_version_of_deepspeed_is_refused(
     open_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gcore_deepspeed.library.importlib.metadata.version", lambda _: "0.18.0")
-    with pytest.raises(ConfigError, match="needs deepspeed .*, and here is 0.18.0"):
+    with pytest.raises(ConfigError, match="needs deepspeed .*, but found 0.18.0"):
         open_trainer()
 
 

@@ -50,16 +50,20 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
         ),
         (
             {"gradient_clipping": 1.0},
-            r"(?s)engine\.gradient_clipping: this is not set here.*config\.clip_grad_norm",
+            r"(?s)engine\.gradient_clipping: this argument is set by another key"
+            r".*config\.clip_grad_norm",
         ),
         (
             {"bf16": {"enabled": True}},
-            r"(?s)this is not set here.*Set roles\.policy\.config\.dtype",
+            r"(?s)this argument is set by another key.*Set roles\.policy\.config\.dtype",
         ),
-        ({"optimizer": {"type": "AdamW"}}, r"(?s)this is not set here.*config\.learning_rate"),
-        ({"fp16": {"enabled": True}}, r"(?s)this cannot be chosen.*loss scale"),
-        ({"train_batch_size": 8}, r"(?s)this cannot be chosen.*budget_tokens"),
-        ({"tensor_parallel": {}}, r"(?s)this cannot be chosen.*share data alone"),
+        (
+            {"optimizer": {"type": "AdamW"}},
+            r"(?s)this argument is set by another key.*config\.learning_rate",
+        ),
+        ({"fp16": {"enabled": True}}, r"(?s)this argument is fixed.*loss scale"),
+        ({"train_batch_size": 8}, r"(?s)this argument is fixed.*budget_tokens"),
+        ({"tensor_parallel": {}}, r"(?s)this argument is fixed.*share data alone"),
         ({"zero_optimization": 3}, r"engine\.zero_optimization: must be a mapping"),
         (
             {"zero_optimization": {"overlap_com": True}},
@@ -67,11 +71,11 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
         ),
         (
             {"zero_optimization": {"stage": 3}},
-            r"(?s)this is not set here.*Set roles\.policy\.config\.stage",
+            r"(?s)this argument is set by another key.*Set roles\.policy\.config\.stage",
         ),
         (
             {"zero_optimization": {"zero_quantized_weights": True}},
-            r"(?s)this cannot be chosen.*compiles",
+            r"(?s)this argument is fixed.*compiles",
         ),
     ],
 )

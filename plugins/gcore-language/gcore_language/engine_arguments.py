@@ -34,10 +34,13 @@ class EngineArguments:
             if (place := self.settings.get(section + name)) is not None:
                 key = place if place.startswith("run.") else f"roles.{role}.{place}"
                 raise ConfigError(
-                    "this is not set here.", where=where, todo=f"Set {key}.", argument=name
+                    "this argument is set by another key.",
+                    where=where,
+                    todo=f"Set {key}.",
+                    argument=name,
                 )
             if (why := self.fixed.get(section + name)) is not None:
-                raise ConfigError("this cannot be chosen.", where=where, why=why, argument=name)
+                raise ConfigError("this argument is fixed.", where=where, why=why, argument=name)
 
     def check_known(
         self, names: Iterable[str], known: Collection[str], role: str, section: str = ""

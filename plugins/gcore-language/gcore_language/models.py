@@ -20,7 +20,7 @@ def refuse_engine(context: WorkerContext) -> None:
     """Raises ConfigError when the role sets ``engine:``, for a backend that has none."""
     if context.engine:
         raise ConfigError(
-            f"there is no engine to pass {', '.join(context.engine)} to.",
+            f"this plugin has no engine, so it cannot pass on {', '.join(context.engine)}.",
             where=f"roles.{context.role}.engine",
             todo="This plugin's settings go under config.",
         )

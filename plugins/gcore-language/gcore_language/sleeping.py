@@ -64,7 +64,7 @@ def with_arguments(
 
     if not torch.cuda.is_available():
         raise ConfigError(
-            "sleep of this engine needs CUDA, which is not there.",
+            "this engine can sleep only with CUDA, which is not available here.",
             where=f"roles.{context.role}.use",
             todo=f"Use {plain}.",
         )

@@ -92,10 +92,8 @@ def take_steps(numbers: dict[str, Any], directory: Path) -> int:
     steps = set(numbers.pop("optimizer_steps").values())
     if len(steps) > 1:
         raise DataError(
-            (
-                f"this state counts {len(steps)} different numbers of steps, and this trainer one "
-                "for all tensors."
-            ),
+            f"the tensors of this state have {len(steps)} different step counts, but this "
+            "trainer keeps one for all tensors.",
             where=str(directory / _NUMBERS),
         )
     return int(max(steps, default=0))

@@ -316,7 +316,8 @@ class LanguageTrainer:
             column = torch.from_numpy(np.concatenate(parts).astype(np.float32))
             if len(column) != len(batch.columns["record"]):
                 raise ConfigError(
-                    f"{name} has a value for each action, and this trainer takes other terms.",
+                    f"column {name} has one value for each action, but the objective of this "
+                    "trainer has terms of another number.",
                     where=f"roles.{self._context.role}.use",
                 )
             batch.columns[name] = column.to(self._engine.device)

@@ -112,7 +112,7 @@ def test_a_state_whose_tensors_have_different_step_counts_is_refused(tmp_path: P
     numbers = {"optimizer_steps": {"a": 4.0, "b": 4.0}, "version": 1}
     assert (take_steps(numbers, tmp_path), numbers) == (4, {"version": 1})
     with pytest.raises(
-        DataError, match="counts 2 different numbers of steps, and this trainer one for all"
+        DataError, match="have 2 different step counts, but this trainer keeps one for all"
     ):
         take_steps({"optimizer_steps": {"a": 4.0, "b": 3.0}}, tmp_path)
 

@@ -174,7 +174,7 @@ def check(files: ModelFiles, found: Sequence[Piece]) -> None:
             raise DataError(f"model directory lacks {name}.", where=where)
         if name not in expected:
             raise DataError(
-                f"model directory holds {name}, for which its config has no use.", where=where
+                f"model directory holds {name}, which its config does not use.", where=where
             )
         if files.shapes[name] != expected[name]:
             raise DataError(

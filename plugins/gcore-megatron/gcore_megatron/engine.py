@@ -381,7 +381,7 @@ def _hf_config(directory: Path) -> Any:
 def _check_ranks(config: MegatronTrainerConfig, context: WorkerContext) -> None:
     if context.ranks % config.replica_slots():
         raise ConfigError(
-            f"{context.ranks} slots do not hold whole replicas of {config.replica_slots()}.",
+            f"{context.ranks} slots cannot be divided into replicas of {config.replica_slots()}.",
             where=f"roles.{context.role}.slots",
             why="A replica takes tensor_parallel x pipeline_parallel x context_parallel slots.",
         )

@@ -135,7 +135,11 @@ def _rotary(
     part = rotary.get("partial_rotary_factor") or 1.0
     why = f"Angles here are positions times constants: {', '.join(_ROTARY)}."
     refuse(kind not in _ROTARY, f"megatron has no rotary embedding of type {kind!r} here.", why)
-    refuse(part != 1.0, f"megatron turns whole heads, this model a part of {part}.", why)
+    refuse(
+        part != 1.0,
+        f"megatron applies rotary embeddings to whole heads, this model to a part of {part}.",
+        why,
+    )
     if kind == "default":
         return 1.0 / rotary["rope_theta"] ** (torch.arange(0, size, 2).float() / size)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -155,7 +159,7 @@ def check_split(model: Architecture, config: MegatronTrainerConfig, role: str) -
         size = getattr(config, name)
         if count % size:
             raise ConfigError(
-                f"the model has {count} {what}, which {size} slots cannot share.",
+                f"the model has {count} {what}, which cannot be divided evenly among {size} slots.",
                 where=f"roles.{role}.config.{name}",
                 todo=f"Choose a divisor of {count}.",
             )

@@ -74,13 +74,13 @@ ROTARY = {"rope_theta": 10000.0}
         ),
         (
             {"rope_parameters": {**ROTARY, "partial_rotary_factor": 0.5}},
-            r"turns whole heads, this model a part of 0\.5",
+            r"rotary embeddings to whole heads, this model to a part of 0\.5",
         ),
         ({"intermediate_size": 48}, r"down_proj\.weight has shape .*, its config says \(64, 48\)"),
         ({"num_hidden_layers": 3}, r"lacks model\.layers\.2\.input_layernorm\.weight"),
         (
             {"num_hidden_layers": 1},
-            r"holds model\.layers\.1\.input_layernorm\.weight, for which its config has no use",
+            r"holds model\.layers\.1\.input_layernorm\.weight, which its config does not use",
         ),
     ],
 )
@@ -112,7 +112,7 @@ def test_an_unsupported_model_is_refused(
             {"pipeline_parallel": 3},
             r"policy\.config\.pipeline_parallel: the model has 2 layers, which 3 slots cann",
         ),
-        (3, {"tensor_parallel": 2}, r"policy\.slots: 3 slots do not hold whole replicas of 2"),
+        (3, {"tensor_parallel": 2}, r"policy\.slots: 3 slots cannot be divided into replicas of 2"),
     ],
 )
 def test_an_impossible_split_is_refused_before_ranks_connect(

@@ -170,7 +170,7 @@ class SglangGenerator:
             if event.lost:
                 self._server.check(_GRACE_S)
                 raise WorkerError(
-                    "SGLang broke off an answer.",
+                    "the connection to SGLang broke during an answer.",
                     where=f"roles.{self._context.role}",
                     why=event.error,
                 )

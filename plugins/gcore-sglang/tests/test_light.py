@@ -47,12 +47,16 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("dtype", r"(?s)engine\.dtype: this is not set here.*Set roles\.rollout\.config\.dtype"),
+        (
+            "dtype",
+            r"(?s)engine\.dtype: this argument is set by another key"
+            r".*Set roles\.rollout\.config\.dtype",
+        ),
         ("model_path", r"Set roles\.rollout\.model\.path"),
         ("random_seed", r"Set run\.seed"),
-        ("tp_size", r"(?s)this cannot be chosen.*on one device"),
-        ("api_key", r"(?s)this cannot be chosen.*drawn anew"),
-        ("host", r"(?s)this cannot be chosen.*its own worker only"),
+        ("tp_size", r"(?s)this argument is fixed.*on one device"),
+        ("api_key", r"(?s)this argument is fixed.*drawn anew"),
+        ("host", r"(?s)this argument is fixed.*its own worker only"),
     ],
 )
 def test_an_engine_argument_that_cannot_be_set_is_refused(name: str, message: str) -> None:

@@ -308,7 +308,7 @@ def test_bfloat16_samples_match_the_forward_pass_of_the_model(open_generator: An
 
 def test_settings_for_an_engine_are_refused(model_dirs: dict[str, Path]) -> None:
     context = tiny.make_context(model_dirs["llama"], engine={"enforce_eager": True})
-    with pytest.raises(ConfigError, match="no engine to pass enforce_eager to"):
+    with pytest.raises(ConfigError, match="no engine, so it cannot pass on enforce_eager"):
         TorchGenerator(TorchGeneratorConfig(), context)
 
 

@@ -73,7 +73,7 @@ def _largest_rank(file: Path) -> int:
         ) from error
     if kind != "LORA" or min(ranks) < 1:
         raise DataError(
-            "adapter is none that vLLM takes.",
+            "vLLM does not support this adapter.",
             where=str(file),
             why=f"peft_type {kind!r}, ranks {ranks}.",
         )

@@ -177,6 +177,7 @@ def _arguments(
             raise ConfigError(
                 "vLLM cannot read prompts in pieces on a CPU when samples have seeds.",
                 where=f"roles.{context.role}.engine.enable_chunked_prefill",
+                todo="Leave it out.",
             )
     return found
 

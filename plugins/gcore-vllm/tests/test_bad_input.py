@@ -125,8 +125,8 @@ def test_an_incomplete_adapter_is_reported(
         ("{", "adapter config is not readable"),
         ('{"r": 8}', "(?s)adapter config is not readable.*peft_type"),
         ('{"peft_type": "LORA", "r": null}', "adapter config is not readable"),
-        ('{"peft_type": "LORA", "r": 0}', r"(?s)adapter is none that vLLM takes.*ranks \[0\]"),
-        ('{"peft_type": "IA3", "r": 8}', "(?s)adapter is none that vLLM takes.*peft_type 'IA3'"),
+        ('{"peft_type": "LORA", "r": 0}', r"(?s)vLLM does not support this adapter.*ranks \[0\]"),
+        ('{"peft_type": "IA3", "r": 8}', "(?s)vLLM does not support this adapter.*peft_type 'IA3'"),
         (
             '{"peft_type": "LORA", "r": 8, "rank_pattern": {"q_proj": 513}}',
             "adapter has rank 513, vLLM takes 512 at",

@@ -60,12 +60,16 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
                 r"'enforce_e"
             ),
         ),
-        ("dtype", r"(?s)engine\.dtype: this is not set here.*Set roles\.rollout\.config\.dtype"),
+        (
+            "dtype",
+            r"(?s)engine\.dtype: this argument is set by another key"
+            r".*Set roles\.rollout\.config\.dtype",
+        ),
         ("model", r"Set roles\.rollout\.model\.path"),
         ("seed", r"Set run\.seed"),
         ("max_lora_rank", r"Set roles\.rollout\.config\.lora_path"),
-        ("tensor_parallel_size", r"(?s)this cannot be chosen.*placement gives to one worker"),
-        ("worker_extension_cls", r"(?s)this cannot be chosen.*takes the weight pushes"),
+        ("tensor_parallel_size", r"(?s)this argument is fixed.*placement gives to one worker"),
+        ("worker_extension_cls", r"(?s)this argument is fixed.*takes the weight pushes"),
     ],
 )
 def test_an_engine_argument_that_cannot_be_set_is_refused(name: str, message: str) -> None:
