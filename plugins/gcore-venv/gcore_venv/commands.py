@@ -65,7 +65,7 @@ def create(words: list[str]) -> int:
     args = _parser_of_create().parse_args(words)
     where = "g-core venv create"
     if not args.plugin:
-        raise ConfigError("for which plugin?", where=where, todo=f"{where} PLUGIN")
+        raise ConfigError("the name of a plugin is missing.", where=where, todo=f"{where} PLUGIN")
     from gcore_venv.listing import readable, shown
     from gcore_venv.making import make
     from gcore_venv.recipe import Wish, interpreter, recipe
@@ -76,9 +76,9 @@ def create(words: list[str]) -> int:
     owner = before.get("plugin", args.plugin)
     if owner != args.plugin:
         raise ConfigError(
-            f"venv {name!r} is one of plugin {owner!r}.",
+            f"venv {name!r} was made for plugin {owner!r}.",
             where=where,
-            todo="call this one otherwise: --name NAME",
+            todo="give this one another name: --name NAME",
         )
     python_before = shutil.which(before.get("python", ""))
     wish = Wish(
@@ -114,7 +114,7 @@ def _place(link: Path, given: Path | None) -> Path:
         raise ConfigError(
             f"venv {link.name!r} is in {named}.",
             where="--dir",
-            todo="call this one otherwise: --name NAME",
+            todo="give this one another name: --name NAME",
         )
     return wanted
 

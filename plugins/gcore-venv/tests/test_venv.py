@@ -221,7 +221,7 @@ def test_missing_files_of_pins_are_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["create"], "for which plugin"),
+        (["create"], "the name of a plugin is missing"),
         (["list", "toy"], "takes no name, but 'toy' is given"),
         (["create", "tyo"], "no plugin named 'tyo'"),
         (["create", "fake"], "does not say what a venv for it needs"),
@@ -231,7 +231,7 @@ def test_missing_files_of_pins_are_named(
             "--python: there is no interpreter /no/python",
         ),
         (["create", "toy", "--name", "a/b"], "--name: 'a/b' cannot name a venv"),
-        (["create", "fake", "--name", "made"], "venv 'made' is one of plugin 'toy'"),
+        (["create", "fake", "--name", "made"], "venv 'made' was made for plugin 'toy'"),
         (["create", "toy", "--name", "made", "--dir", "elsewhere"], "venv 'made' is in "),
         (
             ["create", "toy", "--dir", "."],
