@@ -14,6 +14,7 @@ from gcore_core.contract.launching import Endpoint, Reply, Request
 from gcore_core.contract.records import Header
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.runtime.messages import (
+    BEGIN_CHECKPOINT,
     CARRIED,
     COMMIT_CHECKPOINT,
     FINISH_SAVE,
@@ -97,6 +98,9 @@ class Checkpointing:
         if place.path:  # else it has been told why there is none
             self._begun = self._newest
             await self._ask(SAVE_STATE, SaveState(step, place.path))
+        if self._begun is not None:
+            # So that the supervisor can commit it, if this process ends before it does.
+            await self._tell(BEGIN_CHECKPOINT, self._begun)
 
     async def _finish(self) -> None:
         if self._begun is not None:

@@ -1,7 +1,8 @@
 """The supervisor's part of checkpoints: where one is written, when it counts, and which stay.
 
-The lead of the controllers asks for a directory (``open``), has the trainer save into it, and then
-commits it. Each shard sends the records that its step carries over (``carried``); they are saved
+The lead of the controllers asks for a directory (``open``), has the trainer save into it, says so
+(``begin``) and later commits it. When the run fails in between, ``finish`` commits what the trainer
+has saved. Each shard sends the records that its step carries over (``carried``); they are saved
 when the lead opens the checkpoint of that step.
 """
 
@@ -9,28 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.errors import CheckpointError
+from gcore_core.contract.errors import CheckpointError, GcoreError
 from gcore_core.contract.job_settings import POLICY
-from gcore_core.contract.launching import Site
+from gcore_core.contract.launching import Peer, Site
 from gcore_core.contract.records import Header
 from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
 from gcore_core.runtime.messages import (
+    BEGIN_CHECKPOINT,
     CARRIED,
     COMMIT_CHECKPOINT,
+    FINISH_SAVE,
     OPEN_CHECKPOINT,
     Carried,
     CheckpointPlace,
     CommitCheckpoint,
     Nothing,
     OpenCheckpoint,
+    SaveState,
 )
 from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.rpc.gathering import Gathering
@@ -58,10 +62,13 @@ class Keeper:
         #: (step, shard) -> its carried records; steps before the latest are dropped.
         self._carried: dict[tuple[int, int], list[Header]] = {}
         self._store: StoreReader | None = None
+        # What every rank has begun to save, until it is committed.
+        self._begun: CommitCheckpoint | None = None
 
     def register(self, service: Service) -> None:
         service.add(CARRIED, self.carried)
         service.add(OPEN_CHECKPOINT, self.open)
+        service.add(BEGIN_CHECKPOINT, self.begin)
         service.add(COMMIT_CHECKPOINT, self.commit)
 
     async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
@@ -115,8 +122,36 @@ class Keeper:
                 headers += part
         return headers
 
+    async def begin(self, request: CommitCheckpoint, call: Call) -> Nothing:
+        """Every rank has begun to save the step of the request."""
+
+        async def act(_: list[None]) -> None:
+            self._begun = request
+
+        await self._once.join(("begin", request.step), 0, None, act)
+        return Nothing()
+
+    async def finish(self, ranks: Sequence[Peer], within_s: float) -> None:
+        """Commits the checkpoint that is being saved when a run fails, if there is one.
+
+        Its step ended well, so what failed later does not cost it. Nothing is committed when a rank
+        does not answer, or when that takes longer than ``within_s`` seconds.
+        """
+        begun = self._begun
+        if begun is None:
+            return
+        finish = SaveState(begun.step, "")
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*(rank.call(FINISH_SAVE, finish) for rank in ranks))
+                await self.commit(begun, Call(lambda: None))
+        except (GcoreError, TimeoutError):
+            return
+        self._note(f"the checkpoint of step {begun.step} was being saved and is whole")
+
     async def commit(self, request: CommitCheckpoint, call: Call) -> Nothing:
         async def act(_: list[None]) -> None:
+            self._begun = None
             await asyncio.to_thread(self._commit, request)
 
         await self._once.join(("commit", request.step), 0, None, act)

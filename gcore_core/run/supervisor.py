@@ -20,6 +20,7 @@ from gcore_core.contract import run_files
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied
 from gcore_core.contract.factories import build
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import ALIVE, Launcher, Site
 from gcore_core.contract.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
@@ -95,6 +96,7 @@ class Supervisor:
         self._once = Gathering(1)
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
+        self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
         service = Service("supervisor")
@@ -132,6 +134,9 @@ class Supervisor:
                 try:
                     await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
                     await (self._over if self._over.done() else watch)
+                except GcoreError:
+                    await self._keep_newest(site)
+                    raise
                 finally:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
@@ -148,6 +153,12 @@ class Supervisor:
                 summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
             except GcoreError as unwritten:  # must not hide how the run ended
                 self._display.note(str(unwritten))
+
+    async def _keep_newest(self, site: Site) -> None:
+        """Commits the checkpoint that the trainer is saving while the run fails."""
+        if not self._lost_trainer:
+            ranks = [site.network.peer(name) for name in self._job.workers(POLICY)]
+            await self._keeper.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
     async def _start(self, site: Site) -> None:
         """Restores a resumed run's state and has the node agent start every worker."""
@@ -316,6 +327,7 @@ class Supervisor:
             return
         reason = f"ended with {_code(gone.code)}"
         role, _, rank = gone.name.rpartition(".")
+        self._lost_trainer |= role == POLICY
         failure = WorkerFailure(role=role, rank=int(rank), reason=reason, fatal=not gone.restarted)
         self._observers.worker_failed(self._run, failure)
         if gone.restarted:

@@ -417,7 +417,7 @@ class SaveState(Message):
 
 
 class CommitCheckpoint(Message):
-    """Says that every rank has saved, or that one could not.
+    """Says that every rank has begun to save, that all have saved, or that one could not.
 
     step: of the checkpoint.
     state: what a resumed run of the controller needs.
@@ -435,6 +435,7 @@ CARRIED = Endpoint("carried", Carried, Nothing, Wait.MEETING)
 OPEN_CHECKPOINT = Endpoint("open_checkpoint", OpenCheckpoint, CheckpointPlace, Wait.MEETING)
 SAVE_STATE = Endpoint("save_state", SaveState, Nothing, Wait.MEETING)
 FINISH_SAVE = Endpoint("finish_save", SaveState, Nothing, Wait.MEETING)
+BEGIN_CHECKPOINT = Endpoint("begin_checkpoint", CommitCheckpoint, Nothing, Wait.MEETING)
 COMMIT_CHECKPOINT = Endpoint("commit_checkpoint", CommitCheckpoint, Nothing, Wait.MEETING)
 
 

@@ -33,6 +33,7 @@ from gcore_core.controllers.step_program import StepProgram
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
+    BEGIN_CHECKPOINT,
     CARRIED,
     COMMIT_CHECKPOINT,
     OPEN_CHECKPOINT,
@@ -394,6 +395,9 @@ async def _serve_supervisor(
         place.mkdir(exist_ok=True)
         return CheckpointPlace(str(place))
 
+    async def begin_checkpoint(request: CommitCheckpoint, call: Call) -> Nothing:
+        return Nothing()
+
     async def commit_checkpoint(request: CommitCheckpoint, call: Call) -> Nothing:
         outcome.checkpoints.append(request)
         return Nothing()
@@ -403,6 +407,7 @@ async def _serve_supervisor(
     service.add(PUBLISHED, published)
     service.add(CARRIED, carried)
     service.add(OPEN_CHECKPOINT, open_checkpoint)
+    service.add(BEGIN_CHECKPOINT, begin_checkpoint)
     service.add(COMMIT_CHECKPOINT, commit_checkpoint)
     slabs.register(service)
     AgreementService(job.shards).register(service)

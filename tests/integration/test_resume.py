@@ -114,6 +114,23 @@ def test_a_run_continues_from_its_newest_checkpoint_after_losing_a_trainer_or_co
     assert last_batches(run) == last_batches(calm)
 
 
+@pytest.mark.parametrize("trainer", ["recording", "halts"], ids=["at once", "in the background"])
+def test_a_step_that_fails_does_not_cost_the_checkpoint_of_the_step_before(
+    trainer: str, calm: Any, tmp_path: Path
+) -> None:
+    job = config()
+    job["roles"]["policy"]["use"] = f"trouble/{trainer}"
+    job["rewards"] = {"letters": {"use": "trouble/nomore"}}
+    code, run = runs.finish(tmp_path, job)
+    assert code != 0
+    assert "the checkpoint of step 2 was being saved and is whole" in run.output
+    assert (run.path / "checkpoints" / "step-000002").is_dir()
+    (tmp_path / "mended").touch()
+    done = resume(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run.weights() == calm.weights()
+
+
 def halted(directory: Path, what: str, **changes: Any) -> Any:
     """A run that is about to halt at ``what`` of its third step, or in the save of it."""
     directory.mkdir(exist_ok=True)

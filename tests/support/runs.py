@@ -181,6 +181,15 @@ class NoLuck(fake.FakeScorer):
         raise ValueError("no luck")
 
 
+class NoMore(fake.FakeScorer):
+    """Fails from the third step of six prompts on, unless a test has laid the file ``mended``."""
+
+    def score(self, records):
+        if any(record.ordinal >= 12 for record in records) and not os.path.exists("mended"):
+            raise ValueError("no more")
+        return super().score(records)
+
+
 class Nan(fake.FakeScorer):
     def score(self, records):
         return [Score(value=float("nan")) for _ in records]
@@ -209,7 +218,7 @@ def gcore_generators():
 
 @hookimpl
 def gcore_rewards():
-    for cls in (HangsOnce, NoLuck, Nan, Leaves, Raises, Looks):
+    for cls in (HangsOnce, NoLuck, NoMore, Nan, Leaves, Raises, Looks):
         yield p.RewardProvider(name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}")
 '''  # noqa: E501
 
