@@ -122,8 +122,12 @@ def raises(records: Sequence[ScoredRecord]) -> list[Score]:
             lambda records: [Score(value=None, status="failed", reason="no boxed answer")] * 2,
             "no boxed answer",
         ),
+        (
+            lambda records: [Score(value=None, status="failed")] * 2,
+            "rewards.bad: failed, without a reason",
+        ),
     ],
-    ids=["raises", "floats", "nothing", "text", "nan", "inf", "none", "too-few", "says-so"],
+    ids=["raises", "floats", "nothing", "text", "nan", "inf", "none", "too-few", "says-so", "mute"],
 )
 async def test_a_failing_reward_sets_its_status_and_affects_no_other(
     answer: Callable[[Sequence[ScoredRecord]], list[Score]], reason: str, bench: Bench

@@ -263,8 +263,8 @@ def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
         status = REWARD_FAILED
         statuses[name] = status
         reason = f"the reward is {value}"
-    if status == OK or not reason:
-        first_reason = result.reason
-    else:
-        first_reason = result.reason or short_reason(f"rewards.{name}: {reason}")
+    first_reason = result.reason
+    if status != OK and not first_reason:
+        # Without a reason here, the record's own would be shown for it, such as "length".
+        first_reason = short_reason(f"rewards.{name}: {reason or f'{status}, without a reason'}")
     return RecordScore(result.ordinal, result.sample, values, statuses, first_reason)
