@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from gcore_core.contract.errors import ConfigError
+from gcore_genrm.parser_config import ParserConfig, compiled, require
+from gcore_genrm.parsers import make_reader, make_rubric_reader
 from gcore_genrm.templates import FIELDS, Form, Template, read_template
 
-_NUMBER = r"[-+]?\d+(?:\.\d+)?"
-
+# In a general template <line> becomes the form of the line that the parser reads, <scores> what a
+# score may be.
 _POINTWISE = """Judge how well the response answers the question. Think it through, then end with a line of this form:
-Score: <a number from 0 (useless) to 10 (cannot be better)>
+<line>
 
 # Question
 {prompt}
@@ -22,14 +25,14 @@ Score: <a number from 0 (useless) to 10 (cannot be better)>
 {completion}"""  # noqa: E501
 _CRITERION = """Judge the response to the question by this criterion alone: {criterion}. {description}
 Think it through, then end with a line of this form:
-Score: <a number from 0 (not met at all) to 10 (fully met)>
+<line>
 
 # Question
 {prompt}
 
 # Response
 {completion}"""  # noqa: E501
-_RUBRIC = """Judge the response to the question by each of these criteria, from 0 (not met at all) to 10 (fully met):
+_RUBRIC = """Judge the response to the question by each of these criteria, <scores>:
 {criteria}
 Think it through, then end with one JSON object that has these criteria as keys and your scores as values.
 
@@ -39,7 +42,7 @@ Think it through, then end with one JSON object that has these criteria as keys 
 # Response
 {completion}"""  # noqa: E501
 _PAIRWISE = """Which of two responses answers the question better? Think it through, then end with a line of this form:
-Better: <A, B or tie>
+<line>
 
 # Question
 {prompt}
@@ -49,20 +52,10 @@ Better: <A, B or tie>
 
 # Response B
 {second}"""  # noqa: E501
-
-
-def _require(holds: bool, where: str, what: str) -> None:
-    if not holds:
-        raise ConfigError(what, where=where)
-
-
-def _compiled(pattern: str, where: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"{pattern!r} is not a regular expression: {error}.", where=where
-        ) from error
+_SCALE = (0.0, 10.0)
+_BETTER = {"A": 1.0, "B": 0.0, "tie": 0.5}
+# Read too: the general template calls the two by these names.
+_BETTER_BY_NAME = {"Response A": 1.0, "Response B": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,36 +66,6 @@ class Turn:
     """Who speaks."""
     content: str = ""
     """What is said, with the places of a template."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParserConfig:
-    """How the score is found in what the judge wrote. Where it occurs more than once, the last one
-    counts.
-    """
-
-    pattern: str = ""
-    """Regular expression with a group named score, as in ``Score: (?P<score>\\d+)``."""
-    key: str = ""
-    """Instead: the key of a JSON object somewhere in the text."""
-    choices: dict[str, float] = field(default_factory=dict)
-    """Word -> score, capitals or not; without pattern and key, one of these words is looked for.
-    Quote yes and no.
-    """
-
-    def __post_init__(self) -> None:
-        _require(not (self.pattern and self.key), "parser", "takes a pattern or a key, not both.")
-        groups = _compiled(self.pattern, "parser.pattern").groupindex
-        _require(
-            not self.pattern or "score" in groups, "parser.pattern", "has no group (?P<score>...)."
-        )
-        for word, score in self.choices.items():
-            _require(bool(word.strip()), "parser.choices", "an empty word is no choice.")
-            _require(
-                math.isfinite(score),
-                "parser.choices",
-                f"{word!r} stands for {score}, which is no score.",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +93,7 @@ class JudgeConfig:
     whole completion.
     """
     parser: ParserConfig = field(default_factory=ParserConfig)
-    """How the score is found in the answer. Empty: as the general templates ask for it."""
+    """How the score is found in the answer. Empty: on the line that general templates ask for."""
     votes: int = 1
     """How often the judge is asked the same."""
     combine: Literal["mean", "median", "majority"] = "mean"
@@ -142,51 +105,84 @@ class JudgeConfig:
     greedy: bool = False
     """Take the likeliest answer. A retry samples: the likeliest would be the same again."""
     accept_truncated: bool = False
-    """Parse answers that were cut off at the judge's max_new_tokens too."""
+    """Parse answers that were cut off at the judge's max_new_tokens too. A number at the very end
+    may lack its last digits.
+    """
     stop_after: int = 32
     """Stop the run when none of the first so many answers could be parsed; 0: never."""
 
     def __post_init__(self) -> None:
+        self._check()
+        self._check_fit()
+
+    def _check(self) -> None:
+        """Raises ConfigError where a setting is wrong or two do not go together."""
         given = [name for name in ("template", "path", "messages") if getattr(self, name)]
-        _require(
+        require(
             len(given) < 2,
             given[-1] if given else "",
             f"{' and '.join(given)} are set; give one of them.",
         )
-        _require(not (self.system and self.messages), "system", "make it the first of messages.")
+        require(not (self.system and self.messages), "system", "make it the first of messages.")
         plain = self.form == "chat" or not (self.system or self.messages)
-        _require(plain, "form", "text has no turns, so it takes neither system nor messages.")
-        _require(
+        require(plain, "form", "text has no turns, so it takes neither system nor messages.")
+        require(
             not self.images or self.form == "chat",
             "form",
             "text has no places for images; use chat.",
         )
-        _require(
+        require(
             len({*self.images}) == len(self.images),
             "images",
             f"must differ: {', '.join(self.images)}.",
         )
         for name in self.images:
             free = re.fullmatch(r"\w+", name) and name not in self.places() | {FIELDS}
-            _require(bool(free), "images", f"{name!r} cannot be the name of a place.")
-        _require(self.votes >= 1, "votes", f"must be at least 1, is {self.votes}.")
-        _require(
+            require(bool(free), "images", f"{name!r} cannot be the name of a place.")
+        require(self.votes >= 1, "votes", f"must be at least 1, is {self.votes}.")
+        require(
             not self.greedy or self.votes == 1, "votes", "are all alike when greedy; set votes: 1."
         )
-        _require(
+        require(
             1 <= self.fewest <= self.votes,
             "min_parsed",
             f"must be in 1..{self.votes}, is {self.min_parsed}.",
         )
-        _require(self.retries >= 0, "retries", f"must not be negative, is {self.retries}.")
-        _require(self.stop_after >= 0, "stop_after", f"must not be negative, is {self.stop_after}.")
-        _compiled(self.completion_pattern, "completion_pattern")
+        require(self.retries >= 0, "retries", f"must not be negative, is {self.retries}.")
+        require(self.stop_after >= 0, "stop_after", f"must not be negative, is {self.stop_after}.")
+        compiled(self.completion_pattern, "completion_pattern")
         self.asked()
+
+    def _check_fit(self) -> None:
+        """Raises ConfigError where the parser cannot read what the general template asks for."""
+        name = "pattern" if self.parser.pattern else "key" if self.parser.key else ""
+        if not name or not self.is_general:
+            return
+        read = self.reader()
+        examples = self.examples()
+        after = self.parser.after
+        answers = [f"{after}{before}{x}" for x in examples for before in ("", "Reasons.\n")]
+        require(
+            any(read(answer) is not None for answer in answers),
+            f"parser.{name}",
+            f"does not read {examples[0]!r}, which the general template asks for; set a template "
+            "that asks for what it reads.",
+        )
 
     @property
     def fewest(self) -> int:
         """Votes that must be parsed."""
         return self.votes // 2 + 1 if self.min_parsed is None else self.min_parsed
+
+    @property
+    def is_general(self) -> bool:
+        """Whether the judge is asked by the general template."""
+        return not (self.template or self.path or self.messages)
+
+    @property
+    def label(self) -> str:
+        """What the line of the general template begins with."""
+        return self.parser.line or "Score"
 
     def places(self) -> frozenset[str]:
         """What a template may name, besides {fields[...]}."""
@@ -206,7 +202,15 @@ class JudgeConfig:
 
     def general(self) -> str:
         """The template where none is given."""
-        return self._showing(_POINTWISE)
+        raise NotImplementedError
+
+    def examples(self) -> list[str]:
+        """Answers of the form that the general template asks for."""
+        raise NotImplementedError
+
+    def reader(self) -> Callable[[str], Any]:
+        """Returns what reads an answer; its result is None where nothing can be read."""
+        return make_reader(self.parsed_by())
 
     def _showing(self, template: str) -> str:
         """The template with every image before the completion."""
@@ -238,10 +242,13 @@ class JudgeConfig:
         return Form(turns=[*system, ("user", text)]).requiring(self.needed(), where)
 
     def parsed_by(self) -> ParserConfig:
-        """The parser, or the one that fits the general template."""
-        if self.parser != ParserConfig():
-            return self.parser
-        return ParserConfig(pattern=rf"(?i)score\W*?(?P<score>{_NUMBER})")
+        """The parser; one that reads a line where nothing else is set.
+
+        Choices alone are looked for on that line too, when the general template asks for it.
+        """
+        parser = self.parser
+        is_complete = parser.key or parser.pattern or (parser.choices and not self.is_general)
+        return parser if is_complete else replace(parser, line=self.label)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,24 +268,50 @@ class PointwiseConfig(JudgeConfig):
     Empty: the whole completion is judged.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         ends = self.ends
-        _require(len(ends) in (0, 2), "scale", f"must be the worst and the best score, is {ends}.")
-        _require(
+        require(len(ends) in (0, 2), "scale", f"must be the worst and the best score, is {ends}.")
+        require(
             len({*ends}) == len(ends) and all(map(math.isfinite, ends)),
             "scale",
             f"its ends are {ends}.",
         )
         fit = self.unfit_score is None or math.isfinite(self.unfit_score)
-        _require(fit, "unfit_score", f"must be finite, is {self.unfit_score}.")
+        require(fit, "unfit_score", f"must be finite, is {self.unfit_score}.")
+        super()._check()  # last: the general template names the scale's ends
 
     @property
     def ends(self) -> list[float]:
         """The scale's worst and best score; empty where scores are taken as they are."""
         if self.scale is None:
-            return [] if self.parser.choices else [0.0, 10.0]
+            return [] if self.parser.choices else list(_SCALE)
         return list(self.scale)
+
+    def general(self) -> str:
+        return self._showing(_POINTWISE).replace(
+            "<line>", self._line("a number from {} (useless) to {} (cannot be better)")
+        )
+
+    def examples(self) -> list[str]:
+        words = [*self.parser.choices] or [f"{end:g}" for end in self._asked_ends]
+        return [f"{self.label}: {word}" for word in words]
+
+    def reader(self) -> Callable[[str], Any]:
+        return make_reader(self.parsed_by(), self.ends)
+
+    @property
+    def _asked_ends(self) -> Sequence[float]:
+        """The worst and the best score that the general template names."""
+        return self.ends or _SCALE
+
+    def _line(self, number: str) -> str:
+        """The form of the line that the general template asks for.
+
+        number: what a score is where it is no choice, with places for the scale's ends.
+        """
+        worst, best = self._asked_ends
+        words = _either([*self.parser.choices])
+        return f"{self.label}: <{words or number.format(f'{worst:g}', f'{best:g}')}>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,31 +345,56 @@ class RubricConfig(PointwiseConfig):
     def needed(self) -> frozenset[str]:
         return super().needed() | {"criteria" if self.together else "criterion"}
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         names = [criterion.name.strip().casefold() for criterion in self.criteria]
-        _require(bool(names), "criteria", "a rubric needs at least one.")
-        _require(
+        require(bool(names), "criteria", "a rubric needs at least one.")
+        require(
             all(names) and len({*names}) == len(names),
             "criteria",
             f"names must differ: {', '.join(names)}.",
         )
         for criterion in self.criteria:
             weight = criterion.weight
-            _require(
+            require(
                 weight > 0 and math.isfinite(weight),
                 f"criteria.{criterion.name}.weight",
                 f"is {weight}.",
             )
-        super().__post_init__()
+        super()._check()
         if self.together:
-            _require(not self.parser.key, "parser.key", "the criteria are the keys; leave it out.")
+            require(not self.parser.key, "parser.key", "the criteria are the keys; leave it out.")
+            require(
+                not self.parser.line,
+                "parser.line",
+                "one line cannot hold the scores of all criteria; leave it out, or set together: "
+                "false.",
+            )
             named = not self.parser.pattern or "name" in re.compile(self.parser.pattern).groupindex
-            _require(
+            require(
                 named, "parser.pattern", "has no group (?P<name>...), which says whose score it is."
             )
 
     def general(self) -> str:
-        return self._showing(_RUBRIC if self.together else _CRITERION)
+        if not self.together:
+            return self._showing(_CRITERION).replace(
+                "<line>", self._line("a number from {} (not met at all) to {} (fully met)")
+            )
+        worst, best = self._asked_ends
+        numbers = f"from {worst:g} (not met at all) to {best:g} (fully met)"
+        words = _either([*self.parser.choices])
+        return self._showing(_RUBRIC).replace("<scores>", f"by {words}" if words else numbers)
+
+    def examples(self) -> list[str]:
+        if not self.together:
+            return super().examples()
+        scores: Sequence[object] = [*self.parser.choices] or self._asked_ends
+        names = [criterion.name for criterion in self.criteria]
+        return [json.dumps(dict.fromkeys(names, score)) for score in scores]
+
+    def reader(self) -> Callable[[str], Any]:
+        if not self.together:
+            return super().reader()
+        return make_rubric_reader(self.parser, [criterion.name for criterion in self.criteria])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,20 +418,20 @@ class PairwiseConfig(JudgeConfig):
     finite.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(
+    def _check(self) -> None:
+        super()._check()
+        require(
             self.opponents is None or self.opponents >= 1,
             "opponents",
             f"must be at least 1, is {self.opponents}.",
         )
-        _require(
+        require(
             self.prior > 0 and math.isfinite(self.prior),
             "prior",
             f"must be positive, is {self.prior}.",
         )
         for word, score in self.parser.choices.items():
-            _require(
+            require(
                 0 <= score <= 1,
                 "parser.choices",
                 f"{word!r} stands for {score}; it must be in 0..1.",
@@ -388,16 +446,28 @@ class PairwiseConfig(JudgeConfig):
     def pictures(self) -> frozenset[str]:
         return frozenset(f"{place}_{name}" for place in ("first", "second") for name in self.images)
 
+    @property
+    def label(self) -> str:
+        return self.parser.line or "Better"
+
     def general(self) -> str:
-        found = _PAIRWISE
+        words = _either([*(self.parser.choices or _BETTER)])
+        text = _PAIRWISE.replace("<line>", f"{self.label}: <{words}>")
         for place in ("first", "second"):
             shown = "".join(f"{{{place}_{name}}}\n" for name in self.images)
-            found = found.replace(f"{{{place}}}", f"{shown}{{{place}}}")
-        return found
+            text = text.replace(f"{{{place}}}", f"{shown}{{{place}}}")
+        return text
+
+    def examples(self) -> list[str]:
+        return [f"{self.label}: {word}" for word in self.parser.choices or _BETTER]
 
     def parsed_by(self) -> ParserConfig:
-        if self.parser != ParserConfig():
-            return self.parser
-        return ParserConfig(
-            pattern=r"(?i)better\W*?(?P<score>a|b|tie)\b", choices={"a": 1.0, "b": 0.0, "tie": 0.5}
-        )
+        parser = super().parsed_by()
+        if parser.line and not parser.choices:
+            return replace(parser, choices=_BETTER | _BETTER_BY_NAME)
+        return parser
+
+
+def _either(words: Sequence[str]) -> str:
+    """Returns words as a choice: "A, B or tie"."""
+    return " or ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)

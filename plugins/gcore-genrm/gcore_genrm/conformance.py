@@ -43,7 +43,7 @@ class LengthJudge:
             )
         else:
             score = min(10, parts[0])
-            said = f'Score: {score} {{"clear": {score}, "short": {10 - score}}}'
+            said = f'Score: {score}\n{{"clear": {score}, "short": {10 - score}}}'
         return Answer(text=said, status=FINISHED, n_actions=len(said))
 
 

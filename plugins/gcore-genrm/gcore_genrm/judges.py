@@ -11,7 +11,7 @@ from gcore_core.contract.records import TRUNCATED
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_genrm.config import PointwiseConfig, RubricConfig
 from gcore_genrm.panel import Case, Panel, Ruling, combined, media_of
-from gcore_genrm.parsers import make_reader, make_rubric_reader, on_scale
+from gcore_genrm.parsers import on_scale
 from gcore_genrm.templates import MissingField, text_of
 
 
@@ -63,11 +63,11 @@ class PointwiseJudge:
         return [scores[i] for i in range(len(records))]
 
     def _make_panel(self, context: WorkerContext) -> Panel[Any]:
-        read = make_reader(self._config.parsed_by())
+        read = self._config.reader()
 
         def score(text: str) -> float | None:
-            found = read(text)
-            return None if found is None else self._on_scale(found)
+            raw = read(text)
+            return None if raw is None else self._on_scale(raw)
 
         return Panel(self._config, context, score)
 
@@ -117,11 +117,11 @@ class RubricJudge(PointwiseJudge):
     def _make_panel(self, context: WorkerContext) -> Panel[Any]:
         if not self._config.together:
             return super()._make_panel(context)
-        read = make_rubric_reader(self._config.parser, self._names)
+        read = self._config.reader()
 
         def scores(text: str) -> list[float] | None:
-            found = read(text) or []
-            scaled = [share for score in found if (share := self._on_scale(score)) is not None]
+            raw = read(text) or []
+            scaled = [share for score in raw if (share := self._on_scale(score)) is not None]
             return scaled if len(scaled) == len(self._names) else None
 
         return Panel(self._config, context, scores)

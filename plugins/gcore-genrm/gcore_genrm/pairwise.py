@@ -13,7 +13,6 @@ from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, f
 from gcore_genrm.config import PairwiseConfig
 from gcore_genrm.judges import Judged
 from gcore_genrm.panel import Case, Panel, combined, media_of, question_seed
-from gcore_genrm.parsers import make_reader
 from gcore_genrm.templates import MissingField, text_of
 
 
@@ -38,11 +37,11 @@ class PairwiseJudge:
         self._form = config.asked()
         self._judged = Judged(config.completion_pattern)
         self._seed = context.seed
-        read = make_reader(config.parsed_by())
+        read = config.reader()
 
         def preference(text: str) -> float | None:
-            found = read(text)
-            return found if found is not None and 0 <= found <= 1 else None
+            share: float | None = read(text)
+            return share if share is not None and 0 <= share <= 1 else None
 
         self._panel = Panel(config, context, preference)
 

@@ -2,60 +2,67 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gcore_genrm.config import ParserConfig
+from gcore_genrm.json_objects import find_object
+from gcore_genrm.parser_config import ParserConfig, plain
+from gcore_genrm.verdict_lines import read_choice_line, read_labelled_line
 
 Reader = Callable[[str], float | None]
+_MINUS = "\u2212"
+_NUMBER = rf"[-+{_MINUS}]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_RATING = re.compile(rf"({_NUMBER})(?:\s*(?:/|out of)\s*({_NUMBER}))?", re.IGNORECASE)
 
 
-def make_reader(parser: ParserConfig) -> Reader:
-    """Returns a reader of the last score in a text, found by pattern, key or choices."""
-    choices = {word.strip().casefold(): score for word, score in parser.choices.items()}
+def make_reader(parser: ParserConfig, ends: Sequence[float] = ()) -> Reader:
+    """Returns a reader of the score in a text, found by line, key, pattern or choices.
+
+    ends: of the scale. The larger one may stand behind a score on a line, as in ``Score: 7/10``.
+    """
+    choices = _by_plain_word(parser)
+    if parser.line:
+        value = _value_reader(choices, ends)
+        return _behind(parser.after, lambda text: read_labelled_line(text, parser.line, value))
     if parser.key:
-        return lambda text: _number(
-            _last_object(text, [parser.key]).get(_plain(parser.key)), choices
+        key = plain(parser.key)
+        return _behind(
+            parser.after, lambda text: _number((find_object(text, [key]) or {}).get(key), choices)
         )
     if parser.pattern:
         pattern = re.compile(parser.pattern)
-    else:  # longest first: "not good" before "good"
-        words = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
-        pattern = re.compile(rf"(?<!\w)(?P<score>{words})(?!\w)", re.IGNORECASE)
-    return lambda text: _number(_last(pattern, text), choices)
+        return _behind(parser.after, lambda text: _number(_last(pattern, text), choices))
+    return _behind(parser.after, lambda text: read_choice_line(text, choices))
 
 
 def make_rubric_reader(
     parser: ParserConfig, names: Sequence[str]
 ) -> Callable[[str], list[float] | None]:
-    """Returns a reader that finds the last score of every criterion, in the order of ``names``.
+    """Returns a reader that finds the score of every criterion, in the order of ``names``.
 
     It returns None unless all are there. Without a pattern the criteria are keys of one JSON
-    object.
+    object; with one, the last score of each counts.
     """
-    choices = {word.strip().casefold(): score for word, score in parser.choices.items()}
+    choices = _by_plain_word(parser)
+    keys = [plain(name) for name in names]
     pattern = re.compile(parser.pattern) if parser.pattern else None
 
     def read(text: str) -> list[float] | None:
+        values: Mapping[str, Any]
         if pattern is None:
-            told = _last_object(text, names)
+            values = find_object(text, keys) or {}
         else:
-            told = {
-                _plain(m["name"]): m["score"]
-                for m in pattern.finditer(text)
-                if m["name"] and m["score"]
+            values = {
+                plain(match["name"]): match["score"]
+                for match in pattern.finditer(text)
+                if match["name"] and match["score"]
             }
-        scores = [
-            score
-            for name in names
-            if (score := _number(told.get(_plain(name)), choices)) is not None
-        ]
-        return scores if len(scores) == len(names) else None
+        scores = [score for key in keys if (score := _number(values.get(key), choices)) is not None]
+        return scores if len(scores) == len(keys) else None
 
-    return read
+    return _behind(parser.after, read)
 
 
 def on_scale(score: float, ends: Sequence[float], *, clip: bool) -> float | None:
@@ -73,52 +80,64 @@ def on_scale(score: float, ends: Sequence[float], *, clip: bool) -> float | None
     return min(1.0, max(0.0, share))
 
 
-def _plain(name: str) -> str:
-    return name.strip().casefold()
+def _behind(mark: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns a reader of what stands behind the first ``mark``; of all where there is no mark.
+
+    It is the first one because a later one may be quoted: what is read too much can contradict the
+    verdict, what is left out cannot.
+    """
+    if not mark:
+        return read
+
+    def read_rest(text: str) -> Any:
+        _, separator, rest = text.partition(mark)
+        return read(rest) if separator else None
+
+    return read_rest
+
+
+def _by_plain_word(parser: ParserConfig) -> dict[str, float]:
+    return {plain(word): score for word, score in parser.choices.items()}
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found = None
+    score = None
     for match in pattern.finditer(text):
-        found = match["score"]
-    return found
+        score = match["score"]
+    return score
+
+
+def _value_reader(choices: Mapping[str, float], ends: Sequence[float]) -> Reader:
+    """Returns a reader of what stands behind a label: a choice, or a number such as 7 or 7/10."""
+
+    def read(text: str) -> float | None:
+        if choices:
+            return _number(text, choices)
+        rating = _RATING.fullmatch(text)
+        if rating is None:
+            return None
+        score, best = rating.groups()
+        is_of_scale = best is None or (bool(ends) and _number(best, {}) == max(ends))
+        return _number(score, {}) if is_of_scale else None
+
+    return read
 
 
 def _number(value: Any, choices: Mapping[str, float]) -> float | None:
     """Returns the finite number that a value stands for; None where it stands for none.
 
     Where there are choices, a value must be one of their words. Else it must be a number or the
-    text of one.
+    text of one, written with digits, a decimal point and a sign alone.
     """
     if choices:
-        return choices.get(_plain(value)) if isinstance(value, str) else None
+        return choices.get(plain(value)) if isinstance(value, str) else None
+    if isinstance(value, str):
+        text = value.strip()
+        value = text.replace(_MINUS, "-") if re.fullmatch(_NUMBER, text) else None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
         number = float(value)
-    except (ValueError, OverflowError):
+    except OverflowError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _last_object(text: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Returns the last JSON object in the text that has all the keys; empty where there is none.
-
-    Capitals in keys do not matter; the object's keys come back in small letters.
-    """
-    # Every brace is tried as the beginning of an object, from the last one backwards.
-    wanted = {_plain(key) for key in keys}
-    decoder = json.JSONDecoder()
-    for start in range(len(text) - 1, -1, -1):
-        if text[start] != "{":
-            continue
-        try:
-            found, _ = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        if (
-            isinstance(found, dict)
-            and wanted <= (by_name := {_plain(key): value for key, value in found.items()}).keys()
-        ):
-            return by_name
-    return {}

@@ -190,11 +190,11 @@ async def test_a_score_off_the_scale_cannot_be_parsed_unless_it_is_clipped() -> 
 
 
 async def test_an_answer_that_was_cut_off_is_not_parsed_unless_accepted() -> None:
-    cut = Answer(text="Score: 3 is too low, so", status="truncated", n_actions=9)
+    cut = Answer(text="Score: 3\nThat is low, but", status="truncated", n_actions=9)
     scorer, _ = judge(lambda *_: cut, retries=0)
     assert (
         await one(scorer)
-    ).reason == "unparsable: (cut off after 9 tokens) 'Score: 3 is too low, so'"
+    ).reason == r"unparsable: (cut off after 9 tokens) 'Score: 3\nThat is low, but'"
     scorer, _ = judge(lambda *_: cut, accept_truncated=True)
     assert (await one(scorer)).value == 0.3
 

@@ -183,6 +183,42 @@ RUBRIC: dict[str, Any] = {"criteria": [{"name": "clear"}]}
         ),
         (
             PointwiseConfig,
+            {"parser": {"line": "Score", "key": "score"}},
+            "parser: takes a line, a key or a pattern, not two of them",
+        ),
+        (
+            PointwiseConfig,
+            {"parser": {"line": "a\nb"}},
+            r"parser.line: 'a\nb' is not the label of a line",
+        ),
+        (
+            PointwiseConfig,
+            {"parser": {"key": "score"}},
+            "parser.key: does not read 'Score: 0', which the general template asks for; set a "
+            "template that asks for what it reads.",
+        ),
+        (
+            PointwiseConfig,
+            {"parser": {"pattern": r"Grade: (?P<score>\d+)"}},
+            "parser.pattern: does not read 'Score: 0'",
+        ),
+        (
+            RubricConfig,
+            {**RUBRIC, "parser": {"pattern": r"(?P<name>\w+): (?P<score>\d+)"}},
+            """parser.pattern: does not read '{"clear": 0.0}'""",
+        ),
+        (
+            RubricConfig,
+            {**RUBRIC, "parser": {"line": "Score"}},
+            "parser.line: one line cannot hold the scores of all criteria",
+        ),
+        (
+            PairwiseConfig,
+            {"parser": {"key": "better"}},
+            "parser.key: does not read 'Better: A'",
+        ),
+        (
+            PointwiseConfig,
             {"parser": {"choices": {" ": 1.0}}},
             "parser.choices: an empty word is no choice",
         ),
@@ -244,6 +280,20 @@ def test_a_bad_setting_is_refused(cls: type, wrong: dict[str, Any], said: str) -
     cause = caught.value.__cause__
     assert isinstance(cause, ConfigError)
     assert said in str(cause)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"parser": {"pattern": r"(?i)score\W*(?P<score>\d+)"}}, "Score is 4 of 10, so score = 6"),
+        ({"parser": {"key": "s"}, "template": '{completion} {"s": 0 to 10}'}, 'hm {"s": 6}'),
+        ({"parser": {"choices": {"six": 6.0}}, "template": "{completion}"}, "Six."),
+        ({"parser": {"line": "Mark"}, "template": "{completion}"}, "Mark: 6"),
+        ({"template": "{completion}"}, "Score: 6"),
+    ],
+)
+def test_a_parser_that_fits_what_is_asked_is_taken(config: dict[str, Any], text: str) -> None:
+    assert msgspec.convert(config, PointwiseConfig).reader()(text) == 6
 
 
 @pytest.mark.parametrize("cls", [PointwiseConfig, RubricConfig, PairwiseConfig])
