@@ -65,51 +65,53 @@ class Turn:
     role: Literal["system", "user", "assistant"] = "user"
     """Who speaks."""
     content: str = ""
-    """What is said, with the places of a template."""
+    """Text of the turn; may hold places, as a template does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig:
-    """What all judges have."""
+    """Settings that all judges share."""
 
     template: str = ""
-    """What the judge is asked, with places such as {prompt}, {completion}, {fields[answer]}. Empty:
-    a general one.
+    """Prompt for the judge, with places such as {prompt}, {completion}, {fields[answer]}. Empty: a
+    general template, which asks for what the parser reads.
     """
     path: str = ""
-    """Instead: a file that holds it; relative to the YAML's directory."""
+    """File that holds the template, instead of template; relative to the YAML's directory."""
     messages: list[Turn] = field(default_factory=list)
-    """Instead: chat turns, each with its own places; for examples of good judgement."""
+    """Chat turns, each with its own places, instead of template; for examples of good judgement."""
     system: str = ""
-    """A system turn before the template."""
+    """System turn before the template."""
     form: Literal["chat", "text"] = "chat"
-    """chat: the judge's own chat template is applied. text: it continues the template as it is."""
+    """chat: the judge's own chat template is applied. text: the judge continues the template."""
     images: list[str] = field(default_factory=list)
-    """Media of the record that the judge is shown, such as image, each at a place of its name:
+    """Media of the record that the judge is shown, such as image. Each has a place of its name:
     {image}. They must be uint8[height, width, 1 or 3], and the role must take images.
     """
     completion_pattern: str = ""
-    """Regular expression: its last match (its first group, where it has one) is judged, not the
+    """Regular expression whose last match (its first group, if it has one) is judged instead of the
     whole completion.
     """
     parser: ParserConfig = field(default_factory=ParserConfig)
     """How the score is found in the answer. Empty: on the line that general templates ask for."""
     votes: int = 1
-    """How often the judge is asked the same."""
+    """Number of answers that the judge is asked for, each with a seed of its own."""
     combine: Literal["mean", "median", "majority"] = "mean"
-    """What becomes of the votes; of equal majorities the mean."""
+    """How votes become one score. majority: the most frequent; the mean of several such."""
     min_parsed: int | None = None
-    """Fewest votes that must be parsed, or there is no reward. Empty: more than half."""
+    """Number of votes that must be parsed; with fewer the reward fails. Empty: more than half."""
     retries: int = 2
-    """How often a vote that cannot be parsed is asked for again, with a new seed."""
+    """Number of times that the judge is asked again, with a new seed, for a vote that cannot be
+    parsed.
+    """
     greedy: bool = False
-    """Take the likeliest answer. A retry samples: the likeliest would be the same again."""
+    """Take the likeliest answer. A retry samples, because the likeliest would be the same again."""
     accept_truncated: bool = False
     """Parse answers that were cut off at the judge's max_new_tokens too. A number at the very end
     may lack its last digits.
     """
     stop_after: int = 32
-    """Stop the run when none of the first so many answers could be parsed; 0: never."""
+    """Stop the run when none of the first stop_after answers could be parsed; 0: never."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -151,7 +153,7 @@ class JudgeConfig:
         require(self.retries >= 0, "retries", f"must not be negative, is {self.retries}.")
         require(self.stop_after >= 0, "stop_after", f"must not be negative, is {self.stop_after}.")
         compiled(self.completion_pattern, "completion_pattern")
-        self.asked()
+        self.make_form()
 
     def _check_fit(self) -> None:
         """Raises ConfigError where the parser cannot read what the general template asks for."""
@@ -171,7 +173,7 @@ class JudgeConfig:
 
     @property
     def fewest(self) -> int:
-        """Votes that must be parsed."""
+        """Number of votes that must be parsed."""
         return self.votes // 2 + 1 if self.min_parsed is None else self.min_parsed
 
     @property
@@ -185,42 +187,43 @@ class JudgeConfig:
         return self.parser.line or "Score"
 
     def places(self) -> frozenset[str]:
-        """What a template may name, besides {fields[...]}."""
+        """Places that a template may use, besides {fields[...]}."""
         return frozenset({"prompt", "completion"})
 
     def needed(self) -> frozenset[str]:
-        """What a template must name."""
+        """Places that a template must use."""
         return self.pictures() or frozenset({"completion"})
 
     def pictures(self) -> frozenset[str]:
-        """The places of images."""
+        """Places of images."""
         return frozenset(self.images)
 
     def shows_images(self) -> bool:
-        """Whether the role that is asked must take images."""
+        """Whether the judge's role must take images."""
         return bool(self.images)
 
     def general(self) -> str:
-        """The template where none is given."""
+        """Returns the template that is used where none is set."""
         raise NotImplementedError
 
     def examples(self) -> list[str]:
-        """Answers of the form that the general template asks for."""
+        """Returns answers of the form that the general template asks for."""
         raise NotImplementedError
 
     def reader(self) -> Callable[[str], Any]:
-        """Returns what reads an answer; its result is None where nothing can be read."""
+        """Returns a function that reads an answer, and returns None where it cannot."""
         return make_reader(self.parsed_by())
 
     def _showing(self, template: str) -> str:
-        """The template with every image before the completion."""
+        """Returns a template with every image before the completion."""
         return template.replace(
             "{completion}", "".join(f"{{{name}}}\n" for name in self.images) + "{completion}"
         )
 
-    def asked(self) -> Form:
-        """What the judge is asked. Raises ConfigError where a place is unknown or a needed one is
-        missing.
+    def make_form(self) -> Form:
+        """Returns the prompt for the judge, with its places unfilled.
+
+        Raises ConfigError where a place is unknown or a needed one is missing.
         """
         if self.messages:
             turns = [
@@ -234,17 +237,17 @@ class JudgeConfig:
             ]
             return Form(turns=turns).requiring(self.needed(), "messages")
         where = "path" if self.path else "template"
-        told = read_template(self.path) if self.path else self.template or self.general()
-        text = Template(told, self.places(), where, self.pictures())
+        content = read_template(self.path) if self.path else self.template or self.general()
+        text = Template(content, self.places(), where, self.pictures())
         if self.form == "text":
             return Form(text=text).requiring(self.needed(), where)
         system = [("system", Template(self.system, self.places(), "system"))] if self.system else []
         return Form(turns=[*system, ("user", text)]).requiring(self.needed(), where)
 
     def parsed_by(self) -> ParserConfig:
-        """The parser; one that reads a line where nothing else is set.
+        """Returns the parser; where nothing else is set, it reads a line.
 
-        Choices alone are looked for on that line too, when the general template asks for it.
+        Choices are on that line too when the general template asks for it.
         """
         parser = self.parser
         is_complete = parser.key or parser.pattern or (parser.choices and not self.is_general)
@@ -256,16 +259,16 @@ class PointwiseConfig(JudgeConfig):
     """One score for each completion. Places: {prompt}, {completion}, {fields[<name>]}."""
 
     scale: list[float] | None = None
-    """The worst and the best score, which become 0 and 1. Empty: [0, 10], but with choices theirs
-    as they are; []: the scores are taken as they are.
+    """The worst and the best score, which become 0 and 1. []: scores stay as they are. Empty:
+    [0, 10] without choices, [] with choices.
     """
     outside: Literal["fail", "clip"] = "fail"
-    """What becomes of a score that is not on the scale: it cannot be parsed, or it is the nearest
-    end.
+    """What happens to a score outside the scale. fail: it counts as not parsed. clip: the nearest
+    end replaces it.
     """
     unfit_score: float | None = None
-    """Score, without asking, of a completion that was cut off or that completion_pattern is not in.
-    Empty: the whole completion is judged.
+    """Score of a completion that was cut off or does not match completion_pattern; the judge is not
+    asked. Empty: the whole completion is judged.
     """
 
     def _check(self) -> None:
@@ -319,28 +322,30 @@ class Criterion:
     """One criterion of a rubric."""
 
     name: str
-    """What it is called; a key of the judge's answer."""
+    """Name of the criterion, and its key in the judge's answer."""
     description: str = ""
-    """What the judge is told of it."""
+    """Explanation for the judge."""
     weight: float = 1.0
-    """Its part in the mean."""
+    """Weight in the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RubricConfig(PointwiseConfig):
-    """Scores by criteria. Together, the template has {criteria}, and the answer is JSON with a key
-    for each, or the parser's pattern has a group ``name`` too; else the template has {criterion}
-    and {description}.
+    """Scores by criteria.
+
+    With ``together``, the template uses {criteria}, and the answer is a JSON object with a key for
+    each criterion, unless the parser has a pattern, which then has a group ``name`` too. Without
+    it, the template uses {criterion} and {description}.
     """
 
     criteria: list[Criterion]
-    """What is judged: name, description, weight."""
+    """Criteria of the rubric: name, description, weight."""
     together: bool = True
-    """All criteria in one answer; else an answer for each."""
+    """Ask for all criteria in one answer, not for one answer each."""
 
     def places(self) -> frozenset[str]:
-        own = {"criteria"} if self.together else {"criterion", "description"}
-        return frozenset({"prompt", "completion", *own})
+        criteria = {"criteria"} if self.together else {"criterion", "description"}
+        return frozenset({"prompt", "completion", *criteria})
 
     def needed(self) -> frozenset[str]:
         return super().needed() | {"criteria" if self.together else "criterion"}
@@ -399,23 +404,23 @@ class RubricConfig(PointwiseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PairwiseConfig(JudgeConfig):
-    """Comparisons of the completions of a prompt, each pair in both orders, so that a liking for a
-    place cancels.
+    """Comparisons of the completions of a prompt.
 
-    Places: {prompt}, {first}, {second}, {fields[<name>]}. The score that is parsed is the first
-    one's: 1 where it is better, 0 where the other is. Images have two places each: {first_image}
-    and {second_image}.
+    Each pair is compared in both orders, so that a judge's preference for a place cancels. Places:
+    {prompt}, {first}, {second}, {fields[<name>]}; images have two each: {first_image} and
+    {second_image}. The parsed score is that of the first completion: 1 where it is better, 0 where
+    the second is.
     """
 
     opponents: int | None = None
-    """Others that each completion is compared with at least, drawn by seed. Empty: all of them."""
+    """Least number of other completions that each is compared with, drawn by seed. Empty: all."""
     method: Literal["win_rate", "bradley_terry"] = "win_rate"
-    """win_rate: share of comparisons won, a tie is half a win. bradley_terry: log-strength, their
-    mean is 0; it allows for who the opponents were.
+    """win_rate: share of comparisons won; a tie is half a win. bradley_terry: log-strength, with
+    mean 0 in each group; it takes the opponents' strengths into account.
     """
     prior: float = 1.0
-    """Of bradley_terry: how much strengths are drawn to 0, as precision; keeps one who won all
-    finite.
+    """Precision of bradley_terry's normal prior, which has mean 0. It keeps the strength of a
+    completion that won all comparisons finite.
     """
 
     def _check(self) -> None:

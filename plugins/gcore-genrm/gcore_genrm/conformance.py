@@ -21,30 +21,31 @@ from gcore_core.testing.contracts.scorer import Waited, scored_record
 
 
 class LengthJudge:
-    """A sampler whose answers depend on the question alone; a text with ``???`` in it leaves it
-    speechless.
+    """A sampler whose answers depend on the question alone.
+
+    It answers a prompt with ``???`` in it without a verdict.
     """
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
         return [[self._answer(question)] * question.samples for question in questions]
 
     def _answer(self, question: Question) -> Answer:
-        asked = str(
+        prompt = str(
             question.prompt.messages[-1]["content"]
             if question.prompt.messages
             else question.prompt.text
         )
-        parts = [len(part.strip()) for part in re.split(r"# Response[ AB]*", asked)[1:]]
-        if "???" in asked:
-            said = "I would rather not say."
+        parts = [len(part.strip()) for part in re.split(r"# Response[ AB]*", prompt)[1:]]
+        if "???" in prompt:
+            text = "I would rather not say."
         elif len(parts) == 2:
-            said = "Better: " + (
+            text = "Better: " + (
                 "tie" if parts[0] == parts[1] else "A" if parts[0] > parts[1] else "B"
             )
         else:
             score = min(10, parts[0])
-            said = f'Score: {score}\n{{"clear": {score}, "short": {10 - score}}}'
-        return Answer(text=said, status=FINISHED, n_actions=len(said))
+            text = f'Score: {score}\n{{"clear": {score}, "short": {10 - score}}}'
+        return Answer(text=text, status=FINISHED, n_actions=len(text))
 
 
 class _Judge(ScorerContract):

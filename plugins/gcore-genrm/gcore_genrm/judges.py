@@ -25,10 +25,10 @@ class Judged:
         """Returns the part that is judged; None where the pattern is not in the text."""
         if self._pattern is None:
             return text
-        found = None
+        part = None
         for match in self._pattern.finditer(text):
-            found = match[1 if self._pattern.groups else 0]
-        return found
+            part = match[1 if self._pattern.groups else 0]
+        return part
 
 
 class PointwiseJudge:
@@ -39,13 +39,13 @@ class PointwiseJudge:
 
     def __init__(self, config: PointwiseConfig, context: WorkerContext) -> None:
         self._config = config
-        self._form = config.asked()
+        self._form = config.make_form()
         self._judged = Judged(config.completion_pattern)
         self._panel = self._make_panel(context)
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         scores: dict[int, Score] = {}
-        asked: dict[int, list[Case]] = {}
+        cases_of: dict[int, list[Case]] = {}  # record's index -> questions about it
         for i, record in enumerate(records):
             completion = self._judged.find(record.text)
             unfit = completion is None or record.status == TRUNCATED
@@ -53,12 +53,13 @@ class PointwiseJudge:
                 scores[i] = Score(value=self._config.unfit_score)
                 continue
             try:
-                asked[i] = self._cases(record, record.text if completion is None else completion)
+                part = record.text if completion is None else completion
+                cases_of[i] = self._cases(record, part)
             except MissingField as error:
                 scores[i] = failure(f"row {record.prompt.row}: {error}"[:REASON_CHARACTERS])
         # All records' cases are asked at once; the rulings come in the same order.
-        rulings = iter(await self._panel.ask([case for cases in asked.values() for case in cases]))
-        for i, cases in asked.items():
+        rulings = iter(await self._panel.ask([x for cases in cases_of.values() for x in cases]))
+        for i, cases in cases_of.items():
             scores[i] = self._scored([next(rulings) for _ in cases])
         return [scores[i] for i in range(len(records))]
 

@@ -21,7 +21,7 @@ class _Pair:
     """Two records of a group that are compared.
 
     first, second: their indexes in the group.
-    cases: the question in both orders; empty where what is judged is equal, which is a tie.
+    cases: the question in both orders; empty for equal completions, which are a tie.
     """
 
     first: int
@@ -34,7 +34,7 @@ class PairwiseJudge:
 
     def __init__(self, config: PairwiseConfig, context: WorkerContext) -> None:
         self._config = config
-        self._form = config.asked()
+        self._form = config.make_form()
         self._judged = Judged(config.completion_pattern)
         self._seed = context.seed
         read = config.reader()
@@ -47,43 +47,44 @@ class PairwiseJudge:
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         groups = [list(group) for _, group in groupby(records, key=lambda record: record.ordinal)]
-        # Of each group the pairs to compare, or, as text, why it cannot be judged.
+        # For each group: the pairs to compare, or a text that says why it cannot be judged.
         drawn: list[list[_Pair] | str] = []
         for group in groups:
             try:
                 drawn.append(self._pairs(group))
             except MissingField as error:
                 drawn.append(f"row {group[0].prompt.row}: {error}"[:REASON_CHARACTERS])
-        pairs = [pair for found in drawn if isinstance(found, list) for pair in found]
+        pairs = [
+            pair for group_pairs in drawn if isinstance(group_pairs, list) for pair in group_pairs
+        ]
         # All groups' questions are asked at once; the rulings come in the order of the cases, so
         # each pair below takes the next ones.
         rulings = iter(await self._panel.ask([case for pair in pairs for case in pair.cases]))
         scores: list[Score] = []
-        for group, found in zip(groups, drawn, strict=True):
-            if isinstance(found, str):
-                scores += [failure(found)] * len(group)
+        for group, group_pairs in zip(groups, drawn, strict=True):
+            if isinstance(group_pairs, str):
+                scores += [failure(group_pairs)] * len(group)
                 continue
             won = np.full((len(group), len(group)), np.nan)
             why = "a prompt with one completion has nothing to compare"
-            for pair in found:
-                told = [next(rulings) for _ in pair.cases]
-                why = next((ruling.failure for ruling in told if ruling.failure), why)
-                if not any(ruling.failure for ruling in told):
-                    shares = [combined(ruling.votes, self._config.combine) for ruling in told] or [
-                        0.5,
-                        0.5,
-                    ]
+            for pair in group_pairs:
+                both_orders = [next(rulings) for _ in pair.cases]
+                why = next((ruling.failure for ruling in both_orders if ruling.failure), why)
+                if not any(ruling.failure for ruling in both_orders):
+                    shares = [
+                        combined(ruling.votes, self._config.combine) for ruling in both_orders
+                    ] or [0.5, 0.5]
                     # The second ruling is about the other order, so its share is the other's.
                     share = (shares[0] + 1 - shares[1]) / 2
                     won[pair.first, pair.second] = share
                     won[pair.second, pair.first] = 1 - share
-            scores += self._scores(won, found, why)
+            scores += self._scores(won, group_pairs, why)
         return scores
 
     def _pairs(self, group: Sequence[ScoredRecord]) -> list[_Pair]:
         """Returns the pairs to compare. Raises MissingField where the template names one."""
         texts = [
-            found if (found := self._judged.find(record.text)) is not None else record.text
+            part if (part := self._judged.find(record.text)) is not None else record.text
             for record in group
         ]
         media = [media_of(record, self._config.images) for record in group]
@@ -112,7 +113,7 @@ class PairwiseJudge:
     def _scores(self, won: np.ndarray, pairs: Sequence[_Pair], why: str) -> list[Score]:
         """Returns the scores of a group's N records by win rate or strength.
 
-        A record of whose comparisons fewer than half were decided is a failure.
+        A record fails when fewer than half of its comparisons were decided.
 
         won: float64[N, N], share that the row won against the column; NaN where nothing was
             decided.
@@ -133,12 +134,12 @@ class PairwiseJudge:
 
 
 def tournament(players: int, opponents: int | None, seed: int) -> Iterator[tuple[int, int]]:
-    """Yields who meets whom: everybody, or each at least ``opponents`` others.
+    """Yields the pairs of players that meet: all of them, or at least ``opponents`` for each.
 
     In the second case players stand in a circle, in an order drawn by the seed, and meet their
-    nearest on both sides. So all have equally many opponents: one more than asked where players
-    and opponents are both odd. From two opponents on, everybody can be compared with everybody
-    through others.
+    nearest on both sides. So all have the same number of opponents: one more than asked for where
+    players and opponents are both odd. With two or more opponents each, any two players are
+    connected through others.
     """
     if opponents is None or opponents >= players - 1:
         yield from combinations(range(players), 2)

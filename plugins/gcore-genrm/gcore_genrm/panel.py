@@ -29,8 +29,8 @@ _PRINTED_CHARACTERS = 300
 class Case:
     """One thing to be judged.
 
-    prompt: what the judge is asked.
-    numbers: what it is about, ordinal and sample first; seeds are made of them.
+    prompt: the prompt for the judge.
+    numbers: ordinal and sample of the record, then what else the seed depends on.
     images: one for each place of an image in the prompt, in order.
     """
 
@@ -64,8 +64,8 @@ class Panel(Generic[T]):
         self._seed = context.seed
         self._read = read
         self._sampler = judge_of(context)
-        # The first answers that could not be parsed; None once one could be, or when the run is not
-        # to be ended by it.
+        # The first answers that could not be parsed, for the error; None once an answer was parsed,
+        # or where such answers do not end the run.
         self._unparsed: list[str] | None = [] if config.stop_after else None
         self._cases = 0
 
@@ -98,7 +98,7 @@ class Panel(Generic[T]):
             ruling.failure = self._failure(ruling, text)
         return rulings
 
-    async def _answers(self, asked: Sequence[tuple[Case, int]], attempt: int) -> list[Answer]:
+    async def _answers(self, votes: Sequence[tuple[Case, int]], attempt: int) -> list[Answer]:
         questions = [
             Question(
                 prompt=case.prompt,
@@ -107,7 +107,7 @@ class Panel(Generic[T]):
                 about=(case.numbers[0], case.numbers[1]),
                 images=case.images,
             )
-            for case, vote in asked
+            for case, vote in votes
         ]
         answers = await self._sampler.sample(questions)
         if [len(samples) for samples in answers] != [1] * len(questions):
@@ -132,7 +132,7 @@ class Panel(Generic[T]):
     def _watch(self, rulings: Sequence[Ruling[T]], raw: Sequence[str]) -> None:
         """Raises ConfigError, which ends the run, when none of the first answers could be parsed.
 
-        Then parser and judge do not fit each other.
+        The parser then does not fit what the judge writes.
         """
         if self._unparsed is None:
             return
@@ -183,8 +183,8 @@ def media_of(record: ScoredRecord, names: Sequence[str]) -> dict[str, Ref]:
         shape = record.media[name].shape
         dtype = record.media[name].dtype
         if dtype != "uint8" or len(shape) != 3 or shape[2] not in (1, 3):
-            told = f"{dtype}{list(shape)}, not uint8[height, width, 1 or 3]"
-            raise ConfigError(f"the medium {name!r} is no image: it is {told}.", where="images")
+            kind = f"{dtype}{list(shape)}, not uint8[height, width, 1 or 3]"
+            raise ConfigError(f"the medium {name!r} is no image: it is {kind}.", where="images")
     return {name: record.refs[name] for name in names}
 
 

@@ -33,12 +33,14 @@ class MissingField(LookupError):
 class Template:
     """One text with places.
 
-    used: the names of the places that it uses.
-    shown: the images in the order of their places, one as often as it is named.
+    used: names of the places in the text.
+    shown: names of the images in the order of their places; one may occur several times.
 
-    places: the names that it may use.
-    where: the setting that an error names. Raises ConfigError when the text uses other names.
-    images: further names that it may use, for pictures.
+    Raises ConfigError when the text has a place with another name.
+
+    places: names that the text may use.
+    where: the setting that an error names.
+    images: names of images that the text may use too.
     """
 
     def __init__(
@@ -49,9 +51,9 @@ class Template:
         known = places | images
         self.used = set()
         self.shown: list[str] = []
-        for found in _PLACE.finditer(text):
-            name = found["name"]
-            field = found["field"]
+        for place in _PLACE.finditer(text):
+            name = place["name"]
+            field = place["field"]
             if name is None:
                 continue
             if name == FIELDS and not field:
@@ -60,10 +62,10 @@ class Template:
                 )
             if name not in known | {FIELDS} or (field and name != FIELDS):
                 raise ConfigError(
-                    f"{found[0]} is unknown{did_you_mean(name, sorted(known))}.",
+                    f"{place[0]} is unknown{did_you_mean(name, sorted(known))}.",
                     where=where,
                     why=f"there are: {_listed(known)} and {{fields[<name>]}}",
-                    todo=f"if it is meant as it stands, double the braces: {{{found[0]}}}",
+                    todo=f"if it is meant as it stands, double the braces: {{{place[0]}}}",
                 )
             self.used.add(name)
             if name in images:
@@ -72,7 +74,7 @@ class Template:
     def content(
         self, values: Mapping[str, str], fields: Mapping[str, Any]
     ) -> str | list[dict[str, str]]:
-        """Returns what a turn says: text, or parts of text and image where it shows images.
+        """Returns a turn's content: text, or parts of text and image where it shows images.
 
         Raises MissingField.
         """
@@ -80,14 +82,14 @@ class Template:
             return self.fill(values, fields)
         parts = []
         start = 0
-        for found in _PLACE.finditer(self._text):
-            if found["name"] in self._images:
+        for place in _PLACE.finditer(self._text):
+            if place["name"] in self._images:
                 parts += [
-                    _said(self._fill(self._text[start : found.start()], values, fields)),
+                    _text_part(self._fill(self._text[start : place.start()], values, fields)),
                     {"type": "image"},
                 ]
-                start = found.end()
-        parts.append(_said(self._fill(self._text[start:], values, fields)))
+                start = place.end()
+        parts.append(_text_part(self._fill(self._text[start:], values, fields)))
         return [part for part in parts if part.get("text") != ""]
 
     def fill(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> str:
@@ -95,24 +97,24 @@ class Template:
         return self._fill(self._text, values, fields)
 
     def _fill(self, text: str, values: Mapping[str, str], fields: Mapping[str, Any]) -> str:
-        def value(found: re.Match[str]) -> str:
-            if found["literal"]:
-                return f"{{{found['literal']}}}"
-            if not found["field"]:
-                return values[found["name"]]
-            if found["field"] not in fields:
+        def value(place: re.Match[str]) -> str:
+            if place["literal"]:
+                return f"{{{place['literal']}}}"
+            if not place["field"]:
+                return values[place["name"]]
+            if place["field"] not in fields:
                 raise MissingField(
-                    f"no field {found['field']!r}; the row has: {', '.join(fields) or 'none'}"
+                    f"no field {place['field']!r}; the row has: {', '.join(fields) or 'none'}"
                 )
-            told = fields[found["field"]]
-            return (
-                told if isinstance(told, str) else json.dumps(told, ensure_ascii=False, default=str)
-            )
+            content = fields[place["field"]]
+            if isinstance(content, str):
+                return content
+            return json.dumps(content, ensure_ascii=False, default=str)
 
         return _PLACE.sub(value, text)
 
 
-def _said(text: str) -> dict[str, str]:
+def _text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
@@ -129,7 +131,7 @@ class Form:
 
     @property
     def shown(self) -> list[str]:
-        """The images of all turns, in the order of their places."""
+        """Names of the images of all turns, in the order of their places."""
         return [name for _, template in self.turns for name in template.shown]
 
     def requiring(self, needed: frozenset[str], where: str) -> Form:
@@ -145,6 +147,7 @@ class Form:
         return self
 
     def fill(self, values: Mapping[str, str], fields: Mapping[str, Any]) -> Prompt:
+        """Returns the prompt with its places filled. Raises MissingField."""
         if self.text is not None:
             return Prompt(row=0, text=self.text.fill(values, fields))
         turns = [
@@ -179,7 +182,7 @@ def text_of(prompt: Prompt) -> str:
 
 
 def _content(content: Any) -> str:
-    """Returns what a turn says; of a turn with parts, such as text and images, the texts."""
+    """Returns the text of a turn; where it has parts, such as text and images, all their texts."""
     if isinstance(content, list):
         return "\n".join(
             part["text"] for part in content if isinstance(part, dict) and "text" in part

@@ -129,7 +129,7 @@ async def test_an_unfit_completion_gets_its_score_without_asking() -> None:
     assert len(sampler.questions) == 1
 
 
-async def test_no_records_are_no_questions() -> None:
+async def test_without_records_nothing_is_asked() -> None:
     scorer, sampler = judge(echo)
     assert await scorer.score([]) == []
     assert sampler.questions == []
@@ -163,7 +163,7 @@ async def test_a_vote_that_cannot_be_parsed_is_asked_for_again_with_another_seed
     assert len({*seeds}) == 3
 
 
-async def test_only_what_is_missing_is_asked_for_again() -> None:
+async def test_only_missing_votes_are_asked_for_again() -> None:
     said = {"a": ["Score: 1"], "b": ["?", "Score: 2"], "c": ["Score: 3"]}
     scorer, sampler = judge(lambda asked, _: said[asked].pop(0))
     scores = await scorer.score([record("a"), record("b", 1), record("c", 2)])
@@ -171,7 +171,7 @@ async def test_only_what_is_missing_is_asked_for_again() -> None:
     assert [len(call) for call in sampler.calls] == [3, 1]
 
 
-async def test_a_judge_that_is_never_parsed_is_a_failure_that_shows_what_it_wrote() -> None:
+async def test_a_failure_shows_the_answer_that_cannot_be_parsed() -> None:
     scorer, sampler = judge(lambda *_: "I would\nrather not.", retries=1)
     score = await one(scorer)
     assert (score.value, score.status, score.reason) == (
@@ -215,7 +215,7 @@ async def test_a_greedy_judge_samples_when_it_is_asked_again() -> None:
 # -- a parser that never matches -------------------------------------------------------------------
 
 
-async def test_a_parser_that_never_matches_stops_the_run_and_shows_what_came() -> None:
+async def test_a_parser_that_never_matches_stops_the_run_and_shows_answers() -> None:
     scorer, _ = judge(lambda asked, _: f"I give {asked} points", retries=0)
     for i in range(31):
         assert (await one(scorer, record(str(i)))).status == "failed"
@@ -230,19 +230,19 @@ async def test_a_parser_that_never_matches_stops_the_run_and_shows_what_came() -
     ]
 
 
-async def test_one_answer_that_is_parsed_proves_the_parser() -> None:
+async def test_after_one_parsed_answer_the_run_is_not_stopped() -> None:
     scorer, _ = judge(echo, retries=0, stop_after=3)
     await scorer.score([record("Score: 1")])
     scores = await scorer.score([record("hm", i) for i in range(50)])
     assert {score.status for score in scores} == {"failed"}
 
 
-async def test_a_judge_that_is_lost_does_not_blame_the_parser() -> None:
+async def test_a_failed_judge_does_not_count_as_unparsable() -> None:
     scorer, _ = judge(lambda *_: Answer(text="", status="failed", reason="gone"), stop_after=1)
     assert (await one(scorer)).status == "failed"
 
 
-async def test_the_run_is_not_stopped_when_that_is_switched_off() -> None:
+async def test_stop_after_0_never_stops_the_run() -> None:
     scorer, _ = judge(lambda *_: "hm", stop_after=0)
     scores = await scorer.score([record("hm", i) for i in range(50)])
     assert {score.status for score in scores} == {"failed"}
@@ -260,7 +260,7 @@ async def test_votes_are_combined(combine: str, value: float) -> None:
     assert [len(call) for call in sampler.calls] == [5]
 
 
-def test_of_equal_majorities_the_mean_is_taken() -> None:
+def test_equally_frequent_votes_are_averaged() -> None:
     assert combined([1.0, 1.0, 0.0, 0.0, 0.5], "majority") == 0.5
 
 
@@ -276,7 +276,7 @@ async def test_every_vote_has_a_seed_of_its_own_that_depends_on_the_record_alone
     assert all(0 <= seed < 2**63 for seed in first)
 
 
-async def test_enough_parsed_votes_are_enough() -> None:
+async def test_min_parsed_votes_make_a_score_and_fewer_a_failure() -> None:
     def say(_: str, question: Question) -> str:
         return "Score: 4" if question.seed in good else "?"
 

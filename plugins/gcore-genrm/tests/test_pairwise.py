@@ -1,6 +1,4 @@
-"""Comparisons: the judge's liking for a place cancels, and strengths allow for who the opponents
-were.
-"""
+"""Comparisons: a preference for a place cancels, and strengths depend on the opponents."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ async def test_every_pair_is_asked_in_both_orders() -> None:
 
 
 @pytest.mark.parametrize("place", ["A", "B"])
-async def test_a_judge_that_likes_a_place_decides_nothing(place: str) -> None:
+async def test_a_judge_that_prefers_a_place_scores_all_alike(place: str) -> None:
     scorer, _ = make(lambda *_: f"Better: {place}")
     assert await values(scorer, group("2", "9", "4")) == [0.5, 0.5, 0.5]
     scorer, _ = make(lambda *_: f"Better: {place}", method="bradley_terry")
@@ -94,7 +92,7 @@ async def test_groups_of_one_call_do_not_meet() -> None:
     assert [question.about for question in judge.questions] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-async def test_equal_texts_are_a_tie_that_nobody_is_asked_about() -> None:
+async def test_equal_texts_are_a_tie_without_a_question() -> None:
     scorer, judge = make(by_number)
     assert await values(scorer, group("2", "2", "1")) == [0.75, 0.75, 0.0]
     assert len(judge.questions) == 4
@@ -217,15 +215,16 @@ async def test_a_sparse_tournament_asks_less() -> None:
 
 
 def shares(count: int, won: dict[tuple[int, int], float]) -> np.ndarray:
-    found = np.full((count, count), np.nan)
+    matrix = np.full((count, count), np.nan)
     for (i, j), share in won.items():
-        found[i, j], found[j, i] = share, 1 - share
-    return found
+        matrix[i, j] = share
+        matrix[j, i] = 1 - share
+    return matrix
 
 
 def test_strengths_of_two_are_the_log_odds_when_the_prior_vanishes() -> None:
-    found = strengths(shares(2, {(0, 1): 0.8}), 1e-9)
-    assert found[0] - found[1] == pytest.approx(np.log(0.8 / 0.2), abs=1e-6)
+    theta = strengths(shares(2, {(0, 1): 0.8}), 1e-9)
+    assert theta[0] - theta[1] == pytest.approx(np.log(0.8 / 0.2), abs=1e-6)
 
 
 def test_strengths_recover_those_that_made_the_comparisons() -> None:
@@ -238,8 +237,8 @@ def test_strengths_recover_those_that_made_the_comparisons() -> None:
 def test_strengths_allow_for_who_the_opponents_were() -> None:
     """1 and 2 both won one of two, but 1 won against 4, to which 2 lost."""
     won = {(0, 1): 1.0, (1, 4): 1.0, (2, 4): 0.0, (2, 3): 1.0, (0, 4): 1.0, (3, 4): 0.0}
-    found = strengths(shares(5, won), 1.0)
-    assert found[1] > found[2] + 0.1
+    theta = strengths(shares(5, won), 1.0)
+    assert theta[1] > theta[2] + 0.1
 
 
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 9))
@@ -263,5 +262,5 @@ def test_strengths_are_finite_and_at_the_maximum(seed: int, count: int) -> None:
 
 async def test_strengths_order_a_group_as_the_judge_does() -> None:
     scorer, _ = make(by_number, method="bradley_terry")
-    found = await values(scorer, group(*map(str, [5, 1, 9, 3, 7, 2])))
-    assert np.argsort(found).tolist() == np.argsort([5, 1, 9, 3, 7, 2]).tolist()
+    scores = await values(scorer, group(*map(str, [5, 1, 9, 3, 7, 2])))
+    assert np.argsort(scores).tolist() == np.argsort([5, 1, 9, 3, 7, 2]).tolist()

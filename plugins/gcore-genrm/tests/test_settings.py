@@ -49,7 +49,7 @@ def test_what_is_filled_in_is_not_read_as_a_template() -> None:
     ) == ("{prompt} {fields[secret]} {{x}}")
 
 
-def test_a_field_that_the_row_lacks_is_told() -> None:
+def test_a_field_that_the_row_lacks_is_named_in_the_error() -> None:
     with pytest.raises(MissingField, match="no field 'answer'; the row has: source, page"):
         filled("{fields[answer]}", {"source": 1, "page": 2})
 
@@ -69,7 +69,7 @@ def test_an_unknown_place_is_refused(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_the_error_of_an_unknown_place_says_what_there_is() -> None:
+def test_the_error_of_an_unknown_place_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         Template("{answer}", PLACES, "template")
     assert str(caught.value).splitlines()[1:] == [
@@ -297,7 +297,7 @@ def test_a_parser_that_fits_what_is_asked_is_taken(config: dict[str, Any], text:
 
 
 @pytest.mark.parametrize("cls", [PointwiseConfig, RubricConfig, PairwiseConfig])
-def test_the_settings_travel_as_plain_values(cls: type) -> None:
+def test_settings_survive_conversion_to_plain_values(cls: type) -> None:
     given = {
         "system": "be strict",
         "parser": {"choices": {"A": 1.0, "B": 0.0}},
@@ -307,17 +307,17 @@ def test_the_settings_travel_as_plain_values(cls: type) -> None:
     assert msgspec.convert(plain, cls) == msgspec.convert(given, cls)
 
 
-def test_a_template_may_lie_in_a_file(tmp_path: Path) -> None:
+def test_a_template_may_be_a_file(tmp_path: Path) -> None:
     file = tmp_path / "template.txt"
     file.write_text("rate {completion}\n")
-    prompt = PointwiseConfig(path=str(file), form="text").asked().fill({"completion": "C"}, {})
+    prompt = PointwiseConfig(path=str(file), form="text").make_form().fill({"completion": "C"}, {})
     assert (prompt.text, prompt.messages) == ("rate C\n", None)
 
 
 def test_system_and_template_are_turns_of_a_chat() -> None:
     prompt = (
         PointwiseConfig(system="be strict", template="rate {completion}")
-        .asked()
+        .make_form()
         .fill({"completion": "C"}, {})
     )
     turns = [{"role": "system", "content": "be strict"}, {"role": "user", "content": "rate C"}]
@@ -330,7 +330,7 @@ def test_system_and_template_are_turns_of_a_chat() -> None:
 def test_a_turn_that_shows_images_is_made_of_parts_in_the_order_of_the_template() -> None:
     form = PointwiseConfig(
         images=["a", "b"], template="{b} of {prompt}: {a}{b} {{a}}?", system="look"
-    ).asked()
+    ).make_form()
     prompt = form.fill({"prompt": "{a}", "completion": ""}, {})
     assert form.shown == ["b", "a", "b"]
     assert prompt.messages == [
@@ -358,9 +358,9 @@ def test_a_turn_that_shows_images_is_made_of_parts_in_the_order_of_the_template(
     ],
 )
 def test_the_general_templates_show_the_images(settings: JudgeConfig, shown: list[str]) -> None:
-    assert settings.asked().shown == shown
+    assert settings.make_form().shown == shown
     assert settings.shows_images()
 
 
-def test_a_judge_of_text_shows_none() -> None:
-    assert not PointwiseConfig().shows_images() and PointwiseConfig().asked().shown == []
+def test_a_judge_without_images_shows_none() -> None:
+    assert not PointwiseConfig().shows_images() and PointwiseConfig().make_form().shown == []
