@@ -13,6 +13,11 @@ from gcore_core.contract.errors import ContractError
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: A log-ratio of probabilities is clamped to this on both sides before it is exponentiated, in
+#: nats. exp(20) is 4.9e8. Unclamped, float32 overflows at 88.7, and infinity times an advantage or
+#: a weight of 0 is NaN.
+LOG_RATIO_LIMIT = 20.0
+
 
 @runtime_checkable
 class Objective(Protocol):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gcore_algorithms.config import CorrectionConfig
 from gcore_algorithms.layout import Records
+from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 
 
 @torch.no_grad()
@@ -33,7 +34,8 @@ def correction_weights(
     rollout_logp: float[A], by the generator.
     records: to which record each action belongs.
 
-    A masked action still counts in the loss's normaliser, as an action of loss 0.
+    The log of a weight is clamped to +-LOG_RATIO_LIMIT: that of the record where the ratio is the
+    record's. A masked action still counts in the loss's normaliser, as an action of loss 0.
     """
     log_weight = old_logp - rollout_logp
     if config.level != "token":
@@ -41,7 +43,7 @@ def correction_weights(
         if config.level == "geometric":
             log_weight = log_weight / records.lengths
         log_weight = records.spread(log_weight)
-    weight = log_weight.exp()
+    weight = log_weight.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     within = weight.clamp(config.floor, config.cap)
     bounded = within != weight
     if config.kind == "mask":

@@ -8,6 +8,10 @@ d = log policy(a) - log reference(a) and actions drawn from the policy:
     k3 = exp(-d) - 1 + d unbiased, never negative; large where the reference likes an action far
     better than the policy
 
+k3 alone exponentiates: where d is below -LOG_RATIO_LIMIT, it has the value of the limit and no
+gradient. k1 and k2 stay as they are, at any d. So does k3 at a large positive d, where the policy
+has left the reference farthest and the penalty must pull.
+
 As a *reward* penalty, k1 gives the right gradient. As a *loss* that is differentiated (actions from
 the policy), the expected gradient of k1 is zero, that of k2 is the gradient of KL(policy ||
 reference), and that of k3 is the gradient of KL(reference || policy), equal to it to first order
@@ -18,6 +22,8 @@ None of them is weighted for actions drawn from older weights.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,5 +37,6 @@ def kl(estimator: str, logp: Tensor, ref_logp: Tensor) -> Tensor:
     if estimator == "k2":
         return 0.5 * difference * difference
     if estimator == "k3":
+        difference = difference.clamp(min=-LOG_RATIO_LIMIT)
         return (-difference).expm1() + difference
     raise ValueError(f"no KL estimator {estimator!r}; there are k1, k2 and k3")

@@ -14,6 +14,12 @@ Notation, for action t of record i:
     sg    no gradient flows through it
 
 Formulas below are gains; a loss is the negative of one.
+
+log r is clamped to +-LOG_RATIO_LIMIT before it is exponentiated, so that one wrong log-prob cannot
+make a loss infinite or NaN. An action beyond the limit has the value of the limit. Its ratio has no
+gradient, as that of a clipped action has none: no update can bring back what is e^20 away, and a
+factor of e^20 would leave nothing of the other actions' gradient. Within the limit nothing changes,
+to the last bit.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from gcore_algorithms.config import CispoConfig, GspoConfig, ObjectiveConfig, Pp
 from gcore_algorithms.corrections import correction_weights
 from gcore_algorithms.kl import kl
 from gcore_algorithms.layout import Records, keep_trained
+from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +43,7 @@ class Actions:
     """The trained actions of a micro-batch.
 
     logp: float[A], under the current policy, with gradient.
-    log_ratio: float[A], log r, with gradient.
+    log_ratio: float[A], log r, with gradient; it is not clamped.
     advantage: float[A].
     records: to which record each action belongs.
     """
@@ -68,6 +75,7 @@ class PolicyObjective(ABC):
 
     ratio: r.
     clip_share: share of actions at which the clip was active.
+    log_ratio_clamped: share of actions with a log-ratio beyond +-LOG_RATIO_LIMIT.
     kl_behaviour: k3 estimate of KL(behaviour policy || current policy).
     kl_reference: k3 estimate of KL(current policy || reference); only with ``ref_logp``.
     entropy: only if ``current`` has it.
@@ -105,6 +113,7 @@ class PolicyObjective(ABC):
         )
         loss = surrogate.loss
         metrics = _metrics(surrogate, log_ratio, columns, current)
+        metrics["log_ratio_clamped"] = self._beyond_limit(log_ratio, columns, logp)
         if self._corrects:
             weight, bounded = correction_weights(
                 config.correction, columns["old_logp"], columns["rollout_logp"], records
@@ -139,6 +148,21 @@ class PolicyObjective(ABC):
         return keep_trained(columns["mask"], columns, names), keep_trained(
             columns["mask"], current, outputs
         )
+
+    @torch.no_grad()
+    def _beyond_limit(
+        self, log_ratio: Tensor, columns: Mapping[str, Tensor], logp: Tensor
+    ) -> Tensor:
+        """Returns how many actions have a log-ratio that is clamped before it is exponentiated.
+
+        Those of actions are looked at; what GSPO or a correction sums over a record is not.
+        """
+        beyond = log_ratio.abs() > LOG_RATIO_LIMIT
+        if "ref_logp" in columns:  # k3 exponentiates the negative of it, and clamps that side alone
+            beyond |= columns["ref_logp"] - logp > LOG_RATIO_LIMIT
+        if self._corrects:
+            beyond |= (columns["old_logp"] - columns["rollout_logp"]).abs() > LOG_RATIO_LIMIT
+        return beyond.sum(dtype=logp.dtype)
 
     def _total(self, loss: Tensor, records: Records) -> Tensor:
         """Returns the sum of the loss [A] as a 0-d tensor.
@@ -225,7 +249,7 @@ class Cispo(PolicyObjective):
 
     def surrogate(self, actions: Actions) -> Surrogate:
         with torch.no_grad():
-            ratio = actions.log_ratio.exp()
+            ratio = _ratio(actions.log_ratio)
             weight = ratio.clamp(*self._bounds)
             clipped = weight != ratio
             weight = weight * actions.advantage
@@ -237,13 +261,14 @@ def clipped_surrogate(
 ) -> Surrogate:
     """Returns the loss -min(r A, [r] A); with ``dual_clip`` c it is at most -c A where A < 0.
 
-    log_ratio: float[A], log r, with gradient.
+    log_ratio: float[A], log r, with gradient; beyond +-LOG_RATIO_LIMIT it is clamped and gives no
+        gradient.
     advantage: float[A].
     bounds: of the ratio, low and high.
     dual_clip: c > 1, or None.
-    In the result ``clipped`` marks actions without gradient.
+    In the result ``clipped`` marks actions that a clip left without gradient.
     """
-    ratio = log_ratio.exp()
+    ratio = _ratio(log_ratio)
     gain = ratio * advantage
     with torch.no_grad():
         limit = ratio.clamp(*bounds) * advantage
@@ -258,6 +283,11 @@ def clipped_surrogate(
     return Surrogate(loss=-torch.where(clipped, limit, gain), ratio=ratio, clipped=clipped)
 
 
+def _ratio(log_ratio: Tensor) -> Tensor:
+    """Returns r of log r, clamped; a clamped one has no gradient."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
 @torch.no_grad()
 def _metrics(
     surrogate: Surrogate,
@@ -270,10 +300,11 @@ def _metrics(
     KL terms are computed for each action and then summed: a difference of sums would lose a small
     KL to rounding in float32.
     """
+    exponent = log_ratio.clamp(max=LOG_RATIO_LIMIT)
     metrics = {
         "ratio": surrogate.ratio.sum(),
         "clip_share": surrogate.clipped.sum(dtype=log_ratio.dtype),
-        "kl_behaviour": (log_ratio.expm1() - log_ratio).sum(),
+        "kl_behaviour": (exponent.expm1() - exponent).sum(),
     }
     if "ref_logp" in columns:
         metrics["kl_reference"] = kl("k3", current["logp"], columns["ref_logp"]).sum()

@@ -12,6 +12,8 @@ import random
 import pytest
 import torch
 from gcore_algorithms import config as c
+from gcore_algorithms import corrections, objectives
+from gcore_algorithms import kl as kl_module
 from gcore_algorithms.kl import kl
 from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
 
@@ -374,6 +376,7 @@ def test_metrics_are_means_over_trained_actions():
         "entropy": data["entropy"],
         "correction_weight": weight * ~outside,
         "correction_share": outside.double(),
+        "log_ratio_clamped": torch.zeros_like(log_ratio),
     }
     assert metrics.keys() == expected.keys() | {"clip_share"}
     for name, values in expected.items():
@@ -402,6 +405,126 @@ def test_a_correction_of_an_exact_generator_changes_nothing():
             PpoClip(c.PpoClipConfig(old_logprobs="recompute", correction=correction)), data
         )
         assert_same(corrected[:2], plain[:2])
+
+
+# -- log-ratios beyond the range of floats ---------------------------------------------------------
+
+
+def with_log_ratios(data, actions, log_ratio):
+    """The data in float32, where ``actions`` have this log-ratio to the rollout, old and reference
+    log-probs, whatever their difference was.
+    """
+    data = {
+        name: values.float() if values.is_floating_point() else values.clone()
+        for name, values in data.items()
+    }
+    for name in ("old_logp", "rollout_logp", "ref_logp"):
+        data[name][actions] = data["logp"][actions] - log_ratio
+    return data
+
+
+@each_kind
+@each_normalisation
+@pytest.mark.parametrize("log_ratio", [100.0, -100.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+@pytest.mark.parametrize("where", ["one action", "a whole record", "every action"])
+def test_losses_gradients_and_metrics_are_finite_at_any_log_ratio(
+    kind, normalise, log_ratio, advantage, where
+):
+    data = batch(7)
+    chosen = {
+        "one action": torch.arange(len(data["mask"])) == 0,
+        "a whole record": data["record"] == 2,
+        "every action": torch.ones_like(data["mask"]),
+    }[where]
+    data = with_log_ratios(data, chosen, log_ratio)
+    data["advantage"][chosen] = advantage
+    share = (chosen & data["mask"]).sum() / data["mask"].sum()
+    for config in configs(kind, normalise):
+        value, gradients, metrics = value_and_gradient(KINDS[kind][0](config), data)
+        assert value.dtype == torch.float32
+        assert torch.isfinite(value)
+        assert all(torch.isfinite(gradient).all() for gradient in gradients)
+        assert all(torch.isfinite(metric) for metric in metrics.values())
+        assert metrics["log_ratio_clamped"] == share
+
+
+@each_kind
+@each_normalisation
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("correction", ["truncate", "mask"])
+@pytest.mark.parametrize("log_weight", [100.0, -100.0])
+def test_corrections_are_finite_at_any_log_weight_and_without_a_cap(
+    kind, normalise, correction, level, log_weight
+):
+    data = with_log_ratios(batch(8), torch.zeros(21, dtype=torch.bool), 0.0)
+    data["rollout_logp"] = data["old_logp"] - log_weight
+    config = KINDS[kind][1](
+        normalise=normalise,
+        constant_length=5,
+        old_logprobs="recompute",
+        correction=c.CorrectionConfig(kind=correction, level=level, cap=float("inf")),
+    )
+    value, gradients, metrics = value_and_gradient(KINDS[kind][0](config), data)
+    assert torch.isfinite(value)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    assert all(torch.isfinite(metric) for metric in metrics.values())
+    assert metrics["log_ratio_clamped"] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["ppo_clip", "gspo"])
+@pytest.mark.parametrize("log_ratio", [21.0, -21.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_beyond_the_limit_has_no_gradient(kind, log_ratio, advantage):
+    data = batch(9)
+    chosen = data["record"] == 2
+    data = with_log_ratios(data, chosen, log_ratio)
+    data["advantage"][chosen] = advantage
+    _, (gradient, _), _ = value_and_gradient(KINDS[kind][0](KINDS[kind][1]()), data)
+    assert not gradient[chosen].any()
+    assert gradient[~chosen].any()
+
+
+@pytest.mark.parametrize("log_ratio", [21.0, -21.0])
+def test_cispo_keeps_its_gradient_beyond_the_limit(log_ratio):
+    data = batch(9)
+    chosen = (data["record"] == 2) & data["mask"]
+    data = with_log_ratios(data, chosen, log_ratio)
+    objective = Cispo(c.CispoConfig(clip_low=0.5, clip_high=0.5))
+    _, (gradient, _), _ = value_and_gradient(objective, data)
+    weight = 1.5 if log_ratio > 0 else 0.5
+    torch.testing.assert_close(
+        gradient[chosen], -weight * data["advantage"][chosen] / data["mask"].sum()
+    )
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_kl_pulls_back_a_policy_however_far_it_left_its_reference(estimator):
+    """The gradient of the loss by logp is positive where the policy likes an action more."""
+    logp = torch.tensor([-0.1], requires_grad=True)
+    kl(estimator, logp, torch.tensor([-100.0])).sum().backward()
+    assert logp.grad.item() >= 1.0
+
+
+@each_kind
+@each_normalisation
+def test_within_the_limit_the_clamp_changes_no_bit(kind, normalise, monkeypatch):
+    data = batch(10)
+    scale = 19.9 / (data["logp"] - data["rollout_logp"]).abs().max()
+    data["rollout_logp"] = data["logp"] - scale * (data["logp"] - data["rollout_logp"])
+    data["old_logp"] = data["rollout_logp"] + 0.05
+    data = with_log_ratios(data, torch.zeros_like(data["mask"]), 0.0)
+    clamped = [
+        value_and_gradient(KINDS[kind][0](config), data) for config in configs(kind, normalise)
+    ]
+    for module in (objectives, corrections, kl_module):
+        monkeypatch.setattr(module, "LOG_RATIO_LIMIT", float("inf"))
+    for config, (value, gradients, metrics) in zip(configs(kind, normalise), clamped, strict=True):
+        expected = value_and_gradient(KINDS[kind][0](config), data)
+        assert torch.equal(value, expected[0])
+        for gradient, other in zip(gradients, expected[1], strict=True):
+            assert torch.equal(gradient, other)
+        assert metrics == expected[2]
 
 
 def expected_gradient(estimator: str, logits: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:

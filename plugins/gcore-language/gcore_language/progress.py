@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 from gcore_language.packing import Batch
 from gcore_language.ranks import Sums
 
@@ -49,10 +50,11 @@ class Progress:
     ) -> None:
         mask = batch.columns["mask"]
         count = float(mask.sum())
-        ratio = (logp - batch.columns["rollout_logp"]) * mask
+        log_ratio = (logp - batch.columns["rollout_logp"]) * mask
+        log_ratio = log_ratio.clamp(max=LOG_RATIO_LIMIT)  # else exp() overflows
         self.add("entropy", float((entropies * mask).sum()), count)
         if "kl" not in metrics:
-            self.add("kl", float((torch.exp(ratio) - 1 - ratio).sum()), count)
+            self.add("kl", float((torch.exp(log_ratio) - 1 - log_ratio).sum()), count)
         for name, (value, weight) in metrics.items():
             self.add(name, float(value), float(weight))
         self.add("actions", count, 0.0)

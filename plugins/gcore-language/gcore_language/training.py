@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, NonFiniteLoss
 from gcore_core.contract.plugin_code import PluginCode
@@ -48,11 +49,18 @@ Placed = tuple[int, TrainRecord]
 
 #: What an objective may require.
 _SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy"})
+
+
+def _k3(difference: Tensor) -> Tensor:
+    difference = difference.clamp(min=-LOG_RATIO_LIMIT)  # else exp() overflows
+    return torch.exp(-difference) - 1 + difference
+
+
 #: Scalar -> per-action term of d = logp - ref_logp (Schulman 2020, "Approximating KL divergence").
 _SCALARS = {
     "kl_k1": lambda d: d,
     "kl_k2": lambda d: d * d / 2,
-    "kl_k3": lambda d: torch.exp(-d) - 1 + d,
+    "kl_k3": _k3,
 }
 
 

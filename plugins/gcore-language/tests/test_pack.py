@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gcore_language.progress import Progress
 from gcore_language.ranks import Ranks
 from gcore_language.settings import TrainerSettings
 from gcore_language.training import (
@@ -211,6 +212,29 @@ def test_a_column_of_another_role_reaches_the_objective_action_by_action() -> No
         -0.5 * np.dot(apart, slopes) / len(values), rel=1e-6
     )
     trainer.close()
+
+
+def test_kl_scalars_are_finite_however_much_likelier_an_action_is_to_the_reference() -> None:
+    context = WorkerContext(role="policy", parts={"objective": Reinforce()}, given=("ref_logp",))
+    engine = Coin(context)
+    engine.logit = torch.tensor(100.0, requires_grad=True)
+    trainer = CoinTrainer(TrainerSettings(), context, engine)  # type: ignore[arg-type]
+    made = record(0, [0], 0)  # tails, whose log-prob is -100
+    made = replace(made, columns={**made.columns, "ref_logp": np.array([-0.1], np.float32)})
+    (scalars,) = trainer.prepare([made], frozenset({"kl_k1", "kl_k2", "kl_k3"}))
+    assert all(np.isfinite(value) for value in scalars.values())
+    assert scalars["kl_k1"] == pytest.approx(-99.9)
+    assert scalars["kl_k3"] == pytest.approx(np.exp(20) - 1 - 20)
+    trainer.close()
+
+
+@pytest.mark.parametrize("log_ratio", [100.0, -100.0])
+def test_the_kl_to_the_rollout_is_finite_at_any_log_ratio(log_ratio: float) -> None:
+    progress = Progress(step=0)
+    columns = {"mask": torch.ones(1, dtype=torch.bool), "rollout_logp": torch.tensor([-log_ratio])}
+    batch: Any = Throws(np.zeros(1, np.int64), columns, torch.zeros(1))
+    progress.observe(torch.zeros(1), torch.zeros(1), batch, {})
+    assert np.isfinite(progress.metrics(progress.sums, 0.0)["kl"])
 
 
 def test_a_column_that_no_role_gives_is_refused() -> None:
