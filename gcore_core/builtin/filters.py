@@ -5,7 +5,7 @@ These filters have no settings, so their config is None.
 
 from __future__ import annotations
 
-from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.contract.algorithms import GroupScalars, are_equal
 
 
 class KeepAll:
@@ -21,14 +21,13 @@ class KeepAll:
 class Varied:
     """A group teaches when its rewards are not all equal.
 
-    When they are equal, every advantage is zero (DAPO, section 3.2).
+    When they are equal, but for rounding, every advantage is zero (DAPO, section 3.2).
     """
 
     def __init__(self, config: None = None) -> None:
         pass
 
     def keep(self, group: GroupScalars) -> tuple[bool, str]:
-        rewards = group.rewards
-        if rewards.size and rewards.max() > rewards.min():
-            return True, ""
-        return False, "equal_rewards"
+        if are_equal(group.rewards):
+            return False, "equal_rewards"
+        return True, ""

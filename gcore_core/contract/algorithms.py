@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,6 +18,29 @@ if TYPE_CHECKING:
 #: nats. exp(20) is 4.9e8. Unclamped, float32 overflows at 88.7, and infinity times an advantage or
 #: a weight of 0 is NaN.
 LOG_RATIO_LIMIT = 20.0
+
+#: How many units in the last place numbers may differ and still count as equal.
+_ROUNDING_ULPS = 8
+
+
+def is_rounding(difference: float, magnitude: float) -> bool:
+    """Whether a difference of float64 numbers of this magnitude is no more than rounding noise.
+
+    It is when it is at most 8 units in the last place of the magnitude: the same rewards, weighted
+    and added up in another order, differ by that much.
+    """
+    return abs(difference) <= _ROUNDING_ULPS * math.ulp(magnitude)
+
+
+def are_equal(values: np.ndarray) -> bool:
+    """Whether the numbers, float64[N], are all equal, but for rounding noise; no numbers are.
+
+    Advantages and filters take the rewards of a group for equal by this, since to divide noise by
+    its own standard deviation makes numbers of size 1 of it.
+    """
+    if not values.size:
+        return True
+    return is_rounding(float(np.ptp(values)), float(np.abs(values).max()))
 
 
 @runtime_checkable

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gcore_core.contract.algorithms import are_equal
 from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.records import Header
 
 #: Values of ``Reward.normalise`` besides "none". GROUP: less the group's mean, over its standard
-#: deviation. BATCH: the same over every group of the step. Where all values are equal both make 0.
+#: deviation. BATCH: the same over every group of the step. The standard deviation is that of the
+#: population: it divides by the number of values. Nothing is added to it, so a normalised reward
+#: has deviation 1 whatever its scale. Where all values are equal both make 0.
 GROUP = "group"
 BATCH = "batch"
 
@@ -52,13 +55,9 @@ def rewards_of(
             [header.rewards[name] for header in group if name in header.rewards], np.float64
         )
         if totals is not None and how.normalise == GROUP:
-            values = (
-                _standardised(values, float(values.mean()), float(values.std()))
-                if len(values)
-                else values
-            )
+            values = _standardised_in_group(values)
         elif totals is not None and how.normalise == BATCH:
-            values = _standardised(values, *_mean_and_deviation(*moments[name]))
+            values = _standardised_in_batch(values, *_mean_and_deviation(*moments[name]))
         found[has] += how.weight * values
     return found
 
@@ -67,8 +66,20 @@ def _batched(weighings: Mapping[str, Reward]) -> list[str]:
     return sorted(name for name, how in weighings.items() if how.normalise == BATCH)
 
 
-def _standardised(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+def _standardised_in_group(values: np.ndarray) -> np.ndarray:
     """The values less their mean, over their deviation; all 0 if they differ by rounding only."""
+    deviation = 0.0 if are_equal(values) else float(values.std())
+    if deviation == 0:
+        return np.zeros_like(values)
+    return np.asarray((values - values.mean()) / deviation)
+
+
+def _standardised_in_batch(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    """The values less the batch's mean, over its deviation; all 0 if it is within a sum's rounding.
+
+    The variance is a difference of two sums over all shards, so a deviation below a millionth of
+    the mean cannot be told from 0.
+    """
     if deviation <= 1e-6 * abs(mean):
         return np.zeros_like(values)
     return np.asarray((values - mean) / deviation)

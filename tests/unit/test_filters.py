@@ -27,5 +27,9 @@ def test_equal_rewards_do_not_teach(rewards: tuple[float, ...]) -> None:
     assert Varied(None).keep(group(*rewards)) == (False, "equal_rewards")
 
 
+def test_rewards_that_differ_by_rounding_do_not_teach() -> None:
+    assert Varied(None).keep(group(0.1 + 0.2, 0.3, 0.3)) == (False, "equal_rewards")
+
+
 def test_one_different_reward_teaches() -> None:
     assert Varied(None).keep(group(0, 0, 1e-9)) == (True, "")

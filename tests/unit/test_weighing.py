@@ -69,6 +69,27 @@ def test_a_missing_reward_adds_nothing_and_is_not_counted() -> None:
     np.testing.assert_array_equal(rewards_of(groups[1], WEIGHINGS, totals), [2.0, 4.0])
 
 
+def normalised_in_group(*values: float) -> np.ndarray:
+    weighings = {"judged": Reward(normalise="group")}
+    one = group(0, *({"judged": value} for value in values))
+    return rewards_of(one, weighings, statistics([one], weighings))
+
+
+def test_rewards_of_a_group_that_differ_by_rounding_normalise_to_nothing() -> None:
+    np.testing.assert_array_equal(normalised_in_group(0.1 + 0.2, 0.3, 0.3), np.zeros(3))
+
+
+def test_a_group_far_from_zero_keeps_its_differences() -> None:
+    """The deviation is the population's, and nothing is added to it."""
+    found = normalised_in_group(1e6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 0.75)
+    expected = np.array([-1.5, -0.5, 0.5, 1.5]) / np.sqrt(1.25)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_differences_whose_squares_vanish_normalise_to_nothing() -> None:
+    np.testing.assert_array_equal(normalised_in_group(0.0, 1e-170), np.zeros(2))
+
+
 @pytest.mark.parametrize("how", ["group", "batch"])
 def test_equal_rewards_normalise_to_zero(how: str) -> None:
     weighings = {"same": Reward(normalise=how)}

@@ -2,9 +2,9 @@
 
 Notation: r is a record's reward less its KL penalty; S is the number of records in its group.
 
-Records of a group whose rewards are all equal get exactly 0, except under ``ReinforcePp``, whose
-baseline is the batch. So does a group that has only one record left after failed rewards: there is
-nothing to compare it with.
+Records of a group whose rewards are all equal, but for rounding noise, get exactly 0, except under
+``ReinforcePp``, whose baseline is the batch. So does a group that has only one record left after
+failed rewards: there is nothing to compare it with.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from gcore_algorithms.config import (
     ReinforcePpBaselineConfig,
     ReinforcePpConfig,
 )
-from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.contract.algorithms import GroupScalars, are_equal, is_rounding
 
-#: A variance below this part of the mean square is taken for 0. The variance is the difference of
-#: two large sums, and shards add them in varying order, so equal rewards can give a tiny one.
-_ROUNDING = 1e-12
+#: Every float64 is a whole number of units of 2**-1074, the smallest one.
+_UNIT_BITS = 1074
+#: 32-bit limbs of a sum of up to 2**46 float64 numbers, in units.
+_SUM_LIMBS = 67
+#: 32-bit limbs of a sum of as many squares, in units of 2**-2148.
+_SQUARES_LIMBS = 133
 
 
 class RecordAdvantage:
@@ -41,7 +44,7 @@ class RecordAdvantage:
         self._kl = config.kl
 
     def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
-        """Returns float64[n] of this shard's groups; ``of`` gets the sum over all shards."""
+        """Returns what groups of other shards need of these: nothing."""
         return np.zeros(0)
 
     def rewards(self, group: GroupScalars) -> np.ndarray:
@@ -66,9 +69,10 @@ class Grpo(RecordAdvantage):
         return [self._of_group(centred(self.rewards(group))) for group in groups]
 
     def _of_group(self, centred_rewards: np.ndarray) -> np.ndarray:
-        if not centred_rewards.any():
-            return centred_rewards
-        advantages: np.ndarray = centred_rewards / (centred_rewards.std(ddof=1) + self._eps)
+        deviation = centred_rewards.std(ddof=1) if centred_rewards.any() else 0.0
+        if deviation == 0:
+            return np.zeros_like(centred_rewards)
+        advantages: np.ndarray = centred_rewards / (deviation + self._eps)
         return advantages
 
 
@@ -97,7 +101,8 @@ class Rloo(RecordAdvantage):
 class ReinforcePp(RecordAdvantage):
     """REINFORCE++: (r - mean of the batch) / (std of the batch + eps).
 
-    The batch is the n records of all shards; the std divides by n.
+    The batch is the n records of all shards; the std divides by n. Each record counts once,
+    whatever its length: others take mean and std over actions, where long records count more.
 
     Source: Hu et al., "REINFORCE++", arXiv:2501.03262. The paper charges each action with the KL
     that follows it; here a record is charged with its whole KL.
@@ -120,8 +125,8 @@ class ReinforcePp(RecordAdvantage):
 class ReinforcePpBaseline(RecordAdvantage):
     """REINFORCE++ with baseline: c = r - mean of the group, over the batch's std of c plus eps.
 
-    The batch is the n records of all shards; the std divides by n. The batch's mean is not
-    subtracted: it is zero, because each group's is.
+    The batch is the n records of all shards; the std divides by n. Each record counts once,
+    whatever its length. The batch's mean is not subtracted: it is zero, because each group's is.
 
     Source: Hu et al., "REINFORCE++", arXiv:2501.03262, REINFORCE++ with baseline.
     """
@@ -167,50 +172,88 @@ class Gae:
         returns are advantages + values: what a critic learns.
         """
         trained = np.flatnonzero(mask)
-        kept_values = np.asarray(values, dtype=np.float64)[trained]
-        deltas = np.asarray(rewards, dtype=np.float64)[trained] - kept_values
-        deltas[:-1] += self._gamma * kept_values[1:]
+        trained_values = np.asarray(values, dtype=np.float64)[trained]
+        deltas = np.asarray(rewards, dtype=np.float64)[trained] - trained_values
+        deltas[:-1] += self._gamma * trained_values[1:]
         advantage = 0.0
-        kept = np.empty(len(trained))
+        trained_advantages = np.empty(len(trained))
         for t in range(len(trained) - 1, -1, -1):
             advantage = deltas[t] + self._decay * advantage
-            kept[t] = advantage
-        advantages, returns = np.zeros(len(mask)), np.zeros(len(mask))
-        advantages[trained] = kept
-        returns[trained] = kept + kept_values
+            trained_advantages[t] = advantage
+        advantages = np.zeros(len(mask))
+        advantages[trained] = trained_advantages
+        returns = np.zeros(len(mask))
+        returns[trained] = trained_advantages + trained_values
         return advantages, returns
 
 
 def centred(rewards: np.ndarray) -> np.ndarray:
     """Returns float64[S]: rewards less their mean.
 
-    They are exactly 0 when all rewards are equal; the computed mean may differ from them by
-    rounding, so that case is not left to the subtraction.
+    They are exactly 0 when all rewards are equal but for rounding; the computed mean may differ
+    from them by rounding, so that case is not left to the subtraction.
     """
-    if not rewards.size or rewards.min() == rewards.max():
+    if are_equal(rewards):
         return np.zeros_like(rewards)
     centred: np.ndarray = rewards - rewards.mean()
     return centred
 
 
 def _leave_one_out(rewards: np.ndarray) -> np.ndarray:
+    """Returns float64[S]: rewards less the mean of the others, 0 for a record that is alone."""
     if rewards.size < 2:
         return np.zeros_like(rewards)
     return centred(rewards) * (rewards.size / (rewards.size - 1))
 
 
+# -- statistics of the batch -----------------------------------------------------------------------
+
+
 def _sums(groups: list[np.ndarray]) -> np.ndarray:
-    """Returns float64[3]: number, sum and sum of squares, each of which adds up over shards."""
+    """Returns the number of rewards, their sum and the sum of their squares, without rounding.
+
+    A variance from rounded sums is lost where the rewards lie close together and far from 0: at a
+    std of a millionth of the mean, sums in float64 have no digit left for it. Two passes, first for
+    the mean, would need two rounds of messages. So both sums are exact integers, cut into limbs of
+    32 bits, which float64 adds up exactly over as many as 2**21 shards.
+
+    float64[1 + 67 + 133]: the number, then the limbs of both sums, lowest first. Every entry adds
+    up over the shards.
+    """
     values = np.concatenate(groups) if groups else np.zeros(0)
-    return np.array([values.size, values.sum(), np.square(values).sum()])
+    units = [_units(value) for value in values.tolist()]
+    total = _limbs(sum(units), _SUM_LIMBS)
+    squares = _limbs(sum(unit * unit for unit in units), _SQUARES_LIMBS)
+    return np.concatenate([[len(units)], total, squares])
 
 
 def _mean_and_std(sums: np.ndarray) -> tuple[float, float]:
     """Returns mean and std (dividing by n) from ``_sums``; a std that is only rounding is 0."""
-    n, total, squares = (float(x) for x in sums)
+    n = int(sums[0])
     if n == 0:
         return 0.0, 0.0
-    mean = total / n
-    mean_square = squares / n
-    variance = mean_square - mean * mean
-    return mean, math.sqrt(variance) if variance > _ROUNDING * mean_square else 0.0
+    total = _integer(sums[1 : 1 + _SUM_LIMBS])
+    squares = _integer(sums[1 + _SUM_LIMBS :])
+    # all three in units, times n: integers are divided once, at the end
+    n_units = n << _UNIT_BITS
+    mean = total / n_units
+    std = math.isqrt(n * squares - total * total) / n_units
+    root_mean_square = math.isqrt(n * squares) / n_units
+    return mean, 0.0 if is_rounding(std, root_mean_square) else std
+
+
+def _units(value: float) -> int:
+    """Returns a float64 in units of 2**-1074, exactly."""
+    numerator, denominator = value.as_integer_ratio()  # the denominator is a power of 2
+    return numerator << (_UNIT_BITS - denominator.bit_length() + 1)
+
+
+def _limbs(number: int, count: int) -> np.ndarray:
+    """Returns float64[count]: digits to the base 2**32, lowest first, each with the sign."""
+    digits = np.frombuffer(abs(number).to_bytes(4 * count, "little"), "<u4").astype(np.float64)
+    return -digits if number < 0 else digits
+
+
+def _integer(limbs: np.ndarray) -> int:
+    """Returns the number of ``_limbs``, or the sum of those of several shards."""
+    return sum(int(limb) << (32 * place) for place, limb in enumerate(limbs.tolist()))

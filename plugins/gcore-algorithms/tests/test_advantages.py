@@ -7,6 +7,7 @@ Tolerance 1e-12 in float64: the same sums in another order.
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -110,6 +111,61 @@ def test_a_record_that_lost_its_group_teaches_nothing(name):
     alone, empty, _ = estimate(MAKE[name](), [group([5.0]), group([]), group([0.0, 1.0])])
     assert alone.tolist() == [0.0]
     assert empty.size == 0
+
+
+#: Rewards that are all 0.3, one of them added up from parts.
+NOISE = [0.1 + 0.2, 0.3, 0.3, 0.3]
+
+
+@each_estimator
+def test_rewards_that_differ_by_rounding_give_exactly_zero(name):
+    eps = {} if name in ("dr-grpo", "rloo") else {"eps": 0.0}
+    assert len(set(NOISE)) == 2
+    groups = [group(NOISE), group(NOISE[1:])]
+    assert all((got == 0).all() for got in estimate(MAKE[name](**eps), groups))
+
+
+@pytest.mark.parametrize("name", ["grpo", "reinforce-pp", "reinforce-pp-baseline"])
+def test_a_difference_above_rounding_counts(name):
+    (got,) = estimate(MAKE[name](eps=0.0), [group([1.0, 1.0 + 1e-13])])
+    size = 1 / math.sqrt(2) if name == "grpo" else 1.0
+    np.testing.assert_allclose(got, [-size, size], rtol=1e-3)
+
+
+@each_estimator
+def test_advantages_are_finite_where_squares_of_differences_vanish(name):
+    eps = {} if name in ("dr-grpo", "rloo") else {"eps": 0.0}
+    (got,) = estimate(MAKE[name](**eps), [group([0.0, 1e-170])])
+    assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize("name", ["reinforce-pp", "reinforce-pp-baseline"])
+@pytest.mark.parametrize("spread", [1e-1, 1e-3, 1e-6])
+def test_rewards_close_together_and_far_from_zero_keep_their_deviation(name, spread):
+    """The std is between 1e-7 and 1e-12 of the mean."""
+    draw = np.random.default_rng(5)
+    groups = [group(1e6 + spread * draw.normal(size=8)) for _ in range(4)]
+    batch = np.concatenate([g.rewards for g in groups])
+    if name == "reinforce-pp":
+        expected = (batch - statistics.fmean(batch)) / statistics.pstdev(batch.tolist())
+    else:
+        centred = np.concatenate([g.rewards - g.rewards.mean() for g in groups])
+        expected = centred / math.sqrt(np.square(centred).mean())
+    found = np.concatenate(estimate(MAKE[name](eps=0.0), groups))
+    rounding = np.spacing(1e6) / spread
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4 * rounding + 1e-12)
+    assert found.std() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["reinforce-pp", "reinforce-pp-baseline"])
+@pytest.mark.parametrize("shards", [2, 3, 7])
+def test_the_baseline_of_a_batch_is_the_same_to_the_last_bit_for_any_shards(name, shards):
+    draw = np.random.default_rng(6)
+    groups = [group(10.0 ** draw.integers(-8, 9) * draw.normal(size=5)) for _ in range(7)]
+    made = MAKE[name]()
+    parts = [made.statistics(groups[shard::shards]) for shard in range(shards)]
+    for got, unsplit in zip(made.of(groups, sum(parts)), estimate(made, groups), strict=True):
+        np.testing.assert_array_equal(got, unsplit)
 
 
 @each_estimator
