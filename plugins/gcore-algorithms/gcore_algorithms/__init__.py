@@ -1,4 +1,6 @@
-"""The plugin ``algorithms``: rewards to advantages, and log-probs to a loss."""
+"""The plugin ``algorithms``: rewards to advantages, log-probs to a loss, and DAPO's penalty of long
+completions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Iterable
 
 from gcore_algorithms import config
 from gcore_core import hookimpl
-from gcore_core.contract.providers import AdvantageProvider, ObjectiveProvider
+from gcore_core.contract.providers import AdvantageProvider, ObjectiveProvider, RewardProvider
 
 _TORCH = ("torch>=2.6",)
 
@@ -79,4 +81,14 @@ def gcore_objectives() -> Iterable[ObjectiveProvider]:
         factory="gcore_algorithms.objectives:Cispo",
         config=config.CispoConfig,
         needs=_TORCH,
+    )
+
+
+@hookimpl
+def gcore_rewards() -> Iterable[RewardProvider]:
+    yield RewardProvider(
+        name="overlong",
+        summary="a penalty that grows from 0 to -1 over the last actions allowed (DAPO)",
+        factory="gcore_algorithms.rewards:Overlong",
+        config=config.OverlongConfig,
     )

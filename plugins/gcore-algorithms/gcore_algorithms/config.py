@@ -1,4 +1,4 @@
-"""What can be set under ``advantage.config`` and ``objective.config``."""
+"""What can be set under ``config`` of this plugin's advantages, objectives and reward."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from gcore_core.contract.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RewardKlConfig:
-    """A penalty on leaving the reference, taken from the reward before anything else is done with
-    it.
-    """
+    """A penalty on leaving the reference, which is subtracted from the reward first of all."""
 
     coefficient: float = 0.0
     """The reward loses coefficient x the record's KL, summed over its actions, in nats. 0: no
     reference is needed.
     """
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Which estimate of the KL. k1 is the unbiased one that a reward should use; see
+    """Which estimate of the KL. k1 is the one whose gradient is right in a reward; see
     ``gcore_algorithms.kl``.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordAdvantageConfig:
-    """What every estimator of level "record" takes."""
+    """Settings of every estimator of level "record".
+
+    smallest_group: the least group_size that the estimator can work with.
+    """
 
     smallest_group: ClassVar[int] = 2
 
@@ -41,16 +42,18 @@ class RecordAdvantageConfig:
         _check_group_size(self.group_size, self.smallest_group)
 
     def requires(self) -> frozenset[str]:
-        """The scalar of preparation that the KL penalty reads, if there is one."""
+        """Returns the scalar of preparation that the KL penalty reads, if there is one."""
         return frozenset({f"kl_{self.kl.estimator}"}) if self.kl.coefficient else frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandardisedConfig(RecordAdvantageConfig):
-    """An estimator that divides by a standard deviation."""
+    """Settings of an estimator that divides by a standard deviation."""
 
     eps: float = 1e-4
-    """Added to the standard deviation, in units of the reward."""
+    """Added to the standard deviation, in units of the reward. 0 is safe: rewards that differ by
+    rounding alone have advantage 0.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,6 +93,8 @@ class ReinforcePpBaselineConfig(StandardisedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GaeConfig:
+    """Settings of generalised advantage estimation."""
+
     group_size: int = 8
     """Records sampled for each prompt; the estimate of one does not depend on the others."""
     gamma: float = 1.0
@@ -115,6 +120,7 @@ class GaeConfig:
 
 
 def _check_group_size(group_size: int, smallest: int) -> None:
+    """Raises ConfigError for a group that is smaller than ``smallest``."""
     if group_size >= smallest:
         return
     if group_size == 1:
@@ -171,7 +177,9 @@ class CorrectionConfig:
     cap: float = 2.0
     """Largest weight, at least 1."""
     floor: float = 0.0
-    """Smallest weight, 0 to 1."""
+    """Smallest weight, 0 to 1. 0 bounds nothing from below, so that a mask is one-sided; IcePop
+    masks on both sides, with floor 0.5 and cap 5.
+    """
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.floor <= 1.0 <= self.cap:
@@ -185,7 +193,7 @@ class CorrectionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What every objective takes; only the surrogate differs between them."""
+    """Settings of every objective; only the surrogate differs between them."""
 
     normalise: Literal["token", "sequence", "constant"] = "token"
     """token: the mean over all actions of the update (DAPO). sequence: the mean over a record's
@@ -232,13 +240,15 @@ class ObjectiveConfig:
             )
 
     def takes_stale(self) -> bool:
-        """The ratio, or the correction's weights, are over the log-probs of the weights that
-        sampled the actions.
+        """Returns whether older weights may have sampled the actions.
+
+        They may when the ratio, or the correction's weights, divide by the probability under the
+        weights that sampled.
         """
         return self.old_logprobs == "rollout" or self.correction.kind != "none"
 
     def requires(self) -> frozenset[str]:
-        """Columns and outputs beyond those that every objective gets."""
+        """Returns the columns and outputs beyond those that every objective gets."""
         needed = {
             "old_logp": self.old_logprobs == "recompute",
             "ref_logp": self.kl.coefficient != 0,
@@ -249,7 +259,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipConfig(ObjectiveConfig):
-    """An objective whose ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    """Settings of an objective whose ratio is clipped to [1 - clip_low, 1 + clip_high]."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -299,7 +309,10 @@ class PpoClipConfig(ClipConfig):
 @dataclass(frozen=True, kw_only=True)
 class GspoConfig(ClipConfig):
     normalise: Literal["token", "sequence", "constant"] = "sequence"
-    """As for every objective; the paper's is sequence."""
+    """What a record weighs, all of whose actions have one ratio. sequence: as much as any other, as
+    in the paper. token: as many times as it has actions. constant: the same, over records x
+    constant_length.
+    """
     clip_low: float = 3e-4
     """The sequence's ratio (a mean per action) may fall to 1 - clip_low."""
     clip_high: float = 4e-4
@@ -312,3 +325,29 @@ class CispoConfig(ClipConfig):
     """The weight is at least 1 - clip_low; 1: no lower bound, as in the paper."""
     clip_high: float = 4.0
     """The weight is at most 1 + clip_high."""
+
+
+# -- rewards ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlongConfig:
+    """The penalty of long completions: 0 up to max_actions - soft_actions, -1 from max_actions on,
+    and a straight line between.
+    """
+
+    max_actions: int
+    """Actions at which the penalty is whole; the rollout's max_new_tokens is usual."""
+    soft_actions: int
+    """Over how many of the last actions the penalty grows, 1 to max_actions; DAPO takes 4096 of
+    20480.
+    """
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.soft_actions <= self.max_actions:
+            raise ConfigError(
+                f"{self.soft_actions} is not between 1 and max_actions, {self.max_actions}",
+                where="soft_actions",
+                why="the penalty grows over the last soft_actions of max_actions",
+                todo="set soft_actions to a part of max_actions, such as a fifth",
+            )

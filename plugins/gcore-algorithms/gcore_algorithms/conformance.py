@@ -4,9 +4,16 @@ ones.
 
 from __future__ import annotations
 
-from gcore_core.testing import AdvantageContract
+from typing import Any, ClassVar
+
+from gcore_core.testing import AdvantageContract, ScorerContract
 
 
 class TestReinforcePp(AdvantageContract):
     provider = "algorithms/reinforce-pp"
     baseline = "batch"
+
+
+class TestOverlong(ScorerContract):
+    provider = "algorithms/overlong"
+    config: ClassVar[dict[str, Any]] = {"max_actions": 12, "soft_actions": 10}

@@ -9,7 +9,8 @@ Sources:
 
 - Truncated: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"
   (2025).
-- Masked on both sides, per action (IcePop): Ling Team, "Every Step Evolves", arXiv:2510.18855.
+- Masked on both sides, per action (IcePop): Ling Team, "Every Step Evolves", arXiv:2510.18855. It
+  takes a ``floor`` of 0.5 and a ``cap`` of 5; with a floor of 0 nothing is masked below.
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 
 def kl(estimator: str, logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """Float[A], in nats, of the estimator "k1", "k2" or "k3"; differentiable in ``logp``."""
+    """Returns the estimate of each action, float[A] in nats, with gradient to ``logp``.
+
+    estimator: "k1", "k2" or "k3".
+    """
     difference = logp - ref_logp
     if estimator == "k1":
         return difference

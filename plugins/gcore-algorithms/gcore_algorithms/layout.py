@@ -11,7 +11,7 @@ from torch import Tensor
 def keep_trained(
     mask: Tensor, columns: Mapping[str, Tensor], names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """The named columns without the actions whose ``mask`` is False.
+    """Returns the named columns without the actions whose ``mask`` is False.
 
     Leaving them out, rather than multiplying them by zero, keeps even their NaNs out of values and
     gradients.
@@ -23,9 +23,10 @@ def keep_trained(
 
 
 class Records:
-    """Sums over each record's trained actions. Costs nothing until it is used.
+    """Sums over each record's trained actions; nothing is computed before it is asked for.
 
-    index int64[A]: the record of each action; ``like`` gives dtype and device.
+    index: int64[A], the record of each action, counted from 0.
+    like: a tensor that gives dtype and device.
     """
 
     def __init__(self, index: Tensor, like: Tensor) -> None:
@@ -38,18 +39,18 @@ class Records:
 
     @property
     def actions(self) -> Tensor:
-        """0-d float: trained actions of all records."""
+        """How many trained actions all records have, 0-d."""
         return self._like.new_full((), self.index.numel())
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Float[R]: trained actions of each record; 0 where it has none."""
+        """How many trained actions each record has, float[R]."""
         return self.sums(self._like.new_ones(self.index.numel()))
 
     def sums(self, values: Tensor) -> Tensor:
-        """Float[R] from float[A]."""
+        """Returns float[R], each record's sum of ``values`` float[A]."""
         return self._zeros.index_add(0, self.index, values)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Float[A] from float[R]: each action gets its record's value."""
+        """Returns float[A]: each action gets its record's of ``values`` float[R]."""
         return values.index_select(0, self.index)

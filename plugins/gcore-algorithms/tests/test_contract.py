@@ -65,8 +65,8 @@ class Papers(ObjectiveContract):
             for record in columns["record"].unique():
                 places = [
                     t
-                    for t, own in enumerate(columns["record"] == record)
-                    if own and columns["mask"][t]
+                    for t, is_of_record in enumerate(columns["record"] == record)
+                    if is_of_record and columns["mask"][t]
                 ]
                 if not places:
                     continue
@@ -132,5 +132,6 @@ def test_every_provider_of_the_plugin_is_held_to_a_contract():
         "ppo_clip",
         "gspo",
         "cispo",
+        "overlong",
     ]
     assert {f"algorithms/{name}" for name in names} <= tested

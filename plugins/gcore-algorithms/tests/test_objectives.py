@@ -160,13 +160,13 @@ def gains(kind, config, ratios, advantages, logps):
             torch.minimum(x * a, clip(x, low, high) * a)
             for x, a in zip(shares, advantages, strict=True)
         ]
-    found = []
+    clipped = []
     for r, a in zip(ratios, advantages, strict=True):
         gain = torch.minimum(r * a, clip(r, low, high) * a)
         if config.dual_clip is not None and a < 0:
             gain = torch.maximum(gain, config.dual_clip * a)
-        found.append(gain)
-    return found
+        clipped.append(gain)
+    return clipped
 
 
 def weights(correction, log_weights):

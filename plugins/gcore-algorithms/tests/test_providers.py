@@ -43,6 +43,7 @@ def test_every_hook_it_implements_is_specified():
     assert {hook.name for hook in manager.get_hookcallers(gcore_algorithms)} == {
         "gcore_advantages",
         "gcore_objectives",
+        "gcore_rewards",
     }
 
 
