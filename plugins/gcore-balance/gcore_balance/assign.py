@@ -19,17 +19,17 @@ _PARTNERS = 4
 
 def in_turn(costs: np.ndarray, bins: int) -> np.ndarray:
     """Deals items in descending order of cost to bins 0, 1, 2 ... 0, 1, 2 ..."""
-    placed = np.empty(len(costs), np.int64)
-    placed[_costliest_first(costs)] = np.arange(len(costs)) % bins
-    return placed
+    bin_of = np.empty(len(costs), np.int64)
+    bin_of[_costliest_first(costs)] = np.arange(len(costs)) % bins
+    return bin_of
 
 
 def to_and_fro(costs: np.ndarray, bins: int) -> np.ndarray:
     """Like ``in_turn``, but every second round goes backwards: bins 0, 1, 2, 2, 1, 0, 0 ..."""
-    turn, place = np.divmod(np.arange(len(costs)), bins)
-    placed = np.empty(len(costs), np.int64)
-    placed[_costliest_first(costs)] = np.where(turn % 2, bins - 1 - place, place)
-    return placed
+    round_, place = np.divmod(np.arange(len(costs)), bins)
+    bin_of = np.empty(len(costs), np.int64)
+    bin_of[_costliest_first(costs)] = np.where(round_ % 2, bins - 1 - place, place)
+    return bin_of
 
 
 def longest_first(costs: np.ndarray, bins: int) -> np.ndarray:
@@ -39,14 +39,14 @@ def longest_first(costs: np.ndarray, bins: int) -> np.ndarray:
 
     Source: Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17 (1969).
     """
-    placed = [0] * len(costs)
-    plain = costs.tolist()
+    bin_of = [0] * len(costs)
+    cost_of = costs.tolist()
     heap = [(0.0, 0, bin_) for bin_ in range(bins)]
     for item in _costliest_first(costs).tolist():
         load, items, bin_ = heap[0]
-        placed[item] = bin_
-        heapreplace(heap, (load + plain[item], items + 1, bin_))
-    return np.array(placed, np.int64)
+        bin_of[item] = bin_
+        heapreplace(heap, (load + cost_of[item], items + 1, bin_))
+    return np.array(bin_of, np.int64)
 
 
 def evened_out(costs: np.ndarray, bins: int) -> np.ndarray:
@@ -56,35 +56,35 @@ def evened_out(costs: np.ndarray, bins: int) -> np.ndarray:
     items with it: whichever makes the fuller of the two bins cheapest. It ends when that no longer
     helps, when the bins are even enough, or after 4 rounds for each bin.
     """
-    placed = longest_first(costs, bins)
-    loads = np.bincount(placed, weights=costs, minlength=bins)
-    members = lists(placed, bins)
+    bin_of = longest_first(costs, bins)
+    loads = np.bincount(bin_of, weights=costs, minlength=bins)
+    members = lists(bin_of, bins)
     for _ in range(4 * bins):
         full = int(loads.argmax())
         if loads[full] <= _EVEN * loads.mean():
             break
         light = np.argsort(loads, kind="stable")[:_PARTNERS].tolist()
-        # back: what a light bin may give in return, one of its items or nothing (-1).
-        # moved[i, j]: cost that leaves the full bin if its item i is exchanged for back[j].
+        # returns: what a light bin may give in return, one of its items or nothing (-1).
+        # moved[i, j]: cost that leaves the full bin if its item i is exchanged for returns[j].
         # fuller[i, j]: what the fuller of the two bins costs after that.
-        back = [(bin_, item) for bin_ in light if bin_ != full for item in (-1, *members[bin_])]
-        partner = np.array([bin_ for bin_, _ in back])
-        given = np.array([item for _, item in back])
-        moved = costs[members[full]][:, None] - np.where(given >= 0, costs[given], 0.0)
+        returns = [(bin_, item) for bin_ in light if bin_ != full for item in (-1, *members[bin_])]
+        partner = np.array([bin_ for bin_, _ in returns])
+        returned = np.array([item for _, item in returns])
+        moved = costs[members[full]][:, None] - np.where(returned >= 0, costs[returned], 0.0)
         fuller = np.maximum(loads[full] - moved, loads[partner] + moved)
         best = int(fuller.argmin())
         if not fuller.flat[best] < loads[full] * (1 - 1e-12):
             break
-        row, column = divmod(best, len(back))
-        bin_, item = back[column]
+        row, column = divmod(best, len(returns))
+        bin_, item = returns[column]
         members[bin_].append(members[full].pop(row))
         if item >= 0:
             members[bin_].remove(item)
             members[full].append(item)
         for changed in (full, bin_):
             loads[changed] = costs[members[changed]].sum()
-            placed[members[changed]] = changed
-    return placed
+            bin_of[members[changed]] = changed
+    return bin_of
 
 
 def differencing(costs: np.ndarray, bins: int) -> np.ndarray:
@@ -116,9 +116,9 @@ def differencing(costs: np.ndarray, bins: int) -> np.ndarray:
         order = _costliest_first(sums)
         sums = sums[order]
         heappush(tuples, (sums[-1] - sums[0], next(numbers), sums, members[order]))
-    placed = np.empty(len(padded), np.int64)
-    placed[tuples[0][3]] = np.arange(bins)[:, None]
-    return placed[: len(costs)]
+    bin_of = np.empty(len(padded), np.int64)
+    bin_of[tuples[0][3]] = np.arange(bins)[:, None]
+    return bin_of[: len(costs)]
 
 
 def two_level(costs: np.ndarray, controllers: int, ranks: int) -> np.ndarray:
@@ -128,16 +128,16 @@ def two_level(costs: np.ndarray, controllers: int, ranks: int) -> np.ndarray:
     second can run at each controller on its own.
     """
     controller = evened_out(costs, controllers)
-    placed = np.empty(len(costs), np.int64)
-    for i, mine in enumerate(lists(controller, controllers)):
-        placed[mine] = i * ranks + evened_out(costs[mine], ranks)
-    return placed
+    bin_of = np.empty(len(costs), np.int64)
+    for i, members in enumerate(lists(controller, controllers)):
+        bin_of[members] = i * ranks + evened_out(costs[members], ranks)
+    return bin_of
 
 
-def lists(placed: np.ndarray, bins: int) -> list[list[int]]:
+def lists(bin_of: np.ndarray, bins: int) -> list[list[int]]:
     """Returns the items of each bin, in ascending order."""
-    order = np.argsort(placed, kind="stable")
-    ends = np.cumsum(np.bincount(placed, minlength=bins)).tolist()
+    order = np.argsort(bin_of, kind="stable")
+    ends = np.cumsum(np.bincount(bin_of, minlength=bins)).tolist()
     items = order.tolist()
     return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 

@@ -15,31 +15,31 @@ from gcore_core.contract.algorithms import Work
 
 
 class _Dealer(ABC):
-    """Deals records, or whole groups where they share a prompt. ``place``: costs, bins -> the bin
-    of each.
-    """
+    """Deals records, or whole groups where the records of a group share their prompt."""
 
     def __init__(self, config: TokensConfig) -> None:
         self._shared = config.prompts == "shared"
 
     @abstractmethod
-    def costs(self, work: Work) -> np.ndarray: ...
+    def costs(self, work: Work) -> np.ndarray:
+        """Returns the cost of each record, float64[N], in any unit."""
 
     @abstractmethod
-    def place(self, costs: np.ndarray, bins: int) -> np.ndarray: ...
+    def place(self, costs: np.ndarray, bins: int) -> np.ndarray:
+        """Returns the bin of each item, int64[N], given the items' costs, float64[N]."""
 
     def split(self, work: Work, bins: int) -> list[list[int]]:
         """See ``gcore_core.contract.algorithms.Balancer``."""
         costs = self.costs(work)
         if not self._shared:
             return assign.lists(self.place(costs, bins), bins)
-        groups, group = np.unique(work.group, return_inverse=True)
-        placed = self.place(np.bincount(group, weights=costs, minlength=len(groups)), bins)
-        return assign.lists(placed[group], bins)
+        groups, group_of = np.unique(work.group, return_inverse=True)
+        bin_of_group = self.place(np.bincount(group_of, weights=costs, minlength=len(groups)), bins)
+        return assign.lists(bin_of_group[group_of], bins)
 
 
 class LptTokens(_Dealer):
-    """As if attention cost nothing."""
+    """Deals by the number of tokens, as if attention cost nothing."""
 
     def costs(self, work: Work) -> np.ndarray:
         _, tokens, _, extra = features(work, self._shared).T
@@ -50,8 +50,9 @@ class LptTokens(_Dealer):
 
 
 class _Learner(_Dealer):
-    """``gcore_core.contract.algorithms.LearnsCosts``, unless told not to; what it learned outlives
-    the process.
+    """Deals by costs that are fitted to measured seconds, unless ``learn`` is false.
+
+    See ``gcore_core.contract.algorithms.LearnsCosts``. What it learned is part of checkpoints.
     """
 
     def __init__(self, config: CostConfig) -> None:
@@ -75,20 +76,28 @@ class _Learner(_Dealer):
 
 
 class Cost(_Learner):
+    """The costliest record goes first, to the lightest rank; then ranks are evened out."""
+
     def place(self, costs: np.ndarray, bins: int) -> np.ndarray:
         return assign.evened_out(costs, bins)
 
 
 class KarmarkarKarp(_Learner):
+    """Karmarkar-Karp differencing, with equal counts."""
+
     def place(self, costs: np.ndarray, bins: int) -> np.ndarray:
         return assign.differencing(costs, bins)
 
 
 class Snake(_Learner):
+    """Sorted by cost and dealt to and fro."""
+
     def place(self, costs: np.ndarray, bins: int) -> np.ndarray:
         return assign.to_and_fro(costs, bins)
 
 
 class Sorted(_Learner):
+    """Sorted by cost and dealt in turn."""
+
     def place(self, costs: np.ndarray, bins: int) -> np.ndarray:
         return assign.in_turn(costs, bins)

@@ -10,6 +10,8 @@ from gcore_core.contract.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class TokensConfig:
+    """Settings of every balancer."""
+
     prompts: Literal["each", "shared"] = "each"
     """Whether the cost of a prompt is shared in its group. each: every record pays for its prompt,
     and records are dealt one by one. shared: for a trainer that encodes the prompt of a group once
@@ -20,6 +22,8 @@ class TokensConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CostConfig(TokensConfig):
+    """Settings of balancers that deal by a cost."""
+
     hidden_size: int = 4096
     """Hidden size of the policy, at least 1. Until something was measured, a record of L tokens
     costs L + L^2 / (12 hidden_size), which is what a transformer's matrices and its causal

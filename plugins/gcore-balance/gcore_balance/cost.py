@@ -34,13 +34,13 @@ def features(work: Work, shared: bool) -> np.ndarray:
     """
     lengths = work.lengths.astype(np.float64)
     prompt = work.prompt.astype(np.float64)
-    together: np.ndarray = np.ones(len(work))
+    sharers: np.ndarray = np.ones(len(work))
     if shared:
         _, group, sizes = np.unique(work.group, return_inverse=True, return_counts=True)
-        together = sizes[group]
+        sharers = sizes[group]
     # Of L^2 the part P^2 is the prompt's own, which k records share.
-    pairs = lengths**2 - prompt**2 + prompt**2 / together
-    return np.stack([np.ones(len(work)), work.actions + prompt / together, pairs, work.extra], 1)
+    pairs = lengths**2 - prompt**2 + prompt**2 / sharers
+    return np.stack([np.ones(len(work)), work.actions + prompt / sharers, pairs, work.extra], 1)
 
 
 class CostModel:
@@ -62,7 +62,7 @@ class CostModel:
         self._moment = np.zeros(5)  # of x y
         self._count = 0.0  # of ranks
         # Of measured seconds y and predicted ones p: count, sums of y, y^2 and (y - p)^2.
-        self._told = np.zeros(4)
+        self._prediction_sums = np.zeros(4)
 
     def costs(self, work: Work) -> np.ndarray:
         """Returns the records' costs, float64[N], in any unit and without the fixed time."""
@@ -74,25 +74,25 @@ class CostModel:
         if self._count:
             error = seconds - rows @ self.terms
             new = [np.ones(len(seconds)), seconds, seconds**2, error**2]
-            self._told = _KEEP * self._told + np.sum(new, 1)
+            self._prediction_sums = _KEEP * self._prediction_sums + np.sum(new, 1)
         self._gram = _KEEP * self._gram + rows.T @ rows
         self._moment = _KEEP * self._moment + rows.T @ seconds
         self._count = _KEEP * self._count + len(seconds)
         self._fit()
         # 1 - errors / spread is R^2, the share of the seconds' variance that was predicted.
-        count, total, squares, errors = self._told
+        count, total, squares, errors = self._prediction_sums
         spread = squares - total**2 / max(count, 1.0)
         return float(1 - errors / spread) if spread > 1e-9 * squares else None
 
     def state(self) -> dict[str, Any]:
         """Returns all that was measured; the terms follow from it and from the prior."""
-        arrays = {"gram": self._gram, "moment": self._moment, "told": self._told}
+        arrays = {"gram": self._gram, "moment": self._moment, "told": self._prediction_sums}
         return {"count": self._count, **{name: array.tolist() for name, array in arrays.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from the measurements of a ``state``; the prior stays this model's own."""
         self._count = float(state["count"])
-        self._gram, self._moment, self._told = (
+        self._gram, self._moment, self._prediction_sums = (
             np.array(state[name]) for name in ("gram", "moment", "told")
         )
         if self._count:
@@ -108,18 +108,24 @@ class CostModel:
             return  # no rank had a token
         prior = self._prior * (self._prior @ self._moment / size)
         # Terms whose feature never occurred keep the prior. The others are fitted in units in which
-        # each feature has norm 1, so that one number, `doubt`, weighs the prior of all of them.
-        seen = self._gram.diagonal() > 0
-        norms = np.sqrt(self._gram.diagonal()[seen])
-        doubt = _TRUST / self._count
-        gram = self._gram[np.ix_(seen, seen)] / np.outer(norms, norms) + doubt * np.eye(len(norms))
+        # each feature has norm 1, so that one number, `prior_weight`, weighs the prior of all of
+        # them.
+        has_data = self._gram.diagonal() > 0
+        norms = np.sqrt(self._gram.diagonal()[has_data])
+        prior_weight = _TRUST / self._count
+        gram = self._gram[np.ix_(has_data, has_data)] / np.outer(
+            norms, norms
+        ) + prior_weight * np.eye(len(norms))
         terms = prior.copy()
-        terms[seen] = (
-            nonnegative(gram, self._moment[seen] / norms + doubt * prior[seen] * norms) / norms
+        terms[has_data] = (
+            nonnegative(
+                gram, self._moment[has_data] / norms + prior_weight * prior[has_data] * norms
+            )
+            / norms
         )
         # Ranks with equal work look as if all of their time was fixed. With such terms every way to
         # deal records would seem equally good, so the prior is kept.
-        self.terms = terms if terms[seen][1:].any() else prior
+        self.terms = terms if terms[has_data][1:].any() else prior
 
 
 def nonnegative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
@@ -128,14 +134,14 @@ def nonnegative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
     Some entries of x are zero, and the others solve their part of Gx = m. So x is the best of all
     such solutions that have no negative entry, and all 2^n choices of zeros are tried.
     """
-    found = np.zeros(len(moment))
+    best = np.zeros(len(moment))
     least = 0.0
-    for chosen in product((False, True), repeat=len(moment)):
-        some = np.flatnonzero(chosen)
-        part = np.linalg.solve(gram[np.ix_(some, some)], moment[some])
-        value = -float(moment[some] @ part) / 2
-        if (part >= 0).all() and value < least:
-            found = np.zeros(len(moment))
+    for is_free in product((False, True), repeat=len(moment)):
+        free = np.flatnonzero(is_free)
+        solution = np.linalg.solve(gram[np.ix_(free, free)], moment[free])
+        value = -float(moment[free] @ solution) / 2
+        if (solution >= 0).all() and value < least:
+            best = np.zeros(len(moment))
             least = value
-            found[some] = part
-    return found
+            best[free] = solution
+    return best

@@ -1,7 +1,7 @@
-"""Micro-batches of ranks that meet in every one of them, as sharded weights make them do.
+"""Packs micro-batches for ranks that must meet in every one of them, as with sharded weights.
 
-The slowest rank of each micro-batch decides, so all ranks need as many, and those of one place
-equal cost.
+The slowest rank of each micro-batch decides how long it takes. So all ranks need the same number of
+micro-batches, and those that run at the same time should have equal cost.
 """
 
 from __future__ import annotations
@@ -14,31 +14,37 @@ import numpy as np
 def micro_batches(
     lengths: np.ndarray, costs: np.ndarray, ranks: Sequence[Sequence[int]], budget_tokens: int
 ) -> list[list[list[int]]]:
-    """Of each rank the same number of micro-batches, costliest first; each is a list of items,
-    perhaps empty.
+    """Packs the items of each rank into the same number of micro-batches, costliest first.
 
-    lengths int64[N], costs float64[N]: of all items; ranks: the items of each. A micro-batch has at
-    most ``budget_tokens`` tokens, or a single item.
+    Returns the micro-batches of each rank; one is a list of items, perhaps empty.
+
+    lengths: int64[N], tokens of each item.
+    costs: float64[N], cost of each item, in any unit.
+    ranks: the items of each rank.
+    budget_tokens: the most tokens of a micro-batch, unless it holds a single item.
     """
     slots = max(
         (-(-int(lengths[list(items)].sum()) // budget_tokens) for items in ranks), default=0
     )
     while True:
-        found: list[list[list[int]]] = []
+        packed: list[list[list[int]]] = []
         for items in ranks:
             parts = _pack(lengths, costs, items, slots, budget_tokens)
             if parts is None:
                 break
-            found.append(parts)
+            packed.append(parts)
         else:
-            return found
+            return packed
         slots += 1
 
 
 def _pack(
     lengths: np.ndarray, costs: np.ndarray, items: Sequence[int], slots: int, budget_tokens: int
 ) -> list[list[int]] | None:
-    """Costliest first, each to the cheapest slot that has room; None when an item finds none."""
+    """Packs one rank's items into ``slots`` micro-batches; None when an item fits into none.
+
+    The costliest item goes first, each to the cheapest slot that has room.
+    """
     parts: list[list[int]] = [[] for _ in range(slots)]
     tokens = np.zeros(slots)
     loads = np.zeros(slots)

@@ -254,7 +254,7 @@ class ClassifierConfig:
     name: str = ""
     """Name of that function; needed where ``path`` is a file."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of that function."""
+    """Mapping that the function gets as its ``config``."""
     file: str = "classifier.safetensors"
     """Name of the file with the classifier's weights in the directory."""
     label: str = "label"
