@@ -11,19 +11,19 @@ _SHARED = ("guidance", "lora", "dtype", "max_sequence_length")
 
 
 def problems(plan: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence each, starting with the config path."""
+    """Yields a sentence for each thing that is wrong, which starts with its config path."""
     roles = plan.get("roles", {})
-    mine = {name: role for name, role in roles.items() if role.get("use") in _OWN}
+    denoisers = {name: role for name, role in roles.items() if role.get("use") in _OWN}
     forward = plan.get("objective", {}).get("use") == "diffusion/nft"
-    if forward and "policy" not in mine:
+    if forward and "policy" not in denoisers:
         yield (
             "objective.use: diffusion/nft teaches denoisers, and roles.policy uses none; "
             "choose another."
         )
-    for name, role in mine.items():
+    for name, role in denoisers.items():
         followed = role.get("follows")
-        if followed in mine:
-            yield from _differences(name, role["config"], followed, mine[followed]["config"])
+        if followed in denoisers:
+            yield from _differences(name, role["config"], followed, denoisers[followed]["config"])
             scale = role["config"].get("scale")
             if not forward and scale == 0:
                 yield (
@@ -34,11 +34,12 @@ def problems(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _differences(
-    name: str, config: Mapping[str, Any], followed: str, other: Mapping[str, Any]
+    name: str, config: Mapping[str, Any], followed: str, expected: Mapping[str, Any]
 ) -> Iterator[str]:
+    """Yields a sentence for each setting that sampler and trainer must have alike and do not."""
     for key in _SHARED:
-        if config.get(key) != other.get(key):
+        if config.get(key) != expected.get(key):
             yield (
-                f"roles.{name}.config.{key}: is {config.get(key)!r}, but {other.get(key)!r} in "
+                f"roles.{name}.config.{key}: is {config.get(key)!r}, but {expected.get(key)!r} in "
                 f"roles.{followed}."
             )

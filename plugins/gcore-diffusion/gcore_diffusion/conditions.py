@@ -1,6 +1,7 @@
-"""Packs what a model is told of a prompt into one array.
+"""Packs the condition of a prompt into one array, which all records of the prompt share.
 
-The array is stored once for all records of the prompt.
+A condition holds the arrays that a model takes for a prompt, by name: text embeddings, a mask, a
+class.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ LOGPROB_BANDS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
-    """Low-rank adapters in place of full training (pipelines only); both roles must say the
-    same.
+    """Low-rank adapters in place of full training, for pipelines only.
+
+    Both roles must have the same settings.
     """
 
     rank: int = 0

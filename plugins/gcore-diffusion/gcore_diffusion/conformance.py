@@ -147,7 +147,7 @@ def _sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]
     ended: list[Any] = []
     while len(ended) < len(requests):
         ended += generator.step()
-    found = [
+    records = [
         TrainRecord(
             ordinal=r.request.ordinal,
             sample=r.request.sample,
@@ -157,7 +157,7 @@ def _sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]
         )
         for r in ended
     ]
-    return sorted(found, key=lambda record: (record.ordinal, record.sample))
+    return sorted(records, key=lambda record: (record.ordinal, record.sample))
 
 
 def _scored(row: int, image: np.ndarray | None) -> ScoredRecord:

@@ -94,9 +94,13 @@ class DiffusionEngine:
         times = rows.times[part] if rows.levels is not None else denoiser.time_of(rows.times[part])
         with autocast(self._config, self.device):
             if model == "policy":
-                return denoiser.output(rows.x[part], times, rows.told(part), guidance).float()
+                return denoiser.output(
+                    rows.x[part], times, rows.conditions_of(part), guidance
+                ).float()
             with _as_reference(denoiser, self._reference):
-                return denoiser.output(rows.x[part], times, rows.told(part), guidance).float()
+                return denoiser.output(
+                    rows.x[part], times, rows.conditions_of(part), guidance
+                ).float()
 
     def _moments(self, rows: Rows, part: slice, output: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and standard deviation of some rows' transitions."""
@@ -125,23 +129,24 @@ class DiffusionEngine:
         For a forward-process objective the policy's outputs are kept in ``rows.old``, and its
         log-probs as the rollout's: no sampler has computed them.
         """
-        found: list[Tensor | None] = []
+        answers: list[Tensor | None] = []
         for rows in batches:
             if rows is None:
-                found.append(None)
+                answers.append(None)
                 continue
             is_old = rows.levels is None and model == "policy"
-            told, kept = [], []
+            logp_parts = []
+            outputs = []
             for part in self._parts(rows):
                 output = self._output(rows, part, model)
-                told.append(self._logp(rows, part, output))
-                kept += [output] if is_old else []
-            logp = torch.cat(told)
-            found.append(logp)
+                logp_parts.append(self._logp(rows, part, output))
+                outputs += [output] if is_old else []
+            logp = torch.cat(logp_parts)
+            answers.append(logp)
             if is_old:
-                rows.old = torch.cat(kept)
+                rows.old = torch.cat(outputs)
                 rows.columns["rollout_logp"] = logp
-        return found
+        return answers
 
     @torch.no_grad()
     def reference_means(self, rows: Rows) -> None:
@@ -167,19 +172,19 @@ class DiffusionEngine:
         cross: mean product of the old and the new output's errors; likewise.
         """
         output = self._output(rows, part, "policy")
-        found = {"logp": self._logp(rows, part, output)}
+        terms = {"logp": self._logp(rows, part, output)}
         if rows.levels is None:
             if rows.old is None:
                 raise RuntimeError("the old policy's outputs are not known")
             target = rows.following[part]
-            found["error"] = squared(output - target)
-            found["cross"] = ((rows.old[part] - target) * (output - target)).flatten(1).mean(1)
+            terms["error"] = squared(output - target)
+            terms["cross"] = ((rows.old[part] - target) * (output - target)).flatten(1).mean(1)
             if rows.reference is not None:
-                found["kl"] = squared(output - rows.reference[part])
+                terms["kl"] = squared(output - rows.reference[part])
         elif rows.reference is not None:
             mean, std = self._moments(rows, part, output)
-            found["kl"] = divergence(mean, rows.reference[part], std)
-        return found
+            terms["kl"] = divergence(mean, rows.reference[part], std)
+        return terms
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -209,32 +214,35 @@ class DiffusionEngine:
         takes each part's share of that gradient back to the weights.
         """
         with torch.no_grad():
-            told = [self._read(rows, part) for part in parts]
-        leaves = {name: torch.cat([one[name] for one in told]).requires_grad_() for name in told[0]}
+            part_terms = [self._read(rows, part) for part in parts]
+        leaves = {
+            name: torch.cat([terms[name] for terms in part_terms]).requires_grad_()
+            for name in part_terms[0]
+        }
         self._loss(rows, leaves, loss).backward()
         for part in parts:
-            again = self._read(rows, part)
-            used = [name for name in again if leaves[name].grad is not None]
+            live = self._read(rows, part)
+            names = [name for name in live if leaves[name].grad is not None]
             torch.autograd.backward(
-                [again[name] for name in used], [leaves[name].grad[part] for name in used]
+                [live[name] for name in names], [leaves[name].grad[part] for name in names]
             )
 
-    def _loss(self, rows: Rows, told: dict[str, Tensor], loss: LossOf) -> Tensor:
+    def _loss(self, rows: Rows, terms: dict[str, Tensor], loss: LossOf) -> Tensor:
         """Computes the loss; what ``_read`` returned is among the columns meanwhile.
 
         The columns are put back afterwards.
         """
-        held = dict(rows.columns)
-        rows.columns |= {name: tensor for name, tensor in told.items() if name != "logp"}
-        if "error" in told and rows.old is not None:
+        columns = dict(rows.columns)
+        rows.columns |= {name: tensor for name, tensor in terms.items() if name != "logp"}
+        if "error" in terms and rows.old is not None:
             rows.columns["old_error"] = squared(rows.old - rows.following)
         # Rows stand for a batch of tokens: the loss reads index and columns alone.
         batch = cast("Batch", rows)
-        found: Tensor = loss(batch, told["logp"], self.entropies(rows))
+        loss_sum: Tensor = loss(batch, terms["logp"], self.entropies(rows))
         # the training program adds old_logp to the columns, and needs it later
-        held |= {name: rows.columns[name] for name in ("old_logp",) if name in rows.columns}
-        rows.columns = held
-        return found
+        columns |= {name: rows.columns[name] for name in ("old_logp",) if name in rows.columns}
+        rows.columns = columns
+        return loss_sum
 
     @torch.no_grad()
     def entropies(self, rows: Rows) -> Tensor:
@@ -275,10 +283,10 @@ class DiffusionEngine:
         """One step of the reference that is a moving average."""
         decay = self._config.reference_decay
         if self._reference is not None and decay < 1:
-            for mean, now in zip(
+            for mean, weight in zip(
                 self._reference.parameters(), self.denoiser.module.parameters(), strict=True
             ):
-                mean.lerp_(now, 1 - decay)
+                mean.lerp_(weight, 1 - decay)
 
     # -- weights -----------------------------------------------------------------------------------
 

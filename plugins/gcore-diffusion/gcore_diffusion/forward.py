@@ -18,11 +18,14 @@ FORWARD = "diffusion:forward"
 
 
 class Nft:
-    """r |v+ - u|^2 + (1 - r) |v- - u|^2 over beta, with v+- = (1 -+ beta) v_old +- beta v and r in
-    0..1 by advantage.
+    """DiffusionNFT's loss, which draws the model to good images and away from bad ones.
+
+    The loss of a row is (r |v+ - u|^2 + (1 - r) |v- - u|^2) / beta. u is the flow from clean to
+    noise, v+ = (1 - beta) v_old + beta v, v- = (1 + beta) v_old - beta v, and r goes from 0 to 1
+    with the advantage. The squares are expanded, so that three numbers a row are enough.
 
     Source: Zheng et al., "DiffusionNFT: Online Diffusion Reinforcement with Forward Process",
-    arXiv:2509.16117, Eq. 5. Expanded, so that three numbers a row are enough.
+    arXiv:2509.16117, Eq. 5.
     """
 
     requires = frozenset({"old_logp", FORWARD})
@@ -34,14 +37,15 @@ class Nft:
     def loss(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """See ``Objective.loss``. The metric ``flow_error`` is the mean of |v - u|^2."""
         mask = columns["mask"].to(current["logp"].dtype)
         weight = self.weight(columns)
         beta = self._beta
-        good = (columns["advantage"] / self._clip).clamp(-1, 1) / 2 + 0.5
+        goodness = (columns["advantage"] / self._clip).clamp(-1, 1) / 2 + 0.5
         plus, minus = (self._error(columns, sign * beta) for sign in (1, -1))
-        loss = (good * plus + (1 - good) * minus) / beta
-        told = {"flow_error": ((columns["error"].detach() * mask).sum(), weight)}
-        return (loss * mask).sum(), weight, told
+        loss = (goodness * plus + (1 - goodness) * minus) / beta
+        metrics = {"flow_error": ((columns["error"].detach() * mask).sum(), weight)}
+        return (loss * mask).sum(), weight, metrics
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
         # There may be no log-probs, because a forward-process objective needs none.
@@ -50,9 +54,9 @@ class Nft:
     @staticmethod
     def _error(columns: Mapping[str, Tensor], share: float) -> Tensor:
         """Returns |(1 - share) (v_old - u) + share (v - u)|^2, float32[R]."""
-        rest = 1 - share
+        old_share = 1 - share
         return (
-            rest**2 * columns["old_error"]
-            + 2 * share * rest * columns["cross"]
+            old_share**2 * columns["old_error"]
+            + 2 * share * old_share * columns["cross"]
             + share**2 * columns["error"]
         )

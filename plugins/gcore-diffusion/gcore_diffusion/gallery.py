@@ -28,9 +28,9 @@ _LINES = 2
 
 def after_step(run: RunFacts, report: StepReport) -> None:
     """Writes ``samples/step_N.png`` where an evaluation has left images."""
-    shown = _shown(Path(run.directory), report.step) if report.samples else []
-    if shown:
-        grid(shown).save(Path(run.directory, SAMPLES, f"step_{report.step:06d}.png"))
+    rows = _read_images(Path(run.directory), report.step) if report.samples else []
+    if rows:
+        grid(rows).save(Path(run.directory, SAMPLES, f"step_{report.step:06d}.png"))
 
 
 def contact_sheet(run: RunFacts) -> None:
@@ -44,7 +44,7 @@ def contact_sheet(run: RunFacts) -> None:
     from PIL import Image
 
     parts = [
-        _titled(f"step {step}", grid(_shown(directory, step)))
+        _titled(f"step {step}", grid(_read_images(directory, step)))
         for step in dict.fromkeys((steps[0], steps[-1]))
     ]
     sheet = Image.new("RGB", (max(p.width for p in parts), sum(p.height for p in parts)), "white")
@@ -104,25 +104,25 @@ def _titled(title: str, picture: Image) -> Image:
     """Adds a line of text above a picture."""
     from PIL import Image, ImageDraw
 
-    found = Image.new("RGB", (picture.width, picture.height + _TEXT + 6), "white")
-    ImageDraw.Draw(found).text((2, 2), title, fill="black")
-    found.paste(picture, (0, _TEXT + 6))
-    return found
+    sheet = Image.new("RGB", (picture.width, picture.height + _TEXT + 6), "white")
+    ImageDraw.Draw(sheet).text((2, 2), title, fill="black")
+    sheet.paste(picture, (0, _TEXT + 6))
+    return sheet
 
 
-def _shown(directory: Path, step: int) -> list[dict[str, Any]]:
+def _read_images(directory: Path, step: int) -> list[dict[str, Any]]:
     """Returns the rows of an evaluation that have an image.
 
     When some of them are greedy samples, only those are returned.
     """
-    found = []
+    images = []
     for row in read_samples(directory, step):
         file = row.get("arrays", {}).get("image")
         if file:
             image = np.load(directory / SAMPLES / file, allow_pickle=False)
             if image.dtype == np.uint8 and image.ndim == 3:
-                found.append({**row, "image": image, "prompt": _text(row["prompt"])})
-    return [row for row in found if row["mode"] == "greedy"] or found
+                images.append({**row, "image": image, "prompt": _text(row["prompt"])})
+    return [row for row in images if row["mode"] == "greedy"] or images
 
 
 def _text(prompt: Any) -> str:

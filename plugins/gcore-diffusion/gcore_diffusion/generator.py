@@ -14,8 +14,8 @@ stochastic steps of T and latents of shape D:
     latents      float32[A + 1, *D]  before each stochastic step and after the last; absent when A is 0
     clean        float32[*D]         the clean latent
 
-Media of a record: ``image`` uint8[H, W, C], and ``condition``, which is what the model is told of
-the prompt, stored once for all records of that prompt.
+Media of a record: ``image`` uint8[H, W, C], and ``condition``, which is what the model takes for
+the prompt (see ``conditions``), stored once for all records of that prompt.
 
 A greedy record is drawn by the deterministic sampler from its seed's noise, so it has no actions.
 """  # noqa: E501
@@ -69,8 +69,8 @@ class DiffusionGenerator:
             context.role, {n: tuple(t.shape) for n, t in self._tensors.items()}
         )
         self._queue: list[SampleRequest] = []
-        # prompt -> what the model is told of it; emptied when there are _KEPT_PROMPTS
-        self._told: dict[str, dict[str, np.ndarray]] = {}
+        # key of a prompt -> its condition; emptied when there are more than _KEPT_PROMPTS
+        self._conditions: dict[str, dict[str, np.ndarray]] = {}
 
     @property
     def version(self) -> int:
@@ -90,11 +90,12 @@ class DiffusionGenerator:
         greedy = self._queue[0].greedy
         count = next((i for i, r in enumerate(self._queue) if r.greedy != greedy), len(self._queue))
         count = min(count, self._config.max_batch)
-        taken, self._queue = self._queue[:count], self._queue[count:]
+        batch = self._queue[:count]
+        self._queue = self._queue[count:]
         # keyed by id(request): a prompt that cannot be read fails its requests alone
-        failed = self._encode(taken)
-        good = [request for request in taken if id(request) not in failed]
-        return [*failed.values(), *(self._denoise(good, greedy) if good else [])]
+        failed = self._encode(batch)
+        encoded = [request for request in batch if id(request) not in failed]
+        return [*failed.values(), *(self._denoise(encoded, greedy) if encoded else [])]
 
     def _encode(self, requests: Sequence[SampleRequest]) -> dict[int, Finished]:
         """Encodes the prompts that are not encoded yet, and remembers them.
@@ -102,13 +103,13 @@ class DiffusionGenerator:
         Returns a failed record for each request whose prompt cannot be read, by the request's id.
         """
         failed = {}
-        if len(self._told) > _KEPT_PROMPTS:
-            self._told.clear()
+        if len(self._conditions) > _KEPT_PROMPTS:
+            self._conditions.clear()
         for request in requests:
             key = _key(request)
             try:
-                if key not in self._told:
-                    (self._told[key],) = self._denoiser.encode([request.prompt])
+                if key not in self._conditions:
+                    (self._conditions[key],) = self._denoiser.encode([request.prompt])
             except DataError as error:
                 failed[id(request)] = self._finished(request, FAILED, {}, reason=error.what)
         return failed
@@ -123,20 +124,20 @@ class DiffusionGenerator:
         first = noise.draw(self._dims)
         if config.same_noise and not greedy:
             # samples of one prompt have one ordinal, and so the same first noise
-            shared = [request.ordinal for request in requests]
+            ordinals = [request.ordinal for request in requests]
             first = SeededNoise(
-                [self._context.seed + ordinal for ordinal in shared], self._device
+                [self._context.seed + ordinal for ordinal in ordinals], self._device
             ).draw(self._dims)
         way = Way(self._kernel, config.steps, window, first, noise)
-        condition = stacked([self._told[_key(request)] for request in requests], self._device)
+        condition = stacked([self._conditions[_key(request)] for request in requests], self._device)
         with autocast(config, self._device):
             clean, images = self._denoiser.sample(condition, way, config)
-        kept = {"clean": clean.float().cpu().numpy()}
+        arrays = {"clean": clean.float().cpu().numpy()}
         if way.logp:
-            kept["latents"] = torch.stack(way.latents, 1).cpu().numpy()
-            kept["logp"] = torch.stack(way.logp, 1).cpu().numpy()
+            arrays["latents"] = torch.stack(way.latents, 1).cpu().numpy()
+            arrays["logp"] = torch.stack(way.logp, 1).cpu().numpy()
         else:
-            kept["logp"] = np.zeros((len(requests), 0), np.float32)
+            arrays["logp"] = np.zeros((len(requests), 0), np.float32)
         shared_columns = {
             "action_mask": np.ones(len(window), np.uint8),
             "steps": np.arange(window.start, window.stop, dtype=np.int16),
@@ -146,13 +147,15 @@ class DiffusionGenerator:
             "scale": np.array(config.scale, np.float32),
             "guidance": np.array(config.guidance, np.float32),
         }
-        told = {key: to_array(self._told[key]) for key in {_key(request) for request in requests}}
+        packed = {
+            key: to_array(self._conditions[key]) for key in {_key(request) for request in requests}
+        }
         return [
             self._finished(
                 request,
                 FINISHED,
-                {**shared_columns, **{name: array[i] for name, array in kept.items()}},
-                media={"condition": told[_key(request)], "image": images[i]},
+                {**shared_columns, **{name: array[i] for name, array in arrays.items()}},
+                media={"condition": packed[_key(request)], "image": images[i]},
             )
             for i, request in enumerate(requests)
         ]

@@ -95,12 +95,12 @@ def entropy(std: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def divergence(mean: Tensor, other: Tensor, std: Tensor) -> Tensor:
-    """Returns KL(N(mean, std^2) || N(other, std^2)), mean over dimensions, float32[R].
+def divergence(mean: Tensor, reference: Tensor, std: Tensor) -> Tensor:
+    """Returns KL(N(mean, std^2) || N(reference, std^2)), mean over dimensions, float32[R].
 
     It is exact, and symmetric.
     """
-    return ((mean - other) ** 2 / (2 * std**2)).flatten(1).mean(1)
+    return ((mean - reference) ** 2 / (2 * std**2)).flatten(1).mean(1)
 
 
 def _sde(

@@ -41,7 +41,7 @@ class Denoiser(Protocol):
         """Returns the shape of one latent, as the transitions see it."""
 
     def encode(self, prompts: Sequence[Prompt]) -> list[dict[str, np.ndarray]]:
-        """Returns what the model is told of each prompt.
+        """Returns the condition of each prompt, without a batch dimension; see ``conditions``.
 
         Raises DataError for a prompt that it cannot read.
         """
@@ -122,9 +122,11 @@ def autocast(settings: DenoiserSettings, device: torch.device) -> AbstractContex
 
 def pushed_tensors(module: nn.Module, settings: DenoiserSettings) -> dict[str, Tensor]:
     """Returns what a trainer trains and pushes: the adapters with LoRA, else everything."""
-    named = named_tensors(module)
+    tensors = named_tensors(module)
     return (
-        {name: t for name, t in named.items() if t.requires_grad} if settings.lora.rank else named
+        {name: t for name, t in tensors.items() if t.requires_grad}
+        if settings.lora.rank
+        else tensors
     )
 
 

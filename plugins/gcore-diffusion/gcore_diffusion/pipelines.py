@@ -116,14 +116,14 @@ class PipelineDenoiser(ABC):
         DataError for a prompt without text.
         """
         texts = read_prompts(prompts)
-        found = [
-            {name: t[0].float().cpu().numpy() for name, t in self.told(text).items()}
+        encoded = [
+            {name: t[0].float().cpu().numpy() for name, t in self.encode_text(text).items()}
             for text in texts
         ]
-        return [{**condition, **self.extra()} for condition in found]
+        return [{**condition, **self.extra()} for condition in encoded]
 
     @abstractmethod
-    def told(self, text: str) -> dict[str, Tensor]:
+    def encode_text(self, text: str) -> dict[str, Tensor]:
         """Encodes one prompt: name of the pipeline's argument -> tensor [1, ...]."""
 
     def extra(self) -> dict[str, np.ndarray]:
@@ -146,9 +146,9 @@ class PipelineDenoiser(ABC):
         height, width = self.size(settings)
         self.pipeline.scheduler.way = way
         # "grid" is for the trainer's call of the transformer; a pipeline works it out by itself
-        told = {name: tensor for name, tensor in condition.items() if name != "grid"}
+        arguments = {name: tensor for name, tensor in condition.items() if name != "grid"}
         images = self.pipeline(
-            **told,
+            **arguments,
             **self.guidance_arguments(settings),
             height=height,
             width=width,
@@ -198,7 +198,7 @@ class StableDiffusion3(PipelineDenoiser):
         factor = self.pipeline.vae_scale_factor
         return int(self.module.config.in_channels), height // factor, width // factor
 
-    def told(self, text: str) -> dict[str, Tensor]:
+    def encode_text(self, text: str) -> dict[str, Tensor]:
         guided = self._settings.guidance > 1
         length = self._settings.max_sequence_length
         embeds, none, pooled, none_pooled = self.pipeline.encode_prompt(
@@ -209,8 +209,8 @@ class StableDiffusion3(PipelineDenoiser):
             max_sequence_length=length,
             device=self.device,
         )
-        told = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
-        return told | (
+        arguments = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+        return arguments | (
             {"negative_prompt_embeds": none, "negative_pooled_prompt_embeds": none_pooled}
             if guided
             else {}
@@ -224,14 +224,14 @@ class StableDiffusion3(PipelineDenoiser):
             times = torch.cat([times, times])
             embeds = torch.cat([condition["negative_prompt_embeds"], embeds])
             pooled = torch.cat([condition["negative_pooled_prompt_embeds"], pooled])
-        said = self.module(
+        predicted = self.module(
             hidden_states=x,
             timestep=times,
             encoder_hidden_states=embeds,
             pooled_projections=pooled,
             return_dict=False,
         )[0]
-        return guided_halves(said, guidance)
+        return guided_halves(predicted, guidance)
 
 
 class Flux(PipelineDenoiser):
@@ -243,7 +243,7 @@ class Flux(PipelineDenoiser):
         height, width = packed_grid(self.size(settings), self.pipeline.vae_scale_factor)
         return height * width, int(self.module.config.in_channels)
 
-    def told(self, text: str) -> dict[str, Tensor]:
+    def encode_text(self, text: str) -> dict[str, Tensor]:
         embeds, pooled, _ = self.pipeline.encode_prompt(
             text, text, max_sequence_length=self._settings.max_sequence_length, device=self.device
         )
@@ -259,25 +259,25 @@ class Flux(PipelineDenoiser):
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
         embeds = condition["prompt_embeds"]
         height, width = condition["grid"][0].tolist()
-        places = diffusers.FluxPipeline._prepare_latent_image_ids(
+        positions = diffusers.FluxPipeline._prepare_latent_image_ids(
             len(x), height, width, x.device, torch.float32
         )
-        told = (
+        guidances = (
             torch.full((len(x),), guidance, device=x.device)
             if self.module.config.guidance_embeds
             else None
         )
-        said: Tensor = self.module(
+        predicted: Tensor = self.module(
             hidden_states=x,
             timestep=times / _TIMES,
-            guidance=told,
+            guidance=guidances,
             pooled_projections=condition["pooled_prompt_embeds"],
             encoder_hidden_states=embeds,
             txt_ids=torch.zeros(embeds.shape[1], 3, device=x.device),
-            img_ids=places,
+            img_ids=positions,
             return_dict=False,
         )[0]
-        return said
+        return predicted
 
 
 class Sana(PipelineDenoiser):
@@ -293,7 +293,7 @@ class Sana(PipelineDenoiser):
         factor = self.pipeline.vae_scale_factor
         return int(self.module.config.in_channels), height // factor, width // factor
 
-    def told(self, text: str) -> dict[str, Tensor]:
+    def encode_text(self, text: str) -> dict[str, Tensor]:
         guided = self._settings.guidance > 1
         embeds, mask, none, none_mask = self.pipeline.encode_prompt(
             text,
@@ -302,8 +302,8 @@ class Sana(PipelineDenoiser):
             complex_human_instruction=None,
             device=self.device,
         )
-        told = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-        return told | (
+        arguments = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        return arguments | (
             {"negative_prompt_embeds": none, "negative_prompt_attention_mask": none_mask}
             if guided
             else {}
@@ -327,15 +327,15 @@ class Sana(PipelineDenoiser):
             times = torch.cat([times, times])
             embeds = torch.cat([condition["negative_prompt_embeds"], embeds])
             mask = torch.cat([condition["negative_prompt_attention_mask"], mask])
-        said = self.module(
+        predicted = self.module(
             x,
             encoder_hidden_states=embeds,
             encoder_attention_mask=mask,
             timestep=times * self.module.config.timestep_scale,
             return_dict=False,
         )[0]
-        said = guided_halves(said.float(), guidance)
-        return said[:, :channels]  # the other channels are a predicted variance
+        predicted = guided_halves(predicted.float(), guidance)
+        return predicted[:, :channels]  # the other channels are a predicted variance
 
 
 class QwenImage(PipelineDenoiser):
@@ -351,12 +351,14 @@ class QwenImage(PipelineDenoiser):
         height, width = packed_grid(self.size(settings), self.pipeline.vae_scale_factor)
         return height * width, int(self.module.config.in_channels)
 
-    def told(self, text: str) -> dict[str, Tensor]:
-        told = dict(zip(("prompt_embeds", "prompt_embeds_mask"), self._padded(text), strict=True))
+    def encode_text(self, text: str) -> dict[str, Tensor]:
+        arguments = dict(
+            zip(("prompt_embeds", "prompt_embeds_mask"), self._padded(text), strict=True)
+        )
         if self._settings.guidance > 1:
             names = ("negative_prompt_embeds", "negative_prompt_embeds_mask")
-            told |= dict(zip(names, self._padded(" "), strict=True))
-        return told
+            arguments |= dict(zip(names, self._padded(" "), strict=True))
+        return arguments
 
     def _padded(self, text: str) -> tuple[Tensor, Tensor]:
         """Returns a prompt's embeddings and mask, padded to ``max_sequence_length``, so that
@@ -379,25 +381,25 @@ class QwenImage(PipelineDenoiser):
         }
 
     def guidance_arguments(self, settings: DiffusionGeneratorConfig) -> dict[str, Any]:
-        own = settings.guidance if self.module.config.guidance_embeds else None
+        distilled_guidance = settings.guidance if self.module.config.guidance_embeds else None
         length = settings.max_sequence_length
         return {
             "true_cfg_scale": settings.guidance,
-            "guidance_scale": own,
+            "guidance_scale": distilled_guidance,
             "max_sequence_length": length,
         }
 
     def output(self, x: Tensor, times: Tensor, condition: Condition, guidance: float) -> Tensor:
-        said = self._said(x, times, condition, "", guidance)
+        conditional = self._predict(x, times, condition, "", guidance)
         if guidance <= 1:
-            return said
-        without = self._said(x, times, condition, "negative_", guidance)
-        both = without + guidance * (said - without)
-        return both * (
-            torch.norm(said, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True)
+            return conditional
+        unconditional = self._predict(x, times, condition, "negative_", guidance)
+        guided = unconditional + guidance * (conditional - unconditional)
+        return guided * (
+            torch.norm(conditional, dim=-1, keepdim=True) / torch.norm(guided, dim=-1, keepdim=True)
         )
 
-    def _said(
+    def _predict(
         self, x: Tensor, times: Tensor, condition: Condition, prefix: str, guidance: float
     ) -> Tensor:
         """Calls the transformer once.
@@ -406,22 +408,22 @@ class QwenImage(PipelineDenoiser):
         """
         mask = condition[f"{prefix}prompt_embeds_mask"]
         height, width = condition["grid"][0].tolist()
-        told = (
+        guidances = (
             torch.full((len(x),), guidance, device=x.device)
             if self.module.config.guidance_embeds
             else None
         )
-        said: Tensor = self.module(
+        predicted: Tensor = self.module(
             hidden_states=x,
             timestep=times / _TIMES,
-            guidance=told,
+            guidance=guidances,
             encoder_hidden_states_mask=None if mask.all() else mask,
             encoder_hidden_states=condition[f"{prefix}prompt_embeds"],
             img_shapes=[[(1, height, width)]] * len(x),
             attention_kwargs={},
             return_dict=False,
         )[0]
-        return said
+        return predicted
 
 
 _KNOWN: Mapping[str, type[PipelineDenoiser]] = {
@@ -476,15 +478,15 @@ def add_adapter(module: Any, settings: LoraSettings) -> None:
             ) from error
 
 
-def guided_halves(said: Tensor, guidance: float) -> Tensor:
+def guided_halves(predicted: Tensor, guidance: float) -> Tensor:
     """Combines the unconditional first half with the conditional second half.
 
     Without guidance (1 or less) there are no halves, and the output is returned as it is.
     """
     if guidance <= 1:
-        return said
-    without, with_ = said.chunk(2)
-    return without + guidance * (with_ - without)
+        return predicted
+    unconditional, conditional = predicted.chunk(2)
+    return unconditional + guidance * (conditional - unconditional)
 
 
 def packed_grid(size: tuple[int, int], factor: int) -> tuple[int, int]:
@@ -504,12 +506,12 @@ def _sampling(settings: DenoiserSettings) -> DiffusionGeneratorConfig:
 
 def _index(directory: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(
+        index: dict[str, Any] = json.loads(
             (directory / "model_index.json").read_text(encoding="utf-8")
         )
     except (OSError, ValueError) as error:
         raise _unreadable(directory, error) from error
-    return found
+    return index
 
 
 def _load_pipeline(directory: Path, device: torch.device) -> Any:
@@ -519,10 +521,10 @@ def _load_pipeline(directory: Path, device: torch.device) -> Any:
         )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise _unreadable(directory, error) from error
-    told = dict(pipeline.scheduler.config)
+    scheduler_config = dict(pipeline.scheduler.config)
     # schedulers other than flow matching's call the shift flow_shift
-    shift = told.get("shift", told.get("flow_shift", 1.0))
-    pipeline.scheduler = WayScheduler.from_config(told, shift=shift)
+    shift = scheduler_config.get("shift", scheduler_config.get("flow_shift", 1.0))
+    pipeline.scheduler = WayScheduler.from_config(scheduler_config, shift=shift)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
 

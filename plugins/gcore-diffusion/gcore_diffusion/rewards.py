@@ -92,9 +92,9 @@ class Classifier:
 
         Raises ConfigError when the directory does not exist and no function is named.
         """
-        given = Path(config.path)
-        if given.is_dir():
-            return given
+        path = Path(config.path)
+        if path.is_dir():
+            return path
         if not config.name:
             raise ConfigError(
                 "no such directory",
@@ -112,16 +112,16 @@ class Classifier:
         scores: list[Score] = [Score(value=None, status=REWARD_FAILED, reason="not scored")] * len(
             records
         )
-        good: list[int] = []
+        scorable: list[int] = []
         for place, record in enumerate(records):
             try:
                 image_of(record), self._label(record)
-                good.append(place)
+                scorable.append(place)
             except ValueError as error:
                 scores[place] = Score(value=None, status=REWARD_FAILED, reason=str(error))
-        if good:
-            values = self._values([records[place] for place in good])
-            for place, value in zip(good, values, strict=True):
+        if scorable:
+            values = self._values([records[place] for place in scorable])
+            for place, value in zip(scorable, values, strict=True):
                 scores[place] = Score(value=value)
         return scores
 

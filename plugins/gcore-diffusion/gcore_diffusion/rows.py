@@ -33,7 +33,7 @@ class Rows:
         objective what the model is to predict.
     times: float32[R], the model's time input; for a forward-process objective the noise level.
     place: int64[R], which of the conditions a row has.
-    condition: what the model is told of the prompts, [conditions, ...] each.
+    condition: the conditions of the prompts by name, [conditions, ...] each.
     levels: noise levels of each transition; None for a forward-process objective.
     old: float32[R, *D], the old policy's outputs for a forward-process objective; None until they
         are known.
@@ -54,13 +54,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.times)
 
-    def told(self, part: slice) -> Condition:
+    def conditions_of(self, part: slice) -> Condition:
         """Returns the conditions of some rows, [rows, ...] each."""
         return {name: tensor[self.place[part]] for name, tensor in self.condition.items()}
 
 
 def transitions(
-    chosen: Sequence[tuple[int, TrainRecord]], device: torch.device, guidance: float
+    placed_records: Sequence[tuple[int, TrainRecord]], device: torch.device, guidance: float
 ) -> Rows:
     """Returns the recorded transitions of the records as rows.
 
@@ -70,25 +70,25 @@ def transitions(
     with another guidance.
     """
     index, columns, place, condition = _begin(
-        chosen, [len(r.columns["logp"]) for _, r in chosen], device
+        placed_records, [len(r.columns["logp"]) for _, r in placed_records], device
     )
     parts: dict[str, list[np.ndarray]] = {
         name: [] for name in ("x", "following", "here", "after", "second", "times", "logp", "mask")
     }
-    for _, record in chosen:
-        own = record.columns
-        check_guidance(own, guidance)
-        latents = _latents(own)
-        levels = own["levels"]
-        steps = own["steps"].astype(np.int64)
+    for _, record in placed_records:
+        record_columns = record.columns
+        check_guidance(record_columns, guidance)
+        latents = _latents(record_columns)
+        levels = record_columns["levels"]
+        steps = record_columns["steps"].astype(np.int64)
         parts["x"].append(latents[:-1])
         parts["following"].append(latents[1:])
         parts["here"].append(levels[steps])
         parts["after"].append(levels[steps + 1])
         parts["second"].append(np.repeat(levels[1], len(steps)))
-        parts["times"].append(own["times"][steps])
-        parts["logp"].append(own["logp"])
-        parts["mask"].append(own["action_mask"].astype(np.bool_))
+        parts["times"].append(record_columns["times"][steps])
+        parts["logp"].append(record_columns["logp"])
+        parts["mask"].append(record_columns["action_mask"].astype(np.bool_))
     joined = {
         name: torch.from_numpy(np.concatenate(arrays)).to(device) for name, arrays in parts.items()
     }
@@ -106,7 +106,7 @@ def transitions(
 
 
 def forward_process(
-    chosen: Sequence[tuple[int, TrainRecord]],
+    placed_records: Sequence[tuple[int, TrainRecord]],
     device: torch.device,
     draws: int,
     random: np.random.Generator,
@@ -120,8 +120,10 @@ def forward_process(
     Raises ContractError for a record without its condition, DataError for one without its clean
     latent.
     """
-    index, columns, place, condition = _begin(chosen, [draws] * len(chosen), device)
-    clean = torch.from_numpy(np.stack([_clean(record.columns) for _, record in chosen])).to(device)
+    index, columns, place, condition = _begin(placed_records, [draws] * len(placed_records), device)
+    clean = torch.from_numpy(np.stack([_clean(record.columns) for _, record in placed_records])).to(
+        device
+    )
     clean = clean.repeat_interleave(draws, 0)
     sigma = torch.from_numpy(random.random(len(clean), np.float32)).to(device)
     noise = torch.from_numpy(random.standard_normal(tuple(clean.shape), np.float32)).to(device)
@@ -144,7 +146,7 @@ def forward_process(
 
 
 def _begin(
-    chosen: Sequence[tuple[int, TrainRecord]], counts: Sequence[int], device: torch.device
+    placed_records: Sequence[tuple[int, TrainRecord]], counts: Sequence[int], device: torch.device
 ) -> tuple[np.ndarray, dict[str, Tensor], Tensor, Condition]:
     """Returns what both kinds of rows have: (index, columns, place, condition) of ``Rows``.
 
@@ -153,28 +155,28 @@ def _begin(
 
     counts: how many rows each record has.
     """
-    seen: dict[tuple[int, int], int] = {}
-    told: list[Mapping[str, np.ndarray]] = []
+    place_of: dict[tuple[int, int], int] = {}
+    conditions: list[Mapping[str, np.ndarray]] = []
     places = []
-    for _, record in chosen:
+    for _, record in placed_records:
         if "condition" not in record.media:
             raise ContractError(
                 "a record comes without its condition", where=f"ordinal {record.ordinal}"
             )
         array = record.media["condition"]
         key = array.__array_interface__["data"][0], array.nbytes
-        if key not in seen:
-            seen[key] = len(told)
-            told.append(from_array(array))
-        places.append(seen[key])
+        if key not in place_of:
+            place_of[key] = len(conditions)
+            conditions.append(from_array(array))
+        places.append(place_of[key])
     repeats = torch.tensor(counts)
-    record_of = torch.arange(len(chosen)).repeat_interleave(repeats).to(device)
+    record_of = torch.arange(len(placed_records)).repeat_interleave(repeats).to(device)
     place = torch.tensor(places).repeat_interleave(repeats).to(device)
     return (
-        np.array([i for i, _ in chosen], np.int64),
+        np.array([i for i, _ in placed_records], np.int64),
         {"record": record_of},
         place,
-        stacked(told, device),
+        stacked(conditions, device),
     )
 
 

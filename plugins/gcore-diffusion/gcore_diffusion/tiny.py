@@ -1,9 +1,8 @@
-"""The tiny models: a class-conditional denoiser of small pictures, and a classifier to judge them
-by.
+"""Two tiny models: a denoiser of small pictures of a class, and a classifier that judges them.
 
 A denoiser's directory holds ``config.json`` (``TinyConfig`` and ``"model_type":
-"gcore-tiny-denoiser"``) and ``model.safetensors``; a classifier's file is a safetensors of its own.
-The recipe of the digits makes both.
+"gcore-tiny-denoiser"``) and ``model.safetensors``. A classifier is one safetensors file. The recipe
+of the digits makes both.
 """
 
 from __future__ import annotations
@@ -32,8 +31,13 @@ MODEL_TYPE = "gcore-tiny-denoiser"
 
 @dataclass(frozen=True, kw_only=True)
 class TinyConfig:
-    """side: of the square grey pictures, in pixels. prediction: "flow" (noise - clean), "epsilon"
-    or "v".
+    """The sizes of a ``TinyNet``.
+
+    classes: how many classes it draws.
+    side: side of the square grey pictures, in pixels.
+    width: size of the hidden vectors.
+    blocks: how many residual blocks.
+    prediction: what the output is: "flow" (noise - clean), "epsilon" or "v".
     """
 
     classes: int = 10
@@ -44,6 +48,11 @@ class TinyConfig:
 
 
 class _Block(nn.Module):
+    """A residual block whose norm is shifted, scaled and gated by the condition; see ``TinyNet``.
+
+    The modulation starts as zero, so that a fresh block returns its input.
+    """
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
@@ -59,13 +68,15 @@ class _Block(nn.Module):
 
 
 class TinyNet(nn.Module):
-    """A residual network with adaptive norms (as in DiT, arXiv:2212.09748) on flat pictures; the
-    last class is none.
+    """A residual network on flat pictures, with adaptive norms as in DiT (arXiv:2212.09748).
+
+    The class after the last one stands for no class, for guidance. A fresh network outputs zeros.
     """
 
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        pixels, width = config.side**2, config.width
+        pixels = config.side**2
+        width = config.width
         self.config = config
         self.inner = nn.Linear(pixels, width)
         self.label = nn.Embedding(config.classes + 1, width)
@@ -78,8 +89,11 @@ class TinyNet(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, x: Tensor, time: Tensor, label: Tensor) -> Tensor:
-        """x float32[R, pixels], time float32[R] in 0..1 (1 is noise), label int64[R] -> float32[R,
-        pixels].
+        """Returns the prediction, float32[R, pixels].
+
+        x: float32[R, pixels], noisy pictures.
+        time: float32[R] in 0..1; 1 is noise.
+        label: int64[R], the classes.
         """
         frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
         angles = time[:, None] * frequencies
@@ -92,10 +106,10 @@ class TinyNet(nn.Module):
 
 
 def save_tiny(net: TinyNet, directory: Path) -> None:
-    """Writes what ``TinyDenoiser`` opens."""
+    """Writes a directory that ``TinyDenoiser`` opens."""
     directory.mkdir(parents=True, exist_ok=True)
-    told = {"model_type": MODEL_TYPE, **asdict(net.config)}
-    (directory / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    config = {"model_type": MODEL_TYPE, **asdict(net.config)}
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()},
         directory / "model.safetensors",
@@ -103,15 +117,16 @@ def save_tiny(net: TinyNet, directory: Path) -> None:
 
 
 class TinyDenoiser:
-    """See ``gcore_diffusion.models.Denoiser``. A prompt's class is its field ``label``, or its
-    text.
+    """The tiny model as a denoiser; see ``gcore_diffusion.models.Denoiser``.
+
+    A prompt's class is its field ``label``, or else its text.
     """
 
     def __init__(self, directory: Path, device: torch.device, *, lora: bool) -> None:
-        told = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        told.pop("model_type")
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config.pop("model_type")
         try:
-            self.config = msgspec.convert(told, TinyConfig)
+            self.config = msgspec.convert(config, TinyConfig)
             self.module = TinyNet(self.config)
             self.module.load_state_dict(load_file(directory / "model.safetensors"))
         except (msgspec.ValidationError, OSError, RuntimeError, SafetensorError) as error:
@@ -144,6 +159,7 @@ class TinyDenoiser:
         return labels
 
     def schedule(self, settings: DiffusionGeneratorConfig, steps: int) -> Schedule:
+        """Returns evenly spaced times from 1 to 0, moved by ``shift``, and the levels at them."""
         times = torch.linspace(1, 0, steps + 1)
         times = settings.shift * times / (1 + (settings.shift - 1) * times)
         levels = times if self.prediction == "flow" else torch.cos(0.498 * math.pi * times) ** 2
@@ -166,9 +182,9 @@ class TinyDenoiser:
         if guidance == 1:
             return self.module(x, times, label)
         none = torch.full_like(label, self.config.classes)
-        both = self.module(torch.cat([x, x]), torch.cat([times, times]), torch.cat([none, label]))
-        without, with_ = both.chunk(2)
-        return without + guidance * (with_ - without)
+        halves = self.module(torch.cat([x, x]), torch.cat([times, times]), torch.cat([none, label]))
+        unconditional, conditional = halves.chunk(2)
+        return unconditional + guidance * (conditional - unconditional)
 
     def time_of(self, sigma: Tensor) -> Tensor:
         return sigma
@@ -181,7 +197,10 @@ class TinyDenoiser:
 
 
 class TinyClassifier(nn.Module):
-    """Two convolutions and two layers: logits of the classes from uint8 or float pictures."""
+    """Two convolutions and two linear layers, which give the logits of the classes.
+
+    side: side of the square grey pictures, in pixels; even.
+    """
 
     def __init__(self, width: int = 32, classes: int = 10, side: int = 8) -> None:
         super().__init__()
@@ -192,17 +211,23 @@ class TinyClassifier(nn.Module):
         self.out = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x float32[B, side * side] in -1..1 -> float32[B, classes]."""
+        """Returns logits, float32[B, classes], of flat pictures ``x``, float32[B, side * side] in
+        -1..1.
+        """
         hidden = F.relu(self.first(x.view(-1, 1, self.side, self.side)))
         hidden = F.max_pool2d(F.relu(self.second(hidden)), 2)
         return self.out(F.relu(self.features(hidden.flatten(1))))
 
 
 def load_classifier(file: Path) -> TinyClassifier:
-    """Its sizes are read from its tensors. Raises DataError."""
+    """Opens a classifier, whose sizes are read from its tensors.
+
+    Raises DataError when the file cannot be read or holds another model.
+    """
     try:
         tensors = load_file(file)
-        width, (classes, _) = tensors["second.weight"].shape[0], tensors["out.weight"].shape
+        width = tensors["second.weight"].shape[0]
+        classes = tensors["out.weight"].shape[0]
         side = 2 * math.isqrt(tensors["features.weight"].shape[1] // width)
         net = TinyClassifier(width, classes, side)
         net.load_state_dict(tensors)
@@ -215,5 +240,5 @@ def load_classifier(file: Path) -> TinyClassifier:
 
 
 def floats(pictures: np.ndarray) -> Tensor:
-    """uint8[B, H, W, 1] -> float32[B, H * W] in -1..1."""
+    """Turns pictures uint8[B, H, W, 1] into float32[B, H * W] in -1..1."""
     return torch.from_numpy(pictures.reshape(len(pictures), -1).astype(np.float32)) / 127.5 - 1

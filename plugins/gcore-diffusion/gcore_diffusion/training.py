@@ -51,9 +51,9 @@ class DiffusionTrainer(LanguageTrainer):
         context = replace(context, parts={**context.parts, "objective": self._regularised})
         self._denoising = DiffusionEngine(config, context)
         self._diffusion = config
-        self._real = RealImages.of_model(Path(str(context.model["path"])))
+        self._real_images = RealImages.of_model(Path(str(context.model["path"])))
         self._replay_gap: float | None = None
-        self._seen: dict[str, tuple[float, float]] = {}
+        self._image_sums: dict[str, tuple[float, float]] = {}
         super().__init__(config, context, self._denoising)  # type: ignore[arg-type]
 
     def prepare(
@@ -67,11 +67,11 @@ class DiffusionTrainer(LanguageTrainer):
         if records and not self._is_forward:
             self._regularised.dimensions = int(records[0].columns["latents"][0].size)
             self._denoising.kernel = self._kernel(records)
-        found = super().prepare(records, scalars)
+        scalar_rows = super().prepare(records, scalars)
         if self._replay_gap is None and not self._is_forward:
             self._replay_gap = self._replay(records)
-        self._seen = self._watch(records)
-        return found
+        self._image_sums = self._watch(records)
+        return scalar_rows
 
     def _kernel(self, records: Sequence[TrainRecord]) -> Kernel:
         """Returns the kernel by which the records were sampled.
@@ -100,17 +100,20 @@ class DiffusionTrainer(LanguageTrainer):
             np.random.Philox(key=[self._context.seed % 2**64, self.version])
         )
 
-        def rows(chosen: Sequence[Placed]) -> Rows:
+        def rows(placed_records: Sequence[Placed]) -> Rows:
             if self._is_forward:
-                return forward_process(chosen, device, config.draws, random)
-            return transitions(chosen, device, config.guidance)
+                return forward_process(placed_records, device, config.draws, random)
+            return transitions(placed_records, device, config.guidance)
 
         # a record without actions teaches nothing
         parts = [
-            [one for one in part if self._is_forward or len(one[1].columns["logp"])]
+            [placed for placed in part if self._is_forward or len(placed[1].columns["logp"])]
             for part in minibatches
         ]
-        return [[rows(chosen) for chosen in chunks(part, config.batch_records)] for part in parts]
+        return [
+            [rows(placed_records) for placed_records in chunks(part, config.batch_records)]
+            for part in parts
+        ]
 
     def _replay(self, records: Sequence[TrainRecord]) -> float:
         """Returns the largest difference between the sampler's log-probs and ours.
@@ -118,12 +121,12 @@ class DiffusionTrainer(LanguageTrainer):
         It is taken over a few records of every rank. Raises WeightMismatch when it is outside the
         band.
         """
-        chosen = [(i, r) for i, r in enumerate(records) if len(r.columns["logp"])][
+        replayed = [(i, r) for i, r in enumerate(records) if len(r.columns["logp"])][
             :_REPLAYED_RECORDS
         ]
         gap = 0.0
-        if chosen:
-            rows = transitions(chosen, self._denoising.device, self._diffusion.guidance)
+        if replayed:
+            rows = transitions(replayed, self._denoising.device, self._diffusion.guidance)
             (logp,) = self._denoising.logprobs([rows], "policy")
             if logp is not None:
                 gap = float((logp - rows.columns["rollout_logp"]).abs().max())
@@ -153,23 +156,23 @@ class DiffusionTrainer(LanguageTrainer):
         groups: dict[int, list[TrainRecord]] = {}
         for record in records:
             groups.setdefault(record.ordinal, []).append(record)
-        found: dict[str, tuple[float, float]] = {}
+        sums: dict[str, tuple[float, float]] = {}
 
         def add(name: str, value: float | None) -> None:
             if value is not None:
-                before = found.get(name, (0.0, 0.0))
-                found[name] = before[0] + value, before[1] + 1
+                sum_and_count = sums.get(name, (0.0, 0.0))
+                sums[name] = sum_and_count[0] + value, sum_and_count[1] + 1
 
         for group in groups.values():
             images = np.stack([record.media["image"] for record in group])
             add("diversity", diversity(images))
-            if self._real is not None:
+            if self._real_images is not None:
                 label = from_array(group[0].media["condition"]).get("label")
                 add(
                     "coverage",
-                    coverage(images, self._real.of(None if label is None else int(label))),
+                    coverage(images, self._real_images.of(None if label is None else int(label))),
                 )
-        return found
+        return sums
 
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
@@ -177,13 +180,13 @@ class DiffusionTrainer(LanguageTrainer):
         """See ``Trainer.train``. The module's docstring lists the metrics that it adds."""
         metrics = super().train(step, advantages, minibatches, epochs)
         self._denoising.move_reference()
-        seen = {
+        means = {
             name: total / weight
-            for name, (total, weight) in self._denoising.ranks.add_up(self._seen).items()
+            for name, (total, weight) in self._denoising.ranks.add_up(self._image_sums).items()
         }
         if self._replay_gap is not None:
-            seen["replay_gap"] = self._replay_gap
-        return metrics | seen
+            means["replay_gap"] = self._replay_gap
+        return metrics | means
 
 
 class Regularised:

@@ -67,14 +67,16 @@ def flat(images: np.ndarray) -> np.ndarray:
     return rows
 
 
-def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns the root mean squared difference of pixels between all pairs, float32[N, M].
 
     one: float32[N, pixels].
     other: float32[M, pixels].
     """
     squares = (
-        (one**2).mean(1)[:, None] + (other**2).mean(1)[None] - 2 * (one @ other.T) / one.shape[1]
+        (first**2).mean(1)[:, None]
+        + (second**2).mean(1)[None]
+        - 2 * (first @ second.T) / first.shape[1]
     )
     distances: np.ndarray = np.sqrt(np.maximum(squares, 0))
     return distances
@@ -103,9 +105,9 @@ def coverage(images: np.ndarray, real: np.ndarray | None) -> float | None:
     if real is None or len(real) <= NEIGHBOURS:
         return None
     points = flat(real)
-    among = distances(points, points)
-    np.fill_diagonal(among, np.inf)
-    radius = np.partition(among, NEIGHBOURS - 1, axis=1)[:, NEIGHBOURS - 1]
+    between_real = distances(points, points)
+    np.fill_diagonal(between_real, np.inf)
+    radius = np.partition(between_real, NEIGHBOURS - 1, axis=1)[:, NEIGHBOURS - 1]
     return float((distances(flat(images), points) < radius[None]).any(0).mean())
 
 
@@ -122,15 +124,17 @@ class RealImages:
 
     @classmethod
     def of_model(cls, directory: Path) -> RealImages | None:
+        """Reads the real images beside a model; None when there are none."""
         from safetensors.numpy import load_file
 
         file = directory / "real.safetensors"
         if not file.is_file():
             return None
-        held = load_file(file)
-        return cls(images=held["images"], labels=held["labels"])
+        arrays = load_file(file)
+        return cls(images=arrays["images"], labels=arrays["labels"])
 
     def of(self, label: int | None) -> np.ndarray | None:
+        """Returns the images of a class, uint8[*, H, W, C]; None without a class."""
         return None if label is None else self.images[self.labels == label]
 
 
@@ -172,12 +176,12 @@ def after_step(run: RunFacts, report: StepReport) -> None:
     if "diversity" not in report.metrics:
         return
     steps = _first_and_last(Path(run.directory, METRICS))
-    told = alarm_in(steps)
-    if not told or alarm_in(steps[:-1]):
+    alarm = alarm_in(steps)
+    if not alarm or alarm_in(steps[:-1]):
         return
-    log.warning("step %d: %s", report.step, told)
+    log.warning("step %d: %s", report.step, alarm)
     with Path(run.directory, ALARMS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": report.step, "alarm": told}) + "\n")
+        file.write(json.dumps({"step": report.step, "alarm": alarm}) + "\n")
 
 
 def _first_and_last(file: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from gcore_core.contract.records import Prompt
 from gcore_diffusion.config import DiffusionGeneratorConfig
 from gcore_diffusion.kernel import Kernel, Levels, log_prob
 
-Condition = dict[str, Tensor]  # what a model is told of a batch's prompts, [B, ...] each
+Condition = dict[str, Tensor]  # what a model takes for a batch's prompts, [B, ...] each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class SeededNoise:
         self._device = device
 
     def draw(self, shape: tuple[int, ...]) -> Tensor:
-        drawn = np.stack([stream.standard_normal(shape, np.float32) for stream in self._streams])
-        return torch.from_numpy(drawn).to(self._device)
+        numbers = np.stack([stream.standard_normal(shape, np.float32) for stream in self._streams])
+        return torch.from_numpy(numbers).to(self._device)
 
 
 class Way:
@@ -138,7 +138,7 @@ def read_prompts(prompts: Sequence[Prompt]) -> list[str]:
 
     Raises DataError for a prompt that is chat messages, or empty.
     """
-    found = []
+    texts = []
     for prompt in prompts:
         if prompt.text is None:
             raise DataError(
@@ -146,5 +146,5 @@ def read_prompts(prompts: Sequence[Prompt]) -> list[str]:
             )
         if not prompt.text.strip():
             raise DataError("the prompt is empty.", where=f"row {prompt.row} of the dataset")
-        found.append(prompt.text)
-    return found
+        texts.append(prompt.text)
+    return texts
