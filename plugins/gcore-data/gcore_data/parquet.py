@@ -113,9 +113,9 @@ def _files(path: Path) -> list[Path]:
     if (path / "state.json").is_file():
         state = msgspec.json.decode((path / "state.json").read_bytes())
         return [path / entry["filename"] for entry in state["_data_files"]]
-    found = sorted(path.glob("*.parquet"))
-    if not found:
+    files = sorted(path.glob("*.parquet"))
+    if not files:
         raise DataError(
             "no Parquet files in this directory", where=str(path), why=data_files_in(path)
         )
-    return found
+    return files

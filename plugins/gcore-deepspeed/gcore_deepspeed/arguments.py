@@ -96,9 +96,12 @@ def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: s
     zero = engine.get("zero_optimization", {})
     if not isinstance(zero, Mapping):
         raise ConfigError("must be a mapping.", where=f"roles.{role}.engine.zero_optimization")
-    for section, names, known in (("", engine, _PASSED), ("zero_optimization.", zero, known_zero)):
+    for section, names, known_names in (
+        ("", engine, _PASSED),
+        ("zero_optimization.", zero, known_zero),
+    ):
         _ARGUMENTS.check_set_here(names, role, section)
-        _ARGUMENTS.check_known(names, known, role, section)
+        _ARGUMENTS.check_known(names, known_names, role, section)
 
 
 def deepspeed_config(

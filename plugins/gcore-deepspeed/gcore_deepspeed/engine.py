@@ -95,13 +95,14 @@ class DeepSpeedEngine:
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
         from pydantic import ValidationError
 
-        role, fields = self._context.role, DeepSpeedZeroConfig.model_fields.items()
-        known = [
+        role = self._context.role
+        fields = DeepSpeedZeroConfig.model_fields.items()
+        zero_names = [
             f.alias or name
             for name, f in fields
             if not (f.json_schema_extra or {}).get("deprecated")
         ]
-        check_engine(self._context.engine, known, role)
+        check_engine(self._context.engine, zero_names, role)
         pinned = self.device.type == "cuda"
         settings = deepspeed_config(self._config, self._context.engine, pin_memory=pinned)
         where = f"roles.{role}.engine.zero_optimization"
@@ -319,14 +320,14 @@ def buckets(
     A larger tensor is a bucket of its own.
     """
     bucket: list[tuple[TensorSpec, Tensor]] = []
-    held = 0
+    bucket_size = 0
     for spec, tensor in pairs:
         size = math.prod(spec.shape)
-        if bucket and held + size > elements:
+        if bucket and bucket_size + size > elements:
             yield bucket
             bucket = []
-            held = 0
+            bucket_size = 0
         bucket.append((spec, tensor))
-        held += size
+        bucket_size += size
     if bucket:
         yield bucket

@@ -40,11 +40,11 @@ def import_deepspeed(context: WorkerContext, device: torch.device) -> Any:
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
-    found = get_accelerator().device_name()
-    if found != device.type:
+    device_type = get_accelerator().device_name()
+    if device_type != device.type:
         raise ConfigError(
             (
-                f"DeepSpeed was imported for {found} in this process and cannot change to "
+                f"DeepSpeed was imported for {device_type} in this process and cannot change to "
                 f"{device.type}."
             ),
             where=f"roles.{context.role}.config.device",

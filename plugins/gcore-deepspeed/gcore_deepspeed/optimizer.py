@@ -29,9 +29,9 @@ def discard_gradient(zero: Any, stage: int) -> None:
     zero.micro_step_id = -1
     if offloaded:
         zero._offload_accumulated_param_ids = set()
-    for held in (zero.averaged_gradients, zero.all_grad_tensors):
-        for group in held:
-            held[group] = None
+    for gradients in (zero.averaged_gradients, zero.all_grad_tensors):
+        for group in gradients:
+            gradients[group] = None
 
 
 class OptimizerState:
@@ -113,8 +113,8 @@ class OptimizerState:
         padded = torch.nn.functional.pad(
             whole.flatten(), (0, size * dist.get_world_size() - whole.numel())
         )
-        mine = padded.narrow(0, size * dist.get_rank(), size)
-        self._zero.set_local_hp_param(mine, tensor, moment or None)
+        partition = padded.narrow(0, size * dist.get_rank(), size)
+        self._zero.set_local_hp_param(partition, tensor, moment or None)
 
     def prepare(self, steps: int) -> None:
         """Makes moments of zeros that count this many steps; for 0 that is a new optimizer."""

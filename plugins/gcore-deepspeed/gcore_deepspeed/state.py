@@ -124,11 +124,13 @@ def _load_universal(engine: Any, optimizer: OptimizerState, directory: Path) -> 
             ),
         )
     groups = engine.optimizer.param_groups
-    kept = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    settings_of = [
+        {name: value for name, value in group.items() if name != "params"} for group in groups
+    ]
     engine.load_checkpoint(str(directory), tag=_UNIVERSAL)
     # DeepSpeed restores as if there were one parameter group: the other groups get its settings and
     # share its tensor of steps. So put the settings back and give each its own tensor.
-    for group, settings in zip(groups, kept, strict=True):
+    for group, settings in zip(groups, settings_of, strict=True):
         group.update(settings)
     for state in engine.optimizer.optimizer.state.values():
         state["step"] = state["step"].clone()
