@@ -34,7 +34,8 @@ from gcore_megatron.library import (
 from gcore_megatron.model import PolicyModel
 
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
-_NUMBERS, _SHARDS = "state.json", "shards"
+_NUMBERS = "state.json"
+_SHARDS = "shards"
 
 
 class PendingSave:
@@ -100,10 +101,10 @@ def _writer(request: Any) -> Callable[[Callable[[], None]], None]:
     if request.async_fn is None:
         return lambda wrote: None  # this rank has nothing to write
     transforms, *_ = request.async_fn.args
-    _, asked, results = request.async_fn_args
+    _, requested, results = request.async_fn_args
     files = []
     for (path, key, (numbers, tensors)), (*_, (_, staged)) in zip(
-        asked, request.preload_fn(), strict=True
+        requested, request.preload_fn(), strict=True
     ):
         pairs = zip(tensors, staged, strict=True)
         copies = [
@@ -112,18 +113,19 @@ def _writer(request: Any) -> Callable[[Callable[[], None]], None]:
         files.append((path, key, (numbers, copies)))
 
     def write(wrote: Callable[[], None]) -> None:
-        found: dict[int, Any] = {}
+        outcomes: dict[int, Any] = {}
         for place, file in enumerate(files):
-            told, counts = queue.Queue[Any](), queue.Queue[int]()
-            counts.put(place)
+            outcome_queue = queue.Queue[Any]()
+            count_queue = queue.Queue[int]()
+            count_queue.put(place)
             FileSystemWriterAsync.write_preloaded_data(
-                transforms, place, file, told, counts, use_fsync=True
+                transforms, place, file, outcome_queue, count_queue, use_fsync=True
             )
-            _, found[place] = told.get()
+            _, outcomes[place] = outcome_queue.get()
             wrote()
-        failed = [outcome for outcome in found.values() if isinstance(outcome, Exception)]
+        failed = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
         # Megatron-Core raises an error from here when all ranks are done
-        results.put(failed[0] if failed else found)
+        results.put(failed[0] if failed else outcomes)
 
     return write
 
@@ -139,10 +141,10 @@ def load_state(directory: Path, model: PolicyModel, optimizer: Any) -> dict[str,
     Raises DataError when the state is damaged or of another model.
     """
     _, numbers = read_numbers(directory)
-    wanted = _sharded(model, optimizer, loading=True)
+    shards = _sharded(model, optimizer, loading=True)
     try:
-        found = dist_checkpointing.load(
-            wanted, str(directory / _SHARDS), TorchDistLoadShardedStrategy()
+        state = dist_checkpointing.load(
+            shards, str(directory / _SHARDS), TorchDistLoadShardedStrategy()
         )
     except (CheckpointingException, CheckpointException) as error:
         cause: BaseException = error
@@ -150,8 +152,8 @@ def load_state(directory: Path, model: PolicyModel, optimizer: Any) -> dict[str,
             cause = next(iter(error.failures.values()), (error, None))[0]
         what = "trainer state is damaged or of another model."
         raise DataError(what, where=str(directory), why=first_lines(cause)) from error
-    model.load_state_dict(found["model"], strict=False)
-    optimizer.load_state_dict(found["optimizer"])
+    model.load_state_dict(state["model"], strict=False)
+    optimizer.load_state_dict(state["optimizer"])
     return numbers
 
 

@@ -64,8 +64,8 @@ class Piece:
         """Returns the shape of one rank's slice, padding included."""
         if self.split is None:
             return self.shape
-        own = (self.filled or self.shape[self.split]) // ranks
-        return (*self.shape[: self.split], own, *self.shape[self.split + 1 :])
+        slice_size = (self.filled or self.shape[self.split]) // ranks
+        return (*self.shape[: self.split], slice_size, *self.shape[self.split + 1 :])
 
 
 def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece]:
@@ -86,20 +86,20 @@ def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece
     embedding = {0: "embedding.word_embeddings.weight"}
     if model.tied and stages > 1:
         embedding[last] = "output_layer.weight"  # the last stage has a copy of its own
-    found = [of_vocabulary("model.embed_tokens.weight", embedding)]
+    all_pieces = [of_vocabulary("model.embed_tokens.weight", embedding)]
     for layer in range(model.layers):
-        found += _layer(model, layer, *divmod(layer, per_stage))
+        all_pieces += _layer(model, layer, *divmod(layer, per_stage))
     final = {last: "decoder.final_layernorm.weight"}
-    found.append(Piece(name="model.norm.weight", parameters=final, shape=(model.hidden,)))
+    all_pieces.append(Piece(name="model.norm.weight", parameters=final, shape=(model.hidden,)))
     if not model.tied:
-        found.append(of_vocabulary("lm_head.weight", {last: "output_layer.weight"}))
-    return found
+        all_pieces.append(of_vocabulary("lm_head.weight", {last: "output_layer.weight"}))
+    return all_pieces
 
 
-def _layer(model: Architecture, layer: int, stage: int, own: int) -> Iterator[Piece]:
+def _layer(model: Architecture, layer: int, stage: int, stage_layer: int) -> Iterator[Piece]:
     """Yields the tensors of one layer.
 
-    own: number of the layer in its stage.
+    stage_layer: number of the layer in its stage.
     """
 
     def piece(
@@ -109,7 +109,7 @@ def _layer(model: Architecture, layer: int, stage: int, own: int) -> Iterator[Pi
         split: int | None = None,
         window: Window = _whole,
     ) -> Piece:
-        parameters = {stage: f"decoder.layers.{own}.{parameter}"}
+        parameters = {stage: f"decoder.layers.{stage_layer}.{parameter}"}
         return Piece(
             name=f"model.layers.{layer}.{name}",
             parameters=parameters,
@@ -118,7 +118,9 @@ def _layer(model: Architecture, layer: int, stage: int, own: int) -> Iterator[Pi
             window=window,
         )
 
-    hidden, size, feed_forward = model.hidden, model.head_size, model.feed_forward
+    hidden = model.hidden
+    size = model.head_size
+    feed_forward = model.feed_forward
     group = model.query_heads // model.kv_heads  # query heads for each key-value head
     # in a group of linear_qkv's rows: where each part lies, counted in heads
     spans = {"q": (0, group), "k": (group, group + 1), "v": (group + 1, group + 2)}
@@ -163,11 +165,11 @@ def _half(which: int) -> Window:
 # -- loading ---------------------------------------------------------------------------------------
 
 
-def check(files: ModelFiles, found: Sequence[Piece]) -> None:
+def check(files: ModelFiles, model_pieces: Sequence[Piece]) -> None:
     """Raises DataError unless a model directory holds these tensors, in these shapes, and no
     others.
     """
-    expected = {piece.name: piece.shape for piece in found}
+    expected = {piece.name: piece.shape for piece in model_pieces}
     where = str(files.directory)
     for name in sorted(expected.keys() | files.shapes.keys()):
         if name not in files.shapes:
@@ -184,7 +186,7 @@ def check(files: ModelFiles, found: Sequence[Piece]) -> None:
 
 
 @torch.no_grad()
-def load(directory: Path, found: Sequence[Piece], parameters: Mapping[str, Tensor]) -> None:
+def load(directory: Path, model_pieces: Sequence[Piece], parameters: Mapping[str, Tensor]) -> None:
     """Fills this rank's parameters from a model directory that ``check`` has accepted.
 
     It reads only this rank's slice of each tensor.
@@ -194,7 +196,7 @@ def load(directory: Path, found: Sequence[Piece], parameters: Mapping[str, Tenso
     stage = parallel_state.get_pipeline_model_parallel_rank()
     with contextlib.ExitStack() as stack:
         files = _open(directory, stack)
-        for piece in found:
+        for piece in model_pieces:
             if stage not in piece.parameters:
                 continue
             stored = files[piece.name].get_slice(piece.name)
@@ -211,10 +213,10 @@ def slice_of(stored: Any, piece: Piece, rank: int, ranks: int) -> Tensor:
     if piece.split is None:
         return stored[:]
     size = shape[piece.split]
-    whole = piece.shape[piece.split]
+    whole_size = piece.shape[piece.split]
     # the last ranks may hold padding in part, or nothing else
-    start = min(rank * size, whole)
-    stop = min((rank + 1) * size, whole)
+    start = min(rank * size, whole_size)
+    stop = min((rank + 1) * size, whole_size)
     part: Tensor = stored[start:stop] if piece.split == 0 else stored[:, start:stop]
     if stop - start == size:
         return part
@@ -243,7 +245,7 @@ def _open(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
 
 @torch.no_grad()
 def gather(
-    found: Sequence[Piece], parameter: Callable[[str], Tensor], like: Tensor
+    model_pieces: Sequence[Piece], parameter: Callable[[str], Tensor], like: Tensor
 ) -> Iterator[tuple[Piece, Tensor | None]]:
     """Yields each tensor whole on global rank 0, and None on the other ranks.
 
@@ -258,12 +260,12 @@ def gather(
     # the first context-parallel rank of the first replica is enough, since the others hold the same
     takes_part = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
     first_of_stage = parallel_state.get_tensor_model_parallel_rank() == 0
-    for piece in found:
+    for piece in model_pieces:
         owner, name = next(iter(piece.parameters.items()))
-        held = parameter(name) if stage == owner else None
+        part = parameter(name) if stage == owner else None
         whole = None
-        if takes_part and held is not None:
-            whole = _join(piece, piece.window(held))
+        if takes_part and part is not None:
+            whole = _join(piece, piece.window(part))
             if owner and first_of_stage:
                 dist.send(whole, 0, group=parallel_state.get_pipeline_model_parallel_group())
                 whole = None
@@ -280,13 +282,13 @@ def _join(piece: Piece, window: Tensor) -> Tensor:
     All tensor-parallel ranks of the stage call it together.
     """
     ranks = parallel_state.get_tensor_model_parallel_world_size()
-    own = window.detach().reshape(piece.slice_shape(ranks)).contiguous()
+    own_slice = window.detach().reshape(piece.slice_shape(ranks)).contiguous()
     if piece.split is None:
-        return own
-    slices = [own]
+        return own_slice
+    slices = [own_slice]
     if ranks > 1:
-        slices = [torch.empty_like(own) for _ in range(ranks)]
-        dist.all_gather(slices, own, group=parallel_state.get_tensor_model_parallel_group())
+        slices = [torch.empty_like(own_slice) for _ in range(ranks)]
+        dist.all_gather(slices, own_slice, group=parallel_state.get_tensor_model_parallel_group())
     return (
         torch.cat(slices, piece.split).narrow(piece.split, 0, piece.shape[piece.split]).contiguous()
     )

@@ -126,15 +126,15 @@ class MegatronEngine:
         The reference is read through the model's parameters first, so that the device never holds
         two models. The result is empty without a reference.
         """
-        kept: dict[str, Tensor] = {}
+        shards: dict[str, Tensor] = {}
         for directory in dict.fromkeys((reference or self._model_path, self._model_path)):
             convert.load(directory, self._pieces, self._parameters)
             if directory == reference:
-                kept = {
+                shards = {
                     name: parameter.detach().to("cpu", copy=True)
                     for name, parameter in self._parameters.items()
                 }
-        return kept
+        return shards
 
     def _make_optimizer(self) -> Any:
         config = self._config
@@ -163,35 +163,36 @@ class MegatronEngine:
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
-        """See ``TrainingEngine``. The last pipeline stage computes them and sends them to the
-        others.
+        """See ``TrainingEngine``.
+
+        The last pipeline stage computes the log-probs and sends them to the other stages.
         """
-        given = [batch for batch in batches if batch is not None]
-        if not given:
+        present = [batch for batch in batches if batch is not None]
+        if not present:
             return [None] * len(batches)
         if model == "reference":
             self._exchange_reference()
         try:
             with torch.no_grad():
-                found: Sequence[Tensor] = self._run(given, None, "metric")
+                logps: Sequence[Tensor] = self._run(present, None, "metric")
         finally:
             if model == "reference":
                 self._exchange_reference()
         if self._config.pipeline_parallel > 1:
-            found = self._tell_stages(given, found)
-        parts = iter(found)
+            logps = self._tell_stages(present, logps)
+        parts = iter(logps)
         return [None if batch is None else next(parts) for batch in batches]
 
-    def _tell_stages(self, given: Sequence[Batch], found: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _tell_stages(self, batches: Sequence[Batch], logps: Sequence[Tensor]) -> Sequence[Tensor]:
         """Broadcasts the last stage's log-probs, joined into one tensor; returns them by batch.
 
-        found: empty on the other stages.
+        logps: the log-probs of each batch; empty on the other stages.
         """
-        sizes = [len(batch.targets) for batch in given]
-        told = torch.cat(list(found)) if found else torch.empty(sum(sizes), device=self.device)
+        sizes = [len(batch.targets) for batch in batches]
+        joined = torch.cat(list(logps)) if logps else torch.empty(sum(sizes), device=self.device)
         last = parallel_state.get_pipeline_model_parallel_last_rank()
-        dist.broadcast(told, last, group=parallel_state.get_pipeline_model_parallel_group())
-        return list(told.split(sizes))
+        dist.broadcast(joined, last, group=parallel_state.get_pipeline_model_parallel_group())
+        return list(joined.split(sizes))
 
     def _exchange_reference(self) -> None:
         """Swaps the model's weights with the reference's in host memory.
@@ -199,11 +200,11 @@ class MegatronEngine:
         It goes tensor by tensor, so that it needs room for one tensor more.
         """
         with torch.no_grad():
-            for name, kept in self._reference.items():
+            for name, waiting in self._reference.items():
                 parameter = self._parameters[name]
-                now = parameter.detach().to("cpu", copy=True)
-                parameter.copy_(kept)
-                kept.copy_(now)
+                current = parameter.detach().to("cpu", copy=True)
+                parameter.copy_(waiting)
+                waiting.copy_(current)
 
     def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
         """See ``TrainingEngine``.
@@ -212,9 +213,9 @@ class MegatronEngine:
         backward pass takes part in the sum of gradients. A replica without any runs a stand-in
         whose gradient is zero.
         """
-        given = [batch for batch in batches if batch is not None]
-        if given:
-            self._run(given, loss, entropy)
+        present = [batch for batch in batches if batch is not None]
+        if present:
+            self._run(present, loss, entropy)
         else:
             self._run([stand_in(self.device)], lambda _, logp, __: logp.sum() * 0.0, "metric")
 
@@ -240,7 +241,7 @@ class MegatronEngine:
 
         # the schedule requires sizes, but does not use them: stages send each other the shapes
         rows, width = batches[0].ids.shape
-        found: list[Tensor] = self._schedule(
+        logps: list[Tensor] = self._schedule(
             forward_step_func=forward,
             data_iterator=(Rows(batch, self._config) for batch in batches),
             model=self._replicated,
@@ -249,7 +250,7 @@ class MegatronEngine:
             micro_batch_size=rows,
             forward_only=loss is None,
         )
-        return found
+        return logps
 
     def _action_logp(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Returns log-probs and entropies of the batch's actions, on every rank of the last stage.
@@ -262,12 +263,13 @@ class MegatronEngine:
                 hidden, tensor_parallel_output_grad=False
             )
         batch = rows.batch
-        own = rows.own_actions
+        own_actions = rows.own_actions
         hidden = hidden.flatten(0, 1).index_select(0, rows.predict)
         targets = batch.targets
         temperature = batch.temperature
-        if own is not None:
-            targets, temperature = targets[own], None if temperature is None else temperature[own]
+        if own_actions is not None:
+            targets = targets[own_actions]
+            temperature = None if temperature is None else temperature[own_actions]
         group = parallel_state.get_tensor_model_parallel_group()
 
         def run(
@@ -276,11 +278,11 @@ class MegatronEngine:
             logits = self._model.logits(hidden)
             return action_logp(logits, targets, temperature, self._architecture.vocabulary, group)
 
-        found = in_chunks(run, hidden, targets, temperature, self._chunk_actions)
-        if own is None:
-            return found
+        computed = in_chunks(run, hidden, targets, temperature, self._chunk_actions)
+        if own_actions is None:
+            return computed
         place = torch.zeros(2, len(batch.targets), device=self.device)
-        whole = place.index_copy(1, own, torch.stack(found))
+        whole = place.index_copy(1, own_actions, torch.stack(computed))
         logp, entropies = sum_over(whole, parallel_state.get_context_parallel_group())
         return logp, entropies
 
@@ -398,14 +400,14 @@ def _join_groups(config: MegatronTrainerConfig) -> bool:
         "context": config.context_parallel,
     }
     if parallel_state.model_parallel_is_initialized():
-        found = {
+        existing = {
             "tensor": parallel_state.get_tensor_model_parallel_world_size(),
             "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
             "context": parallel_state.get_context_parallel_world_size(),
         }
-        if found != sizes:
+        if existing != sizes:
             raise RuntimeError(
-                f"one process has one set of Megatron-Core's groups: {found}, asked for {sizes}"
+                f"one process has one set of Megatron-Core's groups: {existing}, asked for {sizes}"
             )
         return False
     parallel_state.initialize_model_parallel(

@@ -34,27 +34,27 @@ class _ActionLogp(torch.autograd.Function):
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
         x = logits - most[:, None]
         exp = x.exp()
-        own = (targets >= first) & (targets < first + x.shape[1])
-        place = torch.where(own, targets - first, 0)[:, None]
-        chosen = x.gather(1, place).squeeze(1) * own
-        sums = torch.stack([exp.sum(-1), (exp * x).sum(-1), chosen])
+        is_local = (targets >= first) & (targets < first + x.shape[1])
+        place = torch.where(is_local, targets - first, 0)[:, None]
+        target_logits = x.gather(1, place).squeeze(1) * is_local
+        sums = torch.stack([exp.sum(-1), (exp * x).sum(-1), target_logits])
         dist.all_reduce(sums, group=group)
-        total, weighted, chosen = sums
+        total, weighted, target_logits = sums
         log_total = total.log()
         entropy = log_total - weighted / total
-        ctx.save_for_backward(x, log_total, entropy, place, own)
-        return chosen - log_total, entropy
+        ctx.save_for_backward(x, log_total, entropy, place, is_local)
+        return target_logits - log_total, entropy
 
     @staticmethod
     def backward(
         ctx: Any, grad_logp: Tensor, grad_entropy: Tensor
     ) -> tuple[Tensor, None, None, None]:
-        x, log_total, entropy, place, own = ctx.saved_tensors
+        x, log_total, entropy, place, is_local = ctx.saved_tensors
         logp = x - log_total[:, None]
         p = logp.exp()
         # d log p(t) / dx = [t] - p; dH / dx = -p (log p + H)
         grad = p * (logp + entropy[:, None]) * -grad_entropy[:, None] - p * grad_logp[:, None]
-        grad.scatter_add_(1, place, (grad_logp * own)[:, None])
+        grad.scatter_add_(1, place, (grad_logp * is_local)[:, None])
         return grad, None, None, None
 
 
@@ -118,7 +118,7 @@ def in_chunks(
     parts = []
     for start in range(0, len(hidden), actions):
         span = slice(start, start + actions)
-        given = (hidden[span], targets[span], None if temperature is None else temperature[span])
-        parts.append(checkpoint(run, *given, use_reentrant=False))
+        chunk = (hidden[span], targets[span], None if temperature is None else temperature[span])
+        parts.append(checkpoint(run, *chunk, use_reentrant=False))
     logp, entropies = zip(*parts, strict=True)
     return torch.cat(logp), torch.cat(entropies)

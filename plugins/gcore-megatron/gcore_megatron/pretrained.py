@@ -49,15 +49,15 @@ def write_pretrained(
     last_of = {name: tensors[-1] for tensors, name in zip(files, names, strict=True)}
     if writes:
         directory.mkdir(parents=True, exist_ok=True)
-    held: dict[str, Tensor] = {}
+    pending: dict[str, Tensor] = {}
     for piece, whole in gathered:
         if not writes or whole is None:
             continue
-        held[piece.name] = whole.cpu()
+        pending[piece.name] = whole.cpu()
         name = file_of[piece.name]
         if piece.name == last_of[name]:
-            save_file(held, directory / name, {"format": "pt"})
-            held = {}
+            save_file(pending, directory / name, {"format": "pt"})
+            pending = {}
     if writes and len(files) > 1:
         index = {
             "metadata": {"total_size": sum(spec.nbytes for spec in specs)},

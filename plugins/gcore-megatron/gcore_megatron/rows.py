@@ -40,37 +40,42 @@ class Rows:
 
     def __init__(self, batch: Batch, config: MegatronTrainerConfig) -> None:
         self.batch = batch
-        rows, before = batch.ids.shape
+        rows, batch_width = batch.ids.shape
         ranks = config.context_parallel
         device = batch.ids.device
         multiple = (config.tensor_parallel if config.sequence_parallel else 1) * (
             2 * ranks if ranks > 1 else 1
         )
-        width = -(-before // multiple) * multiple
+        width = -(-batch_width // multiple) * multiple
         # Padding lies on the right, where no token looks. Each padded position sees itself alone.
-        self.ids = F.pad(batch.ids, (0, width - before))
-        row, position = batch.predict // before, batch.predict % before
+        self.ids = F.pad(batch.ids, (0, width - batch_width))
+        row = batch.predict // batch_width
+        position = batch.predict % batch_width
         self.own_actions: Tensor | None = None
         self.mask: Tensor | None = None
         if batch.mask is not None and batch.positions is not None:
-            self.positions = F.pad(batch.positions, (0, width - before))
+            self.positions = F.pad(batch.positions, (0, width - batch_width))
             self.mask = torch.eye(width, dtype=torch.bool, device=device).repeat(rows, 1, 1, 1)
-            self.mask[:, :, :before, :before] = batch.mask == 0
+            self.mask[:, :, :batch_width, :batch_width] = batch.mask == 0
         else:
             self.positions = torch.arange(width, device=device)[None]
         if ranks > 1:
-            own = own_positions(width, parallel_state.get_context_parallel_rank(), ranks).to(device)
-            seen = torch.cat([own_positions(width, rank, ranks) for rank in range(ranks)]).to(
-                device
-            )
-            self.ids = self.ids[:, own]
-            self.positions = own[None]
-            # keys are gathered rank by rank (``seen``), so causal attention needs an explicit mask
-            self.mask = (own[:, None] >= seen)[None, None]
+            rank_positions = own_positions(
+                width, parallel_state.get_context_parallel_rank(), ranks
+            ).to(device)
+            key_positions = torch.cat(
+                [own_positions(width, rank, ranks) for rank in range(ranks)]
+            ).to(device)
+            self.ids = self.ids[:, rank_positions]
+            self.positions = rank_positions[None]
+            # keys are gathered rank by rank (``key_positions``), so causal attention needs an
+            # explicit mask
+            self.mask = (rank_positions[:, None] >= key_positions)[None, None]
             # position -> its place on this rank, -1 for positions of other ranks
             place = torch.full((width,), -1, device=device)
-            place[own] = torch.arange(len(own), device=device)
+            place[rank_positions] = torch.arange(len(rank_positions), device=device)
             position = place[position]
             self.own_actions = (position >= 0).nonzero().flatten()
-            row, position = row[self.own_actions], position[self.own_actions]
+            row = row[self.own_actions]
+            position = position[self.own_actions]
         self.predict = position * rows + row

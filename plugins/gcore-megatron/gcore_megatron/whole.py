@@ -39,16 +39,16 @@ class OptimizerState:
         self._replicas = getattr(optimizer, "data_parallel_group", None)
         self.like = next(iter(parameters.values())).new_empty(0, dtype=torch.float32)
         # name -> (this rank's span of the flattened parameter, the float32 weights of that span)
-        self._held: dict[str, tuple[slice, Tensor]] = {}
+        self._shards: dict[str, tuple[slice, Tensor]] = {}
         for name, parameter in parameters.items():
             if self._replicas is None:
                 # with a model in bfloat16 the optimizer updates a float32 copy
                 main = getattr(parameter, "main_param", parameter)
-                self._held[name] = slice(0, parameter.numel()), main
+                self._shards[name] = slice(0, parameter.numel()), main
             elif parameter in optimizer.model_param_group_index_map:
                 group, place = optimizer.model_param_group_index_map[parameter]
                 span = optimizer._get_model_param_range_map(parameter)["param"]
-                self._held[name] = (
+                self._shards[name] = (
                     slice(span.start, span.end),
                     self._inner.param_groups[group]["params"][place],
                 )
@@ -82,13 +82,13 @@ class OptimizerState:
         part: "weight", or the name of a moment.
         """
         parameter = self._parameters[name]
-        found = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-        if name in self._held:
-            span, held = self._part(part, name)
-            found.view(-1)[span] = held
+        joined = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+        if name in self._shards:
+            span, values = self._part(part, name)
+            joined.view(-1)[span] = values
         if self._replicas is not None:
-            dist.all_reduce(found, group=self._replicas)
-        return found
+            dist.all_reduce(joined, group=self._replicas)
+        return joined
 
     @torch.no_grad()
     def set(self, part: str, name: str, window: convert.Window, values: Tensor) -> None:
@@ -101,22 +101,22 @@ class OptimizerState:
         """
         parameter = self._parameters[name]
         values = values.to(parameter.device).reshape(window(parameter).shape)
-        if name in self._held:
-            span, held = self._part(part, name)
-            # A window is a view of a whole parameter, but held is a flat span of one: spread the
+        if name in self._shards:
+            span, shard = self._part(part, name)
+            # A window is a view of a whole parameter, but shard is a flat span of one: spread the
             # span over a whole parameter, set the window in it, and copy the span back.
             scratch = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
             flat = scratch.view(-1)[span]
-            flat.copy_(held)
+            flat.copy_(shard)
             window(scratch).copy_(values)
-            held.copy_(flat)
+            shard.copy_(flat)
         if part == "weight":
             window(parameter).copy_(values)
 
     def _part(self, part: str, name: str) -> tuple[slice, Tensor]:
-        span, main = self._held[name]
-        held: Tensor = main if part == "weight" else self._inner.state[main][part]
-        return span, held.detach().view(-1)
+        span, main = self._shards[name]
+        values: Tensor = main if part == "weight" else self._inner.state[main][part]
+        return span, values.detach().view(-1)
 
 
 def save_whole(
