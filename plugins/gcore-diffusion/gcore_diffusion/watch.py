@@ -159,9 +159,9 @@ def alarm_in(steps: Sequence[Mapping[str, float]], limits: Limits | None = None)
         return ""
     rose = f"reward rose from {reward[0]:.3f} to {reward[1]:.3f} while"
     for name, limit in (("diversity", limits.diversity), ("coverage", limits.coverage)):
-        seen = before_and_now(name)
-        if seen is not None and seen[1] < limit * seen[0]:
-            return f"{rose} {name} fell from {seen[0]:.3f} to {seen[1]:.3f}"
+        first_and_now = before_and_now(name)
+        if first_and_now is not None and first_and_now[1] < limit * first_and_now[0]:
+            return f"{rose} {name} fell from {first_and_now[0]:.3f} to {first_and_now[1]:.3f}"
     path_kl = steps[-1].get("path_kl")
     if path_kl is not None and steps[-1]["kl_to_reference"] > limits.kl_to_reference:
         return f"{rose} the policy went {path_kl:.0f} nats away from its reference"

@@ -36,13 +36,15 @@ from gcore_language.weights import flat_bytes
 
 log = logging.getLogger(__name__)
 
-IPC, NCCL = "ipc", "nccl"
+IPC = "ipc"
+NCCL = "nccl"
 _FORMAT = "push-1"  # version of handles and digests
 _WORD_BYTES = 8
 _CHUNK_WORDS = 1 << 19  # words digested at a time; temporary memory is a few times this
-# odd multipliers with well mixed bits: 2^64 over the golden ratio, and a constant of splitmix64;
-# both less 2^64, because torch has signed 64-bit integers only
-_STRIDE, _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64)
+# Odd multipliers with well mixed bits: 2^64 over the golden ratio, and a constant of splitmix64.
+# 2^64 is taken off both, because torch has signed 64-bit integers only.
+_STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
+_SPREAD = 0xBF58476D1CE4E5B9 - (1 << 64)
 
 
 # -- what each side supports, and which transport is chosen ----------------------------------------
@@ -61,13 +63,12 @@ def offers_of(device: torch.device) -> Offers:
     Empty when the system does not tell which machine this is.
     """
     try:
-        boot, space = (
-            Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            os.readlink("/proc/self/ns/ipc"),
-        )
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = os.readlink("/proc/self/ns/ipc")
     except OSError:
         return {}
-    machine, process = f"{_FORMAT} {boot} {space}", str(os.getpid())
+    machine = f"{_FORMAT} {boot} {space}"
+    process = str(os.getpid())
     # the fields of a CUDA handle may change with torch's minor version
     release = ".".join(torch.__version__.split(".")[:2])
     if device.type == "cpu":
@@ -90,8 +91,10 @@ def _name(index: int) -> str:
 
 def _readable(device: torch.device) -> list[str]:
     # the device's own name, then those of its peers
-    others = [index for index in range(torch.cuda.device_count()) if index != device.index]
-    near = [index for index in others if torch.cuda.can_device_access_peer(device.index, index)]
+    other_devices = [index for index in range(torch.cuda.device_count()) if index != device.index]
+    near = [
+        index for index in other_devices if torch.cuda.can_device_access_peer(device.index, index)
+    ]
     return [_name(index) for index in [device.index, *near]]
 
 
@@ -102,13 +105,13 @@ def choose(wanted: str, sides: Sequence[Offers]) -> str:
     sides: the offers of the trainer, then those of each generator. Shared memory is added to all.
     Raises ConfigError, which lists the offers, when not all sides can use the wanted one together.
     """
-    told = [{**side, SHM: []} for side in sides]
-    common = [name for name in told[0] if _together(name, [side.get(name) for side in told])]
+    offers = [{**side, SHM: []} for side in sides]
+    common = [name for name in offers[0] if _together(name, [side.get(name) for side in offers])]
     if wanted == "auto":
         return common[0]
     if wanted in common:
         return wanted
-    lists = ["; ".join(" ".join([name, *words]) for name, words in side.items()) for side in told]
+    lists = ["; ".join(" ".join([name, *words]) for name, words in side.items()) for side in offers]
     raise ConfigError(
         f"weights cannot be pushed by {wanted!r}, which not all sides can use together.",
         where="controller.config.push_transport",
@@ -126,14 +129,16 @@ def _together(name: str, words: Sequence[list[str] | None]) -> bool:
     if name == SHM:
         return True
     # words: those of each side, None where a side lacks the transport; see ``offers_of``
-    given = [side for side in words if side]
-    alike, processes, devices = ([side[at] for side in given] for at in (0, 1, slice(2, None)))
-    if len(given) < len(words) or len(set(alike)) > 1 or len(set(processes)) < len(words):
+    known_words = [side for side in words if side]
+    alike, processes, devices = (
+        [side[at] for side in known_words] for at in (0, 1, slice(2, None))
+    )
+    if len(known_words) < len(words) or len(set(alike)) > 1 or len(set(processes)) < len(words):
         return False
     if name == IPC:  # every receiver reads the memory of the sender's device
-        return all(devices[0][0] in seen for seen in devices)
-    taken = [device for seen in devices for device in seen]
-    return len(set(taken)) == len(taken)  # NCCL has no two ranks on one device
+        return all(devices[0][0] in side_devices for side_devices in devices)
+    all_devices = [device for side_devices in devices for device in side_devices]
+    return len(set(all_devices)) == len(all_devices)  # NCCL has no two ranks on one device
 
 
 # -- digests ---------------------------------------------------------------------------------------
@@ -147,16 +152,17 @@ def fingerprint(content: Tensor) -> int:
     accidents, not attacks. A last part of a word is filled with zeros. Waits for the device to
     finish its earlier work.
     """
-    whole = content.numel() // _WORD_BYTES * _WORD_BYTES
+    whole_bytes = content.numel() // _WORD_BYTES * _WORD_BYTES
     total = torch.zeros((), dtype=torch.int64, device=content.device)
-    for start in range(0, whole, _CHUNK_WORDS * _WORD_BYTES):
+    for start in range(0, whole_bytes, _CHUNK_WORDS * _WORD_BYTES):
         total += _mixed(
-            content[start : min(whole, start + _CHUNK_WORDS * _WORD_BYTES)], start // _WORD_BYTES
+            content[start : min(whole_bytes, start + _CHUNK_WORDS * _WORD_BYTES)],
+            start // _WORD_BYTES,
         )
-    if whole < content.numel():
+    if whole_bytes < content.numel():
         tail = torch.zeros(_WORD_BYTES, dtype=torch.uint8, device=content.device)
-        tail[: content.numel() - whole] = content[whole:]
-        total += _mixed(tail, whole // _WORD_BYTES)
+        tail[: content.numel() - whole_bytes] = content[whole_bytes:]
+        total += _mixed(tail, whole_bytes // _WORD_BYTES)
     return int(total)
 
 
@@ -267,7 +273,7 @@ class IpcWriter:
         self._file: Path | None = None
         self._cuda: CudaHandle | None = None
         if device.type == "cpu":
-            self._file = _own_name(path)
+            self._file = _unique_path(path)
             with open(
                 os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b"
             ) as file:
@@ -313,7 +319,7 @@ class BroadcastWriter:
 
     def __init__(self, device: torch.device, path: Path, nbytes: int, receivers: int) -> None:
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self._place = _own_name(path)
+        self._place = _unique_path(path)
         self._ranks = receivers + 1
         self._group: PushGroup | None = None
         self.handle = _encode(Handle(nbytes, file=str(self._place), ranks=self._ranks))
@@ -357,7 +363,7 @@ def open_writer(
         ) from error
 
 
-def _own_name(path: Path) -> Path:
+def _unique_path(path: Path) -> Path:
     """Adds a random suffix: a push that starts anew must not find the file of the first try."""
     return path.with_name(f"{path.name}-{secrets.token_hex(4)}")
 

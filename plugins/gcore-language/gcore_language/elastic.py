@@ -146,13 +146,15 @@ def run_targets(
 
     goes: whether ``goes(source, target)`` is to be run.
     """
-    found = {target: works / f"in {target}" for target in targets}
+    works_of = {target: works / f"in {target}" for target in targets}
     jobs = []
-    for target, work in found.items():
-        given = {source: state for source, state in states.items() if goes(source, target)}
-        jobs.append(Job(layout=targets[target], model=str(model), work=str(work), states=given))
+    for target, work in works_of.items():
+        chosen_states = {source: state for source, state in states.items() if goes(source, target)}
+        jobs.append(
+            Job(layout=targets[target], model=str(model), work=str(work), states=chosen_states)
+        )
     run_jobs(jobs, works / "targets")
-    return found
+    return works_of
 
 
 def outcome(work: Path, name: str = "whole") -> Outcome:
@@ -174,10 +176,10 @@ def assert_goes_on(resumed: Outcome, expected: Outcome, *, exact: bool) -> None:
     tolerance = 0 if exact else TOLERANCE
     np.testing.assert_allclose(resumed.norms, expected.norms, rtol=tolerance)
     assert resumed.weights.keys() == expected.weights.keys()
-    for name, wanted in expected.weights.items():
-        most = float(np.abs(wanted).max())
+    for name, expected_weights in expected.weights.items():
+        most = float(np.abs(expected_weights).max())
         np.testing.assert_allclose(
-            resumed.weights[name], wanted, rtol=0, atol=tolerance * most, err_msg=name
+            resumed.weights[name], expected_weights, rtol=0, atol=tolerance * most, err_msg=name
         )
 
 
@@ -208,8 +210,10 @@ def assert_run_goes_on(
         shutil.rmtree(resumed / "checkpoints" / f"step-{step:06d}")
     shutil.rmtree(resumed / "weights")
     command = [sys.executable, "-m", "gcore_core", "resume", str(resumed), *overrides]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    process = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=timeout_s
+    )
+    assert process.returncode == 0, (process.stdout + process.stderr)[-3000:]
     norms = []
     for run in (begun, resumed):
         rows = [
@@ -219,9 +223,11 @@ def assert_run_goes_on(
         latest = {row["step"]: row["metrics"] for row in rows if "grad_norm" in row["metrics"]}
         norms.append([latest[step]["grad_norm"] for step in range(AT + 1, STEPS + 1)])
     np.testing.assert_allclose(norms[1], norms[0], rtol=TOLERANCE)
-    wanted, weights = (load_file(run / "weights" / "model.safetensors") for run in (begun, resumed))
-    assert weights.keys() == wanted.keys()
-    for name, tensor in wanted.items():
+    expected, weights = (
+        load_file(run / "weights" / "model.safetensors") for run in (begun, resumed)
+    )
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
         most = float(np.abs(tensor).max())
         np.testing.assert_allclose(
             weights[name], tensor, rtol=0, atol=TOLERANCE * most, err_msg=name

@@ -1,5 +1,5 @@
-"""The role's ``engine:`` mapping: names that an engine does not have, or that are set elsewhere,
-are refused.
+"""Checks the role's ``engine:`` mapping, and refuses names that the engine lacks or that are set
+elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class EngineArguments:
 
     settings: argument -> where this plugin takes it from instead, a key of the role or of ``run``.
     fixed: argument -> why it cannot be chosen.
-    unknown: how a refusal of a name begins. listed: where a person finds the names.
+    unknown: how the refusal of an unknown name begins.
+    listed: where a person finds the names; used when there are too many to list.
     """
 
     settings: Mapping[str, str]
@@ -28,7 +29,11 @@ class EngineArguments:
     listed: str
 
     def check_set_here(self, names: Iterable[str], role: str, section: str = "") -> None:
-        """Raises ConfigError for a name that is set elsewhere or fixed."""
+        """Raises ConfigError for a name that is set elsewhere or fixed.
+
+        role: the role whose mapping it is.
+        section: prefix of the names, with its dot; "" for names without a section.
+        """
         for name in names:
             where = f"roles.{role}.engine.{section}{name}"
             if (place := self.settings.get(section + name)) is not None:
@@ -45,7 +50,10 @@ class EngineArguments:
     def check_known(
         self, names: Iterable[str], known: Collection[str], role: str, section: str = ""
     ) -> None:
-        """Raises ConfigError for a name that is not among ``known``, the engine's own."""
+        """Raises ConfigError for a name that is not among ``known``, the engine's own.
+
+        role, section: see ``check_set_here``.
+        """
         for name in names:
             if name not in known:
                 few = len(known) < _LISTED

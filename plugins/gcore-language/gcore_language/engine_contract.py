@@ -1,7 +1,6 @@
-"""What conformance modules of engines share: the contract of a generator on tiny random models,
-with the real engine.
+"""Holds what conformance modules of engines share: a generator's contract on tiny random models.
 
-An engine takes seconds to start, so the tests of a class share one.
+It runs with the real engine. An engine takes seconds to start, so the tests of a class share one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,10 @@ from gcore_core.testing.safetensors_files import Tensors
 
 
 class OnTinyModel(GeneratorContract):
-    """``library``: the engine's module; where it is not installed all tests are skipped."""
+    """A generator's contract on a tiny Llama.
+
+    library: the engine's module; where it is not installed all tests are skipped.
+    """
 
     library: ClassVar[str]
     family: ClassVar[str] = "llama"
@@ -29,6 +31,7 @@ class OnTinyModel(GeneratorContract):
 
     @classmethod
     def save(cls, directory: Path) -> None:
+        """Writes the model into the directory."""
         from gcore_language.tiny import save_model
 
         save_model(directory, cls.family)
@@ -65,14 +68,15 @@ class OnTinyModel(GeneratorContract):
 
 
 class OnQwen2(OnTinyModel):
-    """Grouped heads, biases, tied embeddings."""
+    """A tiny Qwen2: grouped heads, biases and tied embeddings."""
 
     family = "qwen2"
 
 
 class OnQwen2VL(OnTinyModel):
-    """A model that takes images, and prompts that show some; ``patch``: the side of a patch in
-    pixels.
+    """A tiny Qwen2-VL, which takes images, and prompts that show some.
+
+    patch: side of a patch in pixels.
     """
 
     family = "qwen2_vl"
@@ -92,14 +96,16 @@ class OnQwen2VL(OnTinyModel):
 
     @pytest.fixture
     def weights(self, model: dict[str, str]) -> Tensors:
-        """Named as trainers push them, which for these models is not as the files have them."""
+        """Gives the weights under the names by which trainers push them, which are not those in the
+        files.
+        """
         from gcore_language.testing import tensors_of
 
         return tensors_of(Path(model["path"]))
 
 
 class OnCuda(OnTinyModel):
-    """With sleep, which engines have on CUDA alone."""
+    """The contract with sleep, which engines have on CUDA alone."""
 
     needs_cuda = True
 

@@ -1,8 +1,8 @@
-"""Tests that engines share: an engine's test module inherits a class and gives its fixtures.
+"""Holds tests that engines share: an engine's test module inherits a class and gives its fixtures.
 
-``directories``: name -> model directory; of each family a second one, ``<family>-other``, differs
-in its weights alone.
-``generator``: with the weights of ``family``; every test leaves these.
+directories: name -> model directory. Each family has a second one, ``<family>-other``, that differs
+    in its weights alone.
+generator: a generator with the weights of ``family``, which every test leaves in it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ from gcore_language.tiny import VOCABULARY, save_image_model
 Directories = Mapping[str, Path]
 
 #: Of ``tiny.save_image_model``'s models; four patches are a token.
-_IMAGE_TOKEN, _PATCHES = VOCABULARY + 1, 4
+_IMAGE_TOKEN = VOCABULARY + 1
+_PATCHES = 4
 
 
 class PushTests:
+    """Tests what an engine does with a push of weights."""
+
     prompts: ClassVar[Sequence[str]] = ("1+2=", "7", "12+34=", "1+" * 35 + "1=")
 
     @pytest.fixture
@@ -59,8 +62,10 @@ class PushTests:
     def test_a_push_that_broke_off_can_be_made_again(
         self, generator: Any, family: str, directories: Directories
     ) -> None:
-        new, version = tensors_of(directories[f"{family}-other"]), generator.version + 1
-        plan, half = WeightPlan(version, [spec for spec, _ in new]), len(new) // 2
+        new = tensors_of(directories[f"{family}-other"])
+        version = generator.version + 1
+        plan = WeightPlan(version, [spec for spec, _ in new])
+        half = len(new) // 2
         generator.begin_weights(plan)
         load(generator, new[:half])
         with pytest.raises(
@@ -80,7 +85,8 @@ class PushTests:
         self, generator: Any, family: str, directories: Directories
     ) -> None:
         tensors = tensors_of(directories[family])
-        specs, version = [spec for spec, _ in tensors], generator.version + 5
+        specs = [spec for spec, _ in tensors]
+        version = generator.version + 5
         first = specs[0]
         wide = TensorSpec(first.name, first.dtype, (7, *first.shape[1:]), first.nbytes)
         with pytest.raises(WeightMismatch, match=f"lacks tensor {first.name}"):
@@ -105,23 +111,30 @@ class PushTests:
 
 
 def save_image_models(directory: Path, family: str, patch: int = 4) -> dict[str, Path]:
-    """``directories`` of ``ImageTests``: one more, ``<family>-mixed``, has the vision tower of the
+    """Writes the models of ``ImageTests`` and returns name -> directory.
+
+    One more than the module's docstring names, ``<family>-mixed``, has the vision tower of the
     other.
     """
-    found = {name: directory / name for name in (family, f"{family}-other", f"{family}-mixed")}
-    one, other, mixed = found.values()
-    for seed, path in enumerate((one, other)):
+    directories = {
+        name: directory / name for name in (family, f"{family}-other", f"{family}-mixed")
+    }
+    first, second, mixed = directories.values()
+    for seed, path in enumerate((first, second)):
         save_image_model(path, family, seed=seed, patch=patch)
     save_image_model(mixed, family, patch=patch)
-    tower = {spec.name: (spec, array) for spec, array in tensors_of(other) if "visual" in spec.name}
-    of_both = [tower.get(spec.name, (spec, array)) for spec, array in tensors_of(one)]
+    tower = {
+        spec.name: (spec, array) for spec, array in tensors_of(second) if "visual" in spec.name
+    }
+    of_both = [tower.get(spec.name, (spec, array)) for spec, array in tensors_of(first)]
     write_safetensors(mixed / "model.safetensors", of_both)
-    return found
+    return directories
 
 
 class ImageTests:
-    """On models of ``save_image_models``; they sample 12 actions at most, of a context of 128
-    tokens.
+    """Tests what an engine does with images, on the models of ``save_image_models``.
+
+    At most 12 actions are sampled, in a context of 128 tokens.
     """
 
     patch: ClassVar[int] = 4
@@ -155,15 +168,16 @@ class ImageTests:
         self, generator: Any, family: str, directories: Directories, prompts: list[Prompt]
     ) -> None:
         seeing, blind = (
-            [prompt for prompt in prompts if bool(prompt.images) == shown]
-            for shown in (True, False)
+            [prompt for prompt in prompts if bool(prompt.images) == with_images]
+            for with_images in (True, False)
         )
         run(generator, requests_of(seeing))  # fills the caches
         push(generator, tensors_of(directories[f"{family}-mixed"]), generator.version + 1)
-        seen, unseen = run(generator, requests_of(seeing)), run(generator, requests_of(blind))
-        assert gaps(seen, directories[family]).max() > 0.1
-        assert_agree(gaps(unseen, directories[family]))
-        assert_agree(gaps(seen, directories[f"{family}-mixed"]))
+        seeing_records = run(generator, requests_of(seeing))
+        blind_records = run(generator, requests_of(blind))
+        assert gaps(seeing_records, directories[family]).max() > 0.1
+        assert_agree(gaps(blind_records, directories[family]))
+        assert_agree(gaps(seeing_records, directories[f"{family}-mixed"]))
         push(generator, tensors_of(directories[family]), generator.version + 1)
 
     def test_records_hold_what_the_trainer_takes_and_those_of_a_prompt_share_their_pixels(
@@ -179,12 +193,14 @@ class ImageTests:
         assert {record.status for record in records} > {"aborted"}
         shared: dict[int, set[int]] = {}
         for record in records:
-            shown = record.request.prompt.images
-            held = int((record.columns["prompt_ids"] == _IMAGE_TOKEN).sum())
+            paths = record.request.prompt.images
+            image_tokens = int((record.columns["prompt_ids"] == _IMAGE_TOKEN).sum())
             grid = record.columns.get(GRID, np.zeros((0, 3), np.int64))
-            assert len(grid) == len(shown)
-            assert held * _PATCHES == grid.prod(1).sum() == len(record.media.get(PIXELS, ()))
-            assert (PIXELS in record.media) == bool(shown)
+            assert len(grid) == len(paths)
+            assert (
+                image_tokens * _PATCHES == grid.prod(1).sum() == len(record.media.get(PIXELS, ()))
+            )
+            assert (PIXELS in record.media) == bool(paths)
             shared.setdefault(record.request.ordinal, set()).add(id(record.media.get(PIXELS)))
         assert all(len(arrays) == 1 for arrays in shared.values())
 
@@ -195,14 +211,17 @@ class ImageTests:
 
         (of_file,) = requests_of(prompts[:1], 1, greedy=True)
         with Image.open(prompts[0].images[0]) as opened:
-            shown = (np.asarray(opened),)
+            arrays = (np.asarray(opened),)
         of_array = replace(
-            of_file, ordinal=1, prompt=Prompt(row=0, text=prompts[0].text), images=shown
+            of_file, ordinal=1, prompt=Prompt(row=0, text=prompts[0].text), images=arrays
         )
-        one, other = sorted(
+        from_file, from_array = sorted(
             run(generator, [of_file, of_array]), key=lambda record: record.request.ordinal
         )
-        for of_one, of_other in ((one.columns, other.columns), (one.media, other.media)):
+        for of_one, of_other in (
+            (from_file.columns, from_array.columns),
+            (from_file.media, from_array.media),
+        ):
             assert of_one.keys() == of_other.keys()
             for name in of_one.keys() - {"logp"}:
                 np.testing.assert_array_equal(of_one[name], of_other[name])

@@ -1,11 +1,18 @@
-"""A forward and backward pass of Llama-like models over flat tokens, without padding and with each
-prompt encoded once.
+"""Runs Llama-like models over flat tokens, without padding and with each prompt encoded once.
 
-Used for short records on a CPU, where transformers' forward spends most of its time on padding and
-on small operations.
-Legend of shapes: N tokens of a batch (all prompts, then all completions), D hidden size, H query
-heads, K key-value heads, E head size, B rows of an attention (groups or records), Q queries and T
-keys of a row.
+It is used for short records on a CPU, where transformers' forward spends most of its time on
+padding and on small operations. The backward pass is written by hand.
+
+Legend of shapes:
+
+    N   tokens of a batch: all prompts, then all completions
+    D   hidden size
+    H   query heads
+    K   key-value heads
+    E   head size
+    B   rows of an attention, which are groups or records
+    Q   queries of a row
+    T   keys of a row
 """
 
 from __future__ import annotations
@@ -31,17 +38,17 @@ class Block:
 
     queries: int64[B, Q], token indexes; any valid index where a row is padded.
     keys: int64[B, T], likewise; the last Q of them are the tokens of ``queries``.
-    own: int64[n], indexes into the flattened ``queries`` that are not padding.
+    unpadded: int64[n], indexes into the flattened ``queries`` that are not padding.
     bias: float32[B or 1, Q, 1, T], 0 where a query sees a key, else -inf; every query, padding
         included, sees at least one key, so that no softmax is nan.
-    real: float32[B, Q, 1, 1], 0 for padded queries, else 1; None when none is padded.
+    is_query: float32[B, Q, 1, 1], 0 for padded queries, else 1; None when none is padded.
     """
 
     queries: Tensor
     keys: Tensor
-    own: Tensor
+    unpadded: Tensor
     bias: Tensor
-    real: Tensor | None
+    is_query: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,20 +115,25 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _SwiGlu(torch.autograd.Function):
-    """SwiGLU: silu(gate) * up (Shazeer 2020, eq. 6); ``both`` [N, 2 F] holds gate, then up."""
+    """SwiGLU: silu(gate) * up (Shazeer 2020, eq. 6).
+
+    ``gate_and_up`` [N, 2 F] holds gate, then up.
+    """
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
-        gate, up = both.chunk(2, -1)
+    def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
+        gate, up = gate_and_up.chunk(2, -1)
         silu = F.silu(gate)
-        ctx.save_for_backward(both, silu)
+        ctx.save_for_backward(gate_and_up, silu)
         return silu * up
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        both, silu = ctx.saved_tensors
-        gate, up = both.chunk(2, -1)
-        grad_both = torch.empty_like(both)  # both halves are written in place: no concatenation
+        gate_and_up, silu = ctx.saved_tensors
+        gate, up = gate_and_up.chunk(2, -1)
+        grad_both = torch.empty_like(
+            gate_and_up
+        )  # both halves are written in place: no concatenation
         grad_gate, grad_up = grad_both.chunk(2, -1)
         torch.mul(grad, silu, out=grad_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
@@ -173,11 +185,12 @@ class _Pass:
 def _gather(block: Block, query_heads: int, kv_heads: int) -> _Gather:
     heads = query_heads + 2 * kv_heads  # rows of a token in the projections
     share = query_heads // kv_heads  # query heads that use one key-value head
-    (rows, queries), keys = block.queries.shape, block.keys.shape[1]
+    rows, queries = block.queries.shape
+    keys = block.keys.shape[1]
     head = torch.arange(query_heads, device=block.keys.device)
     pair = torch.arange(2 * kv_heads, device=block.keys.device)
-    row = block.own // queries
-    query = block.own % queries
+    row = block.unpadded // queries
+    query = block.unpadded % queries
     by_head = head.view(kv_heads, 1, 1, share)
     return _Gather(
         block=block,
@@ -185,7 +198,7 @@ def _gather(block: Block, query_heads: int, kv_heads: int) -> _Gather:
         keys=(block.keys * heads + query_heads + pair[:, None, None]).flatten(),
         outputs=(block.queries[None, :, :, None] * query_heads + by_head).flatten(),
         back_queries=(
-            (head // share * (rows * queries) + block.own[:, None]) * share + head % share
+            (head // share * (rows * queries) + block.unpadded[:, None]) * share + head % share
         ).flatten(),
         back_keys=(
             (pair * rows + row[:, None]) * keys + (keys - queries + query)[:, None]
@@ -207,18 +220,20 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, projected: Tensor, shared: _Pass) -> Tensor:
         table = _turned(projected, shared.turn, shared).view(-1, shared.size)
-        saved, outputs = [], []
+        saved = []
+        outputs = []
         for gather in shared.gathers:
             block = gather.block
-            (rows, queries), keys = block.queries.shape, block.keys.shape[1]
+            rows, queries = block.queries.shape
+            keys = block.keys.shape[1]
             q = table.index_select(0, gather.queries).view(shared.kv_heads * rows, -1, shared.size)
             kv = table.index_select(0, gather.keys).view(
                 2, shared.kv_heads * rows, keys, shared.size
             )
             scores = torch.bmm(q, kv[0].mT).view(shared.kv_heads, rows, queries, -1, keys)
             p = scores.add_(block.bias).softmax(-1)
-            if block.real is not None:
-                p.mul_(block.real)  # so that no gradient comes from what is not there
+            if block.is_query is not None:
+                p.mul_(block.is_query)  # so that no gradient comes from what is not there
             p = p.view(q.shape[0], -1, keys)
             outputs.append(
                 torch.bmm(p, kv[1]).view(-1, shared.size).index_select(0, gather.back_queries)
@@ -252,7 +267,7 @@ class _Attention(torch.autograd.Function):
             elif to_prompts is not None:
                 grad_kv += to_prompts.view(grad_kv.shape)
             own_kv = grad_kv.view(-1, shared.size).index_select(0, gather.back_keys)
-            n = len(gather.block.own)
+            n = len(gather.block.unpadded)
             parts.insert(0, torch.cat([grad_q.view(n, -1), own_kv.view(n, -1)], 1))
         return _turned(torch.cat(parts), shared.turn.conj(), shared), None
 
@@ -299,7 +314,8 @@ def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
     comes before it.
     """
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    scale, size = shared.size**-0.5, shared.size
+    scale = shared.size**-0.5
+    size = shared.size
     normed = hasattr(attention, "q_norm")
 
     def joined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -318,24 +334,26 @@ def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
     return torch.cat([q, k, v], 1).view(len(x), -1)
 
 
-def _layer(layer: nn.Module, x: Tensor, shared: _Pass, wanted: Tensor | None) -> Tensor:
+def _layer(layer: nn.Module, x: Tensor, shared: _Pass, kept_tokens: Tensor | None) -> Tensor:
     """One decoder layer over flat tokens x [N, D].
 
-    wanted: int64[M], the tokens that go on after the attention; None means all. The last layer
+    kept_tokens: int64[M], the tokens that go on after the attention; None means all. The last layer
         needs only those that predict an action.
     Returns [M or N, D].
     """
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
+    mlp = layer.mlp
     projected = _projection(attention, _norm(layer.input_layernorm, x), shared)
     attended = _Attention.apply(projected, shared)
-    if wanted is not None:
-        x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+    if kept_tokens is not None:
+        x = x.index_select(0, kept_tokens)
+        attended = attended.index_select(0, kept_tokens)
     x = x + attention.o_proj(attended)
-    both = F.linear(
+    gate_and_up = F.linear(
         _norm(layer.post_attention_layernorm, x),
         torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
     )
-    return x + mlp.down_proj(_SwiGlu.apply(both))
+    return x + mlp.down_proj(_SwiGlu.apply(gate_and_up))
 
 
 def _norm(module: nn.Module, x: Tensor) -> Tensor:
@@ -367,10 +385,12 @@ def forward(model: nn.Module, ids: Tensor, layout: FlatLayout) -> Tensor:
     ids: int64[N], all prompts, then all completions.
     layout: see ``FlatLayout``; its ``predicting`` has M entries.
     """
-    base, config = model.model, model.config
+    base = model.model
+    config = model.config
     x = base.embed_tokens(ids)
     cos, sin = base.rotary_emb(x[None], layout.positions[None])
-    size, heads = cos.shape[-1], (config.num_attention_heads, config.num_key_value_heads)
+    size = cos.shape[-1]
+    heads = (config.num_attention_heads, config.num_key_value_heads)
     blocks = (
         [layout.prompts] if layout.completions is None else [layout.prompts, layout.completions]
     )

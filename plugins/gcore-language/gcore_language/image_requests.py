@@ -48,8 +48,8 @@ def load_image_config(files: ModelFiles, *, trust_remote_code: bool = False) -> 
 
     Raises DataError when transformers cannot read it.
     """
-    told = json.loads((files.directory / "config.json").read_text(encoding="utf-8"))
-    if told.get("model_type") not in FAMILIES:
+    plain_config = json.loads((files.directory / "config.json").read_text(encoding="utf-8"))
+    if plain_config.get("model_type") not in FAMILIES:
         return None
     from transformers import AutoConfig
 

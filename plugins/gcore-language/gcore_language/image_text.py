@@ -53,9 +53,9 @@ def show(model: Any, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tens
     is_image &= is_image.cumsum(1) <= tokens[:, None]
     if rows:
         parts = encoded.split([len(image.pixels) // merged for image in distinct])
-        of = {id(image.pixels): part for image, part in zip(distinct, parts, strict=True)}
-        shown = torch.cat([of[id(image.pixels)] for image in rows])
-        embeddings = embeddings.masked_scatter(is_image[..., None], shown)
+        embedded_of = {id(image.pixels): part for image, part in zip(distinct, parts, strict=True)}
+        embedded = torch.cat([embedded_of[id(image.pixels)] for image in rows])
+        embeddings = embeddings.masked_scatter(is_image[..., None], embedded)
     else:
         embeddings = embeddings + 0.0 * encoded.sum()  # keeps the blank image in the graph
     grid = _grid(rows, ids.device) if rows else None

@@ -81,25 +81,26 @@ class ImageReader:
         Raises DataError for an image that cannot be shown.
         """
         first = {request.ordinal: request for request in reversed(requests)}
-        shown = {
+        requests_with_images = {
             ordinal: request
             for ordinal, request in first.items()
             if request.prompt.images or request.images
         }
-        return {ordinal: self._open(request) for ordinal, request in shown.items()}
+        return {ordinal: self._open(request) for ordinal, request in requests_with_images.items()}
 
     def _open(self, request: SampleRequest) -> Images:
         prompt = request.prompt
         pictures = [_picture(prompt, path) for path in prompt.images] + [
-            _drawn(array) for array in request.images
+            _picture_of(array) for array in request.images
         ]
         try:
-            made = self._processor(images=pictures, return_tensors="np")
+            processed = self._processor(images=pictures, return_tensors="np")
         except ValueError as error:  # of a size that it refuses
-            what = f"the images of {_owner(prompt, shown=True)} cannot be cut into patches."
+            what = f"the images of {_owner(prompt, has_images=True)} cannot be cut into patches."
             raise DataError(what, where=_where(prompt), why=first_lines(error)) from error
         return Images(
-            pixels=np.asarray(made[PIXELS], np.float32), grid=np.asarray(made[GRID], np.int64)
+            pixels=np.asarray(processed[PIXELS], np.float32),
+            grid=np.asarray(processed[GRID], np.int64),
         )
 
     def lay(self, prompt: Prompt, ids: np.ndarray, images: Images | None) -> np.ndarray:
@@ -116,7 +117,7 @@ class ImageReader:
             images.grid.prod(1) // self._merged if images is not None else np.zeros(0, np.int64)
         )
         where = _where(prompt)
-        owner = _owner(prompt, shown=images is not None)
+        owner = _owner(prompt, has_images=images is not None)
         if len(places) != len(tokens):
             raise DataError(
                 f"{owner} names {len(tokens)} images, and its prompt has places for {len(places)}.",
@@ -141,15 +142,17 @@ def _where(prompt: Prompt) -> str:
     return prompt.images[0] if prompt.images else ""
 
 
-def _owner(prompt: Prompt, *, shown: bool) -> str:
+def _owner(prompt: Prompt, *, has_images: bool) -> str:
     """Names whose images they are, for an error.
 
-    ``shown`` images that are not files of the prompt belong to a question, all others to a row.
+    Images that are not files of the prompt belong to a question, all others to a row.
+
+    has_images: whether there are images.
     """
-    return "a question" if shown and not prompt.images else f"row {prompt.row}"
+    return "a question" if has_images and not prompt.images else f"row {prompt.row}"
 
 
-def _drawn(array: np.ndarray) -> Any:
+def _picture_of(array: np.ndarray) -> Any:
     """Makes an RGB image of uint8[H, W, C], where C is 1 or 3.
 
     Raises DataError for any other array.
@@ -157,9 +160,9 @@ def _drawn(array: np.ndarray) -> Any:
     from PIL import Image
 
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
-        told = f"{array.dtype}{list(array.shape)}"
+        kind = f"{array.dtype}{list(array.shape)}"
         raise DataError(
-            f"what a question shows is {told}, not uint8[height, width, 1 or 3].", where="images"
+            f"what a question shows is {kind}, not uint8[height, width, 1 or 3].", where="images"
         )
     return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
 

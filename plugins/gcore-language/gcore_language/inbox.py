@@ -1,4 +1,6 @@
-"""The receiving side of a weight push: what is awaited, and what is refused."""
+"""Keeps the books of a weight push at its receiver: which tensors are awaited and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,27 @@ from gcore_core.contract.records import TensorSpec, WeightPlan
 
 
 class WeightInbox:
-    """Bookkeeping of the pushes to one generator. Every refusal is a WeightMismatch that names the
-    tensor.
+    """Keeps the books of the pushes to one generator.
 
-    shapes: Hugging Face name -> shape of every tensor of a push. version: of the weights that are
-        held.
+    Every refusal is a WeightMismatch that names the tensor.
+
+    shapes: Hugging Face name -> shape, of every tensor of a push.
+    version: version of the weights that the generator holds.
     """
 
     def __init__(self, role: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.version = 0
-        self._role, self._shapes = role, dict(shapes)
+        self._role = role
+        self._shapes = dict(shapes)
         self._awaited: set[str] | None = None  # tensors yet to come, while a push is open
-        self._whole = False  # all of them came; only a commit or another plan may follow
+        self._is_complete = False  # all of them came; only a commit or another plan may follow
 
     def begin(self, plan: WeightPlan) -> None:
-        """Compares the plan with the model, then awaits all tensors anew."""
+        """Compares the plan with the model, then awaits all tensors anew.
+
+        Raises WeightMismatch for an older version, and when names or shapes differ from the
+        model's.
+        """
         if plan.version < self.version:
             raise self.mismatch(
                 f"weights version {plan.version} is older than {self.version}, which is loaded.",
@@ -45,24 +53,30 @@ class WeightInbox:
                     f"tensor {name} has shape {offered[name]} in the plan and {shape} here.",
                     tensor=name,
                 )
-        self._awaited, self._whole = set(self._shapes), False
+        self._awaited = set(self._shapes)
+        self._is_complete = False
 
     def take(
         self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]
     ) -> Sequence[tuple[TensorSpec, np.ndarray]]:
-        """Checks tensors off; each may come once in a push."""
-        if self._awaited is None or self._whole:
+        """Checks tensors off and returns them in a list; each may come once in a push.
+
+        Raises WeightMismatch for a tensor that comes before its plan or is not as planned.
+        """
+        if self._awaited is None or self._is_complete:
             raise self.mismatch("tensors came before their plan.")
-        given = list(tensors)
-        for spec, array in given:
+        received = list(tensors)
+        for spec, array in received:
             if spec.name not in self._awaited or array.nbytes != spec.nbytes:
                 raise self.mismatch(f"tensor {spec.name} is not as planned.", tensor=spec.name)
             self._awaited.discard(spec.name)
-        return given
+        return received
 
     def complete(self) -> None:
-        """Raises unless all tensors have come. The push stays open until ``commit``; if that fails,
-        all come again.
+        """Checks that all tensors have come.
+
+        The push stays open until ``commit``. If loading fails before that, all tensors come again.
+        Raises WeightMismatch when one is missing.
         """
         if self._awaited is None or self._awaited:
             lacking = sorted(self._awaited or self._shapes)
@@ -71,14 +85,17 @@ class WeightInbox:
                 why=f"{len(lacking)} are missing.",
                 tensor=lacking[0],
             )
-        self._whole = True
+        self._is_complete = True
 
     def commit(self, version: int) -> None:
-        """The tensors are loaded, and everything that depended on the old ones is gone."""
-        self._awaited, self.version = None, version
+        """Ends the push; call it when the tensors are loaded and nothing is left that depended on
+        the old ones.
+        """
+        self._awaited = None
+        self.version = version
 
     def check_idle(self) -> None:
-        """Raises while a push has begun and is not committed."""
+        """Raises WeightMismatch while a push has begun and is not committed."""
         if self._awaited is not None:
             raise self.mismatch(
                 "a weight push has begun and was not committed.", todo="Push all tensors again."
@@ -92,4 +109,5 @@ class WeightInbox:
         todo: str = "Make both roles from one model directory.",
         tensor: str = "",
     ) -> WeightMismatch:
+        """Makes the error of a refusal; its ``where`` is the role."""
         return WeightMismatch(what, where=f"roles.{self._role}", why=why, todo=todo, tensor=tensor)

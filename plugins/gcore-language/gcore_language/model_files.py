@@ -1,5 +1,5 @@
-"""A model directory in Hugging Face layout, looked at without loading it: is it whole, which
-tensors does it hold.
+"""Looks at a model directory in Hugging Face layout without loading it: whether it is whole, and
+which tensors it holds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ _COMPUTED = ".rotary_emb.inv_freq"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-    """``config``: of the language model. ``shapes``: tensor -> shape, without names that are tied
-    to another.
+    """What a model directory holds.
+
+    directory: the directory.
+    config: config of the language model.
+    shapes: tensor's name -> shape, without names that are tied to another.
     """
 
     directory: Path
@@ -32,13 +35,16 @@ class ModelFiles:
 
     @property
     def embedded(self) -> int | None:
-        """How many tokens the model embeds, where its config says so."""
+        """Number of tokens that the model embeds; None where its config does not say."""
         return self.config.get("vocab_size")
 
 
 def open_model_files(context: WorkerContext, path: str = "") -> ModelFiles:
-    """The role's ``model.path``, or another one: a directory, or a name on the hub. Raises
-    ConfigError, DataError.
+    """Looks at the role's ``model.path``, or at another path.
+
+    path: a directory or a name on the hub; "" for ``model.path``.
+
+    Raises ConfigError without a path, and DataError for a directory that is missing or damaged.
     """
     revision = None if path else context.model.get("revision")
     path = path or str(context.model.get("path") or "")
@@ -70,7 +76,10 @@ def open_model_files(context: WorkerContext, path: str = "") -> ModelFiles:
 
 
 def _download(path: str, revision: str | None) -> Path:
-    """What the hub has under that name, from its cache where it is there. Raises DataError."""
+    """Downloads a model of the hub, unless the hub's cache has it; returns its directory.
+
+    Raises DataError when it cannot be had.
+    """
     if path.count("/") > 1 or path.startswith((".", "/", "~")):
         raise DataError("model directory does not exist.", where=path, todo="Correct model.path.")
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
@@ -86,15 +95,18 @@ def _download(path: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
-        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
+        return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[:1]
         raise DataError("model is not on the hub.", where=path, why="\n".join(first)) from error
 
 
 def _parts(directory: Path) -> list[Path]:
-    """The safetensors files: those that the index names, or all."""
+    """Returns the safetensors files: those that the index names, or else all.
+
+    Raises DataError when there is none, or the index does not fit the directory.
+    """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -113,22 +125,22 @@ def _parts(directory: Path) -> list[Path]:
             if not (directory / name).is_file():
                 raise _half_written(directory, f"{index.name} names {name}, which is missing.")
         return [directory / name for name in names]
-    found = sorted(directory.glob("*.safetensors"))
-    if not found:
-        others = sorted(path.name for path in directory.glob("*.bin"))
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(path.name for path in directory.glob("*.bin"))
         raise DataError(
             "model directory has no weights in safetensors.",
             where=str(directory),
-            why=f"It has {', '.join(others)}, which can run code when read." if others else "",
+            why=f"It has {', '.join(pickles)}, which can run code when read." if pickles else "",
             todo=(
                 "Convert them: model.save_pretrained(directory) of transformers writes safetensors."
             ),
         )
-    return found
+    return files
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each tensor, from the header.
+    """Yields name and shape of each tensor, from the header.
 
     Raises DataError when the header is damaged, or the tensors do not fill the file exactly.
     """

@@ -1,4 +1,4 @@
-"""Hugging Face models, and where they run."""
+"""Opens and saves Hugging Face models, and chooses where they run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def load_model(
     trust_remote_code: bool = False,
     images: bool = False,
 ) -> Any:
-    """A transformers causal language model on the CPU in evaluation mode; ``images``: or one of
-    image-text kind.
+    """Opens a causal language model of transformers on the CPU, in evaluation mode.
 
-    Raises DataError.
+    images: whether it may be an image-text model.
+
+    Raises DataError when transformers cannot load it.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -61,7 +62,13 @@ def load_model(
 
 
 def choose_device(name: str, context: WorkerContext, threads: int) -> torch.device:
-    """The torch device of this worker; sets its number of CPU threads. Raises ConfigError."""
+    """Returns the torch device of this worker, and sets its number of CPU threads.
+
+    name: "auto", "cpu" or "cuda".
+    threads: 0 leaves torch's choice.
+
+    Raises ConfigError for cuda where torch sees no CUDA device.
+    """
     if threads > 0:
         torch.set_num_threads(threads)
     if name == "auto":
@@ -80,7 +87,11 @@ def choose_device(name: str, context: WorkerContext, threads: int) -> torch.devi
 
 
 def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """Writes config and weights in Hugging Face layout; floating point tensors as ``dtype``."""
+    """Writes config and weights in Hugging Face layout.
+
+    weights: Hugging Face name -> whole tensor.
+    dtype: what floating point tensors are converted to.
+    """
     cast = {
         name: t.to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
         for name, t in weights.items()

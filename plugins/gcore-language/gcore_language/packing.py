@@ -1,9 +1,9 @@
-"""Records to micro-batches: which tokens go through the model together, and where each action's
-log-prob comes from.
+"""Packs records into micro-batches.
 
-The hidden state at one token predicts the next: a record's first action comes from the last token
-of its prompt, and its last action predicts nothing, so it is never fed. Three layouts give the same
-log-probs:
+A micro-batch says which tokens go through the model together, and which hidden state gives each
+action's log-prob. The hidden state at one token predicts the next: a record's first action comes
+from the last token of its prompt. Its last action predicts nothing, so it is never fed. Three
+layouts give the same log-probs:
 
     flat    all tokens of the batch in one row without padding, each prompt once
             (``gcore_language.flat``)
@@ -45,11 +45,11 @@ _SHARED_ROW_TOKENS = 4096
 class Sample:
     """One record that has at least one action.
 
-    index: its place among the prepared records.
-    ordinal: that of its group.
-    prompt: int32[P].
+    index: place of the record among the prepared ones.
+    ordinal: number of its group.
+    prompt: int32[P], tokens of the prompt.
     columns: the record's; ``action_ids`` is int32[A] with A > 0.
-    images: those of the prompt.
+    images: images of the prompt; None without any.
     """
 
     index: int
@@ -147,14 +147,14 @@ def micro_batches(
     if layout != "flat":
         rows.sort(key=_width, reverse=True)  # rows of like width together: less padding
     build = {"flat": _flat, "shared": _shared, "padded": _padded}[layout]
-    taken: list[list[Sample]] = []
+    batch_rows: list[list[Sample]] = []
     for row in rows:
-        if taken and not _fits([*taken, row], layout, budget_tokens):
-            yield build(taken, device)
-            taken = []
-        taken.append(row)
-    if taken:
-        yield build(taken, device)
+        if batch_rows and not _fits([*batch_rows, row], layout, budget_tokens):
+            yield build(batch_rows, device)
+            batch_rows = []
+        batch_rows.append(row)
+    if batch_rows:
+        yield build(batch_rows, device)
 
 
 def stand_in(device: torch.device) -> Batch:
@@ -293,10 +293,20 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
         # one mask does for all rows if all prompts have one length
         first = group[:1] if (prompts == prompts[0]).all() else group
         shape = (len(first), fed_at.shape[1], width)
-        seen = np.broadcast_to((np.arange(width) < prompts[first, None])[:, None], shape)
-        own = np.broadcast_to(np.tri(shape[1], dtype=bool), (shape[0], shape[1], shape[1]))
+        prompt_visible = np.broadcast_to((np.arange(width) < prompts[first, None])[:, None], shape)
+        completion_visible = np.broadcast_to(
+            np.tri(shape[1], dtype=bool), (shape[0], shape[1], shape[1])
+        )
         keys = np.concatenate([prompt_at[group], fed_at], 1)
-        blocks.append(_block(fed_at, keys, np.concatenate([seen, own], 2), fed_real, device))
+        blocks.append(
+            _block(
+                fed_at,
+                keys,
+                np.concatenate([prompt_visible, completion_visible], 2),
+                fed_real,
+                device,
+            )
+        )
     members = (group == np.arange(len(rows))[:, None]).astype(np.float32)
     predicting = np.concatenate([prompt_start + prompts - 1, prompts.sum() + np.arange(fed.sum())])
     layout = FlatLayout(
@@ -314,32 +324,32 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
 
 
 def _grid(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns token indexes as rows padded to the longest one, and where they are real.
+    """Returns token indexes as rows padded to the longest one, and where they are not padding.
 
     starts, lengths: int64[rows]. The first result, int64[rows, longest], is starts[i] + j while j <
     lengths[i], then 0; the second, bool[rows, longest], is true where j < lengths[i].
     """
     steps = np.arange(lengths.max())
-    real = steps < lengths[:, None]
-    return np.where(real, starts[:, None] + steps, 0), real
+    is_token = steps < lengths[:, None]
+    return np.where(is_token, starts[:, None] + steps, 0), is_token
 
 
 def _block(
     queries: np.ndarray,
     keys: np.ndarray,
     visible: np.ndarray,
-    real: np.ndarray,
+    is_token: np.ndarray,
     device: torch.device,
 ) -> Block:
     bias = np.where(visible, np.float32(0), np.float32(-np.inf))[:, :, None]
     return Block(
         queries=torch.from_numpy(queries).to(device),
         keys=torch.from_numpy(keys).to(device),
-        own=torch.from_numpy(real.reshape(-1).nonzero()[0]).to(device),
+        unpadded=torch.from_numpy(is_token.reshape(-1).nonzero()[0]).to(device),
         bias=torch.from_numpy(bias).to(device),
-        real=None
-        if real.all()
-        else torch.from_numpy(real[:, :, None, None].astype(np.float32)).to(device),
+        is_query=None
+        if is_token.all()
+        else torch.from_numpy(is_token[:, :, None, None].astype(np.float32)).to(device),
     )
 
 
@@ -363,8 +373,8 @@ def _shared(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
             segment[i, span] = j + 1
             at += sample.fed
     # a token sees its own segment and the prompt, and of both only what does not come after it
-    seen = (segment[:, None, :] == segment[:, :, None]) | (segment[:, None, :] == 0)
-    mask = np.where(seen & np.tri(width, dtype=bool), np.float32(0), np.finfo(np.float32).min)[
+    visible = (segment[:, None, :] == segment[:, :, None]) | (segment[:, None, :] == 0)
+    mask = np.where(visible & np.tri(width, dtype=bool), np.float32(0), np.finfo(np.float32).min)[
         :, None
     ]
     last_prompt = (np.arange(len(rows)) * width + sizes.prompt - 1)[sizes.group]

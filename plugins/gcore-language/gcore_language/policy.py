@@ -126,12 +126,12 @@ def _action_logp(
     if temperature is not None:
         logits = logits / temperature[:, None]
     logp = logits.log_softmax(-1)
-    chosen = logp.gather(1, targets[:, None]).squeeze(1)
+    target_logp = logp.gather(1, targets[:, None]).squeeze(1)
     if entropy == "none":
-        return chosen, None
+        return target_logp, None
     if entropy == "metric":
         logp = logp.detach()
-    return chosen, -(logp.exp() * logp).sum(-1)
+    return target_logp, -(logp.exp() * logp).sum(-1)
 
 
 @torch.no_grad()
@@ -153,22 +153,22 @@ def check_layouts(
 
     def agrees(layout: Layout) -> bool:
         try:
-            found = _trial(policy, samples, layout, device)
+            logp = _trial(policy, samples, layout, device)
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
             return False  # the model does not take such inputs
-        return bool((found - expected).abs().max() <= tolerance)
+        return bool((logp - expected).abs().max() <= tolerance)
 
     if policy.model.get_output_embeddings() is not None:
         policy.head_apart = True
         policy.head_apart = agrees("padded")
-    found: set[Layout] = {"padded"}
+    layouts: set[Layout] = {"padded"}
     if agrees("shared"):
-        found.add("shared")
+        layouts.add("shared")
     if may_flat and policy.head_apart and flat.family_supported(policy.model.config):
         flat.install(policy.model)
         if agrees("flat"):
-            found.add("flat")
-    policy.layouts = frozenset(found)
+            layouts.add("flat")
+    policy.layouts = frozenset(layouts)
 
 
 def _trial(policy: Policy, samples: list[Sample], layout: Layout, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a training step reports."""
+"""Adds up what a training step reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ GAP = 1e-4
 
 @dataclass(kw_only=True)
 class Progress:
-    """Numbers of one step, before they are added up over ranks."""
+    """Numbers of one step on one rank, before they are added up over ranks.
+
+    step: number of the step.
+    sums: metric -> (sum of values, sum of weights).
+    gap: largest difference between rollout's and trainer's log-probs, in nats.
+    losses: normalised loss of each update.
+    norms: gradient norm of each update.
+    rates: learning rate of each update.
+    """
 
     step: int
     sums: Sums = field(default_factory=dict)
@@ -29,11 +37,16 @@ class Progress:
     rates: list[float] = field(default_factory=list)
 
     def add(self, name: str, value: float, weight: float) -> None:
-        before = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = (before[0] + value, before[1] + weight)
+        """Adds a value and its weight to a metric."""
+        value_and_weight = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (value_and_weight[0] + value, value_and_weight[1] + weight)
 
     def compare(self, logp: Tensor, batch: Batch) -> None:
-        """Rollout against trainer log-probs, where both are under the same weights."""
+        """Compares the rollout's log-probs with the trainer's, where both come from the same
+        weights.
+
+        logp: float32[A], the trainer's.
+        """
         same = batch.columns["mask"] * batch.columns["fresh"]
         gap = (logp - batch.columns["rollout_logp"]).abs() * same
         self.gap = max(self.gap, float(gap.max()))
@@ -48,6 +61,13 @@ class Progress:
         batch: Batch,
         metrics: dict[str, tuple[Tensor, Tensor]],
     ) -> None:
+        """Adds the metrics of one micro-batch.
+
+        ``kl`` is the k3 estimate of KL(rollout || current policy), unless the objective gives one.
+
+        logp, entropies: float32[A], of the batch's actions.
+        metrics: the objective's, name -> (value, weight).
+        """
         mask = batch.columns["mask"]
         count = float(mask.sum())
         log_ratio = (logp - batch.columns["rollout_logp"]) * mask
@@ -60,12 +80,17 @@ class Progress:
         self.add("actions", count, 0.0)
 
     def updated(self, loss: float, norm: float, rate: float) -> None:
+        """Notes loss, gradient norm and learning rate of an update."""
         self.losses.append(loss)
         self.norms.append(norm)
         self.rates.append(rate)
 
     def metrics(self, sums: Sums, gap: float) -> dict[str, float]:
-        found = {
+        """Returns the step's metrics; a mean where weights were added, else a sum.
+
+        sums, gap: those of all ranks.
+        """
+        means = {
             name: value / weight if weight else value for name, (value, weight) in sums.items()
         }
         defaults = dict.fromkeys(
@@ -73,7 +98,7 @@ class Progress:
         )
         return {
             **defaults,
-            **found,
+            **means,
             "loss": float(np.mean(self.losses)) if self.losses else 0.0,
             "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,
             "learning_rate": self.rates[-1] if self.rates else 0.0,

@@ -1,4 +1,4 @@
-"""Prompts to token ids and back, with the tokenizer that lies beside a model's weights."""
+"""Turns prompts into token ids and back, with the tokenizer that lies beside a model's weights."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _TOKENIZER_FILES |= {
 def load_tokenizer(
     path: str, embedded: int | None, *, threads: int = 1, trust_remote_code: bool = False
 ) -> Any:
-    """The tokenizer of a model directory or hub name, whose model embeds that many tokens (None:
-    not known).
+    """Opens the tokenizer of a model directory or of a name on the hub.
 
-    Raises DataError, also when the tokenizer knows tokens that the model does not embed.
+    embedded: how many tokens the model embeds; None when that is not known.
+
+    Raises DataError when it cannot be loaded, or knows tokens that the model does not embed.
     """
     if threads == 1:
         # else the tokenizer library's thread pool takes more CPU time for small batches than their
@@ -57,24 +58,27 @@ def load_tokenizer(
 
 
 def unreadable(what: str, path: str, error: Exception) -> DataError:
-    """What transformers could not load."""
+    """Makes the DataError for something that transformers could not load."""
     return DataError(f"transformers cannot load the {what}.", where=path, why=first_lines(error))
 
 
 def first_lines(error: BaseException) -> str:
-    """At most two lines of a library's message, cut to what fits an error of ours."""
+    """Returns at most two lines of a library's message, cut to what fits an error of ours."""
     lines = [line.strip()[:300] for line in str(error).splitlines() if line.strip()]
     return "\n".join(lines[:2]) or type(error).__name__
 
 
 def encode_requests(tokenizer: Any, requests: Sequence[SampleRequest]) -> dict[int, np.ndarray]:
-    """Ordinal -> int32[P]; requests of one ordinal have one prompt, which is encoded once."""
+    """Returns ordinal -> tokens, int32[P].
+
+    Requests of one ordinal have one prompt, which is encoded once.
+    """
     first = {request.ordinal: request.prompt for request in reversed(requests)}
     return dict(zip(first, encode(tokenizer, list(first.values())), strict=True))
 
 
 def refuse_images(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
-    """The tokens as they are. Raises DataError for a prompt that shows images."""
+    """Returns the tokens as they are. Raises DataError for a prompt that shows images."""
     prompt = request.prompt
     if request.images:
         raise DataError(
@@ -106,18 +110,23 @@ def encode_fitting(
     version: int,
     lay: Callable[[SampleRequest, np.ndarray], np.ndarray] = refuse_images,
 ) -> tuple[list[tuple[SampleRequest, np.ndarray, int]], list[Finished]]:
-    """(request, prompt int32[P], room for actions) of those that can be served, and records of
-    those that fail.
+    """Returns (requests that can be served, records of those that fail).
 
-    lay: makes room for a prompt's images among its tokens, once for each ordinal; without it a
-    prompt that shows some is a DataError.
+    A request that can be served is (request, prompt int32[P], room for actions). One fails whose
+    prompt is empty or leaves no room in the context.
+
+    context_length: the most tokens of prompt and completion.
+    version: version of the weights, for the records that fail.
+    lay: makes room for a prompt's images among its tokens, once for each ordinal; by default a
+        prompt that shows images raises DataError.
     """
     first = {request.ordinal: request for request in reversed(requests)}
     encoded = {
         ordinal: lay(first[ordinal], ids)
         for ordinal, ids in encode_requests(tokenizer, requests).items()
     }
-    fitting, failed = [], []
+    fitting = []
+    failed = []
     for request in requests:
         prompt = encoded[request.ordinal]
         room = context_length - len(prompt)
@@ -132,10 +141,11 @@ def encode_fitting(
 
 
 def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-    """int32[P] each. A chat template writes its own special tokens, so none are added to what it
-    gives.
+    """Returns the tokens of each prompt, int32[P].
+
+    No special tokens are added to what a chat template writes, because it writes its own.
     """
-    found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
+    encoded: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
     plain = [i for i, prompt in enumerate(prompts) if prompt.messages is None]
     chats = [i for i, prompt in enumerate(prompts) if prompt.messages is not None]
     texts = [prompts[i].text or "" for i in plain]
@@ -151,12 +161,12 @@ def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
                 batch, add_special_tokens=special, return_attention_mask=False
             ).input_ids
             for i, row in zip(where, ids, strict=True):
-                found[i] = np.array(row, np.int32)
-    return found
+                encoded[i] = np.array(row, np.int32)
+    return encoded
 
 
 def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
-    """The text of each row of ids, without special tokens."""
+    """Returns the text of each row of ids, without special tokens."""
     if tokenizer.is_fast and not getattr(tokenizer, "clean_up_tokenization_spaces", False):
         # the same as batch_decode, in one call of the Rust library
         return list(
@@ -167,18 +177,22 @@ def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
     return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
 
 
-def end_tokens(told: Iterable[Any]) -> list[int]:
-    """Ids that end a completion: the union of what the generation config, the model config and the
-    tokenizer tell, each an id, a list of ids, or None.
+def end_tokens(answers: Iterable[Any]) -> list[int]:
+    """Returns the ids that end a completion, in ascending order: the union of those given.
+
+    answers: what the generation config, the model config and the tokenizer name; each is an id, a
+        list of ids, or None.
     """
-    found: set[int] = set()
-    for ids in told:
-        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
-    return sorted(found)
+    tokens: set[int] = set()
+    for ids in answers:
+        tokens.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    return sorted(tokens)
 
 
 def copy_tokenizer(source: str, directory: Path, tokenizer: Any) -> None:
-    """Copies the files as they are; transformers would write its own reading of them."""
+    """Copies the tokenizer's files as they are, because transformers would write its own reading of
+    them.
+    """
     if not Path(source).is_dir():  # a model of the hub
         tokenizer.save_pretrained(directory)
         return

@@ -53,7 +53,7 @@ class PushGroup:
         self._device = device
         self._wait_s = wait_s
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with _told("meet"):
+        with _as_contract_error("meet"):
             store = dist.FileStore(str(place), ranks)
             store.set_timeout(timedelta(seconds=wait_s))
             self._group = _make(device, store, rank, ranks, wait_s)
@@ -69,7 +69,7 @@ class PushGroup:
             return
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        with _told("broadcast"):
+        with _as_contract_error("broadcast"):
             work = self._group.broadcast([memory], options)
             until_s = time.monotonic() + self._wait_s
             while not work.is_completed():
@@ -93,19 +93,19 @@ def _make(device: torch.device, store: Any, rank: int, ranks: int, wait_s: float
     # Not tested, because it needs CUDA. By default a process ends when one of its collectives
     # fails; here the trainer must go on.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    before = os.environ.get(name)
+    former = os.environ.get(name)
     os.environ[name] = "0"
     try:
         return dist.ProcessGroupNCCL(store, rank, ranks)
     finally:
-        if before is None:
+        if former is None:
             del os.environ[name]
         else:
-            os.environ[name] = before
+            os.environ[name] = former
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _as_contract_error(what: str) -> Iterator[None]:
     """Raises a RuntimeError of the ``with`` block as ContractError: could not ``what``."""
     try:
         yield

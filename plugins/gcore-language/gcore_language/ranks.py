@@ -54,8 +54,8 @@ class Ranks:
         """Sums element by element over the ranks that speak."""
         if self.count == 1:
             return values
-        mine = values if self.speaks else [0.0] * len(values)
-        total = torch.tensor(mine, dtype=torch.float64, device=self.device)
+        counted = values if self.speaks else [0.0] * len(values)
+        total = torch.tensor(counted, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         sums: list[float] = total.tolist()
         return sums
@@ -76,17 +76,17 @@ class Ranks:
         """
         if self.count == 1:
             return sums
-        mine = np.frombuffer(json.dumps(sums if self.speaks else {}).encode(), np.uint8)
-        longest = int(self.max([len(mine)])[0])
+        encoded = np.frombuffer(json.dumps(sums if self.speaks else {}).encode(), np.uint8)
+        longest = int(self.max([len(encoded)])[0])
         padded = torch.full((longest,), ord(" "), dtype=torch.uint8, device=self.device)
-        padded[: len(mine)] = torch.from_numpy(mine.copy()).to(self.device)
+        padded[: len(encoded)] = torch.from_numpy(encoded.copy()).to(self.device)
         everyone = [torch.empty_like(padded) for _ in range(self.count)]
         dist.all_gather(everyone, padded)
         total: Sums = {}
         for part in everyone:
             for name, (value, weight) in json.loads(part.cpu().numpy().tobytes()).items():
-                before = total.get(name, (0.0, 0.0))
-                total[name] = (before[0] + value, before[1] + weight)
+                value_and_weight = total.get(name, (0.0, 0.0))
+                total[name] = (value_and_weight[0] + value, value_and_weight[1] + weight)
         return total
 
     def wait(self) -> None:

@@ -62,7 +62,8 @@ class SavingTrainer(LanguageTrainer):
         self._pending = self._saving_engine.begin_save(directory, self.numbers())
 
     def finish_save(self) -> None:
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             pending.wait()
 
@@ -99,9 +100,9 @@ def save_rank(
     Raises CheckpointError when the system refuses to write.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    own = {directory / f"state-{rank:05d}-00000.safetensors" for rank in range(ranks.count)}
+    current = {directory / f"state-{rank:05d}-00000.safetensors" for rank in range(ranks.count)}
     if ranks.rank == 0:
-        for stale in set(directory.glob("state-*.safetensors")) - own:
+        for stale in set(directory.glob("state-*.safetensors")) - current:
             stale.unlink()
         write_numbers(directory, numbers)
     write_tensors(directory / f"state-{ranks.rank:05d}-00000.safetensors", rows, wrote)
@@ -154,7 +155,7 @@ class Staging:
 
     def __init__(self) -> None:
         self.waited_s = 0.0
-        self._held: dict[str, Tensor] = {}
+        self._copies: dict[str, Tensor] = {}
         self._copied = threading.Event()
         self._copied.set()
 
@@ -175,7 +176,7 @@ class Staging:
                 self._copy(tensors)
             finally:
                 self._copied.set()
-            write(self._held, wrote)
+            write(self._copies, wrote)
 
         return BackgroundWrite(work, progress)
 
@@ -187,11 +188,12 @@ class Staging:
 
     @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
-        kept, self._held = self._held, {}
+        former = self._copies
+        self._copies = {}
         for name, tensor in tensors.items():
-            held = kept.get(name)
-            if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-                held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._held[name] = held.copy_(tensor, non_blocking=True)
+            copy = former.get(name)
+            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._copies[name] = copy.copy_(tensor, non_blocking=True)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.synchronize(device)

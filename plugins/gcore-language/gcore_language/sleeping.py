@@ -1,4 +1,4 @@
-"""Sleep and wake of generators whose engine can do both by itself."""
+"""Lets generators sleep and wake whose engine can do both by itself."""
 
 from __future__ import annotations
 
@@ -13,39 +13,47 @@ from gcore_language.inbox import WeightInbox
 
 
 class EngineSleeps:
-    """Stands before an engine's generator among the bases; see
-    ``gcore_core.contract.generator.Sleeps``.
+    """Adds sleep to an engine's generator; see ``gcore_core.contract.generator.Sleeps``.
 
-    The class has ``release_memory`` and ``take_memory``, in the engine's terms. That the weights
-    are the same after a
-    wake is seen as after a push: by their log-probs.
+    It stands before the generator among the bases of a class, which defines ``release_memory`` and
+    ``take_memory``. Whether the weights are the same after a wake shows as after a push: by their
+    log-probs.
     """
 
     _inbox: WeightInbox
     _asleep = False
 
     def release_memory(self) -> None:
+        """Makes the engine give back its device memory."""
         raise NotImplementedError
 
     def take_memory(self) -> None:
+        """Makes the engine take its device memory again."""
         raise NotImplementedError
 
     def sleep(self) -> None:
+        """See ``Sleeps.sleep``. Raises WeightMismatch while a push is open."""
         self._inbox.check_idle()
         if not self._asleep:
             self.release_memory()
             self._asleep = True
 
     def wake(self) -> None:
+        """See ``Sleeps.wake``."""
         if self._asleep:
             self.take_memory()
             self._asleep = False
 
     def step(self) -> list[Finished]:
+        """See ``Generator.step``. Raises ContractError while the generator sleeps."""
         self._check_awake()
         return super().step()  # type: ignore[misc, no-any-return]
 
     def begin_weights(self, plan: WeightPlan) -> None:
+        """See ``ReceivesWeights.begin_weights``.
+
+        Raises ContractError while the generator sleeps.
+        """
         self._check_awake()
         super().begin_weights(plan)  # type: ignore[misc]
 
@@ -57,8 +65,11 @@ class EngineSleeps:
 def with_arguments(
     context: WorkerContext, arguments: Mapping[str, Any], plain: str
 ) -> dict[str, Any]:
-    """The role's ``engine:`` with those that switch sleep on. Raises ConfigError without CUDA,
-    naming the provider that does without.
+    """Returns the role's ``engine:`` with the arguments that switch sleep on.
+
+    plain: the provider to use where there is no CUDA.
+
+    Raises ConfigError without CUDA.
     """
     import torch
 

@@ -135,27 +135,28 @@ class _Files:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._count = 0
-        self._held: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         self._error: CheckpointError | None = None
 
     def add(self, key: str, whole: Tensor) -> None:
         if self._error is not None:
             return
-        self._held[key] = whole.detach().cpu().contiguous().clone()
-        if sum(tensor.nbytes for tensor in self._held.values()) >= _FILE_BYTES:
+        self._tensors[key] = whole.detach().cpu().contiguous().clone()
+        if sum(tensor.nbytes for tensor in self._tensors.values()) >= _FILE_BYTES:
             self._write()
 
     def end(self) -> None:
         """Writes the tensors that are left. Raises the first file's error, if one failed."""
-        if self._held:
+        if self._tensors:
             self._write()
         if self._error is not None:
             raise self._error
 
     def _write(self) -> None:
-        held, self._held = self._held, {}
+        tensors = self._tensors
+        self._tensors = {}
         try:
-            write_tensors(self._directory / f"state-{self._count:05d}.safetensors", held)
+            write_tensors(self._directory / f"state-{self._count:05d}.safetensors", tensors)
         except CheckpointError as error:
             self._error = error
         self._count += 1
@@ -249,12 +250,12 @@ def load_parts(
     for key, whole in _stored(directory):
         part, _, name = key.partition("/")
         if tuple(whole.shape) != shapes.get(name):
-            found = f"shape {shapes[name]}" if name in shapes else "no such tensor"
+            expected = f"shape {shapes[name]}" if name in shapes else "no such tensor"
             raise DataError(
                 (
                     f"trainer state is of another model: {name} has shape {tuple(whole.shape)}, "
                     "the "
-                    f"model {found}."
+                    f"model {expected}."
                 ),
                 where=str(directory),
             )

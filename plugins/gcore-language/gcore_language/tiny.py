@@ -1,4 +1,4 @@
-"""Tiny random models with a tokenizer of single characters beside them, for tests."""
+"""Makes tiny random models with a tokenizer of single characters, for tests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,11 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 
 def save_tokenizer(directory: Path, extra: int = 0, special: Sequence[str] = ()) -> None:
-    """One token per character; ``extra`` unused ones at the end, or ``special`` ones."""
+    """Writes a tokenizer that has one token for each character.
+
+    extra: how many unused tokens are added at the end.
+    special: special tokens that are added at the end.
+    """
     words = [*SPECIAL, *CHARACTERS, *(f"<extra{i}>" for i in range(extra)), *special]
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>")
@@ -92,8 +96,9 @@ def save_tokenizer(directory: Path, extra: int = 0, special: Sequence[str] = ())
 def save_image_model(
     directory: Path, family: str = "qwen2_vl", seed: int = 0, patch: int = 4
 ) -> None:
-    """``save_model`` for families that take images, qwen2_vl and qwen2_5_vl; patch: its side in
-    pixels, of which four are a token.
+    """Writes a random image-text model, of family qwen2_vl or qwen2_5_vl; see ``save_model``.
+
+    patch: side of a patch in pixels; four patches are a token.
     """
     names = ("vision_start", "image", "vision_end", "video")
     ids = {f"{name}_token_id": VOCABULARY + i for i, name in enumerate(names)}
@@ -139,7 +144,7 @@ def save_image_model(
 
 
 def save_untrained(directory: Path, words: int = 2048) -> None:
-    """A Llama of 4 layers as it is before training, of a few million weights: for measuring speed.
+    """Writes an untrained Llama of 4 layers and a few million weights, for measuring speed.
 
     Its large vocabulary makes the end token rare.
     """
@@ -154,7 +159,10 @@ def save_untrained(directory: Path, words: int = 2048) -> None:
 
 
 def save_model(directory: Path, family: str, seed: int = 0, scale: float = 3.0) -> None:
-    """Random weights, larger than usual so that log-probs differ by more than rounding."""
+    """Writes a random model of a family.
+
+    Its weights are larger than usual, so that log-probs differ by more than rounding.
+    """
     _save_random(AutoModelForCausalLM, CONFIGS[family](), directory, seed, scale)
     save_tokenizer(directory)
 

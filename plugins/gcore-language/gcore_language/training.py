@@ -202,19 +202,19 @@ class LanguageTrainer:
         )
         self._has_reference = keeps_reference(settings, context)
         # A reference's log-probs serve scalars too.
-        self._given = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
+        self._supplied = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
         self._layouts = self._allowed_layouts()
         self._updates = 0
         self._prepared: _Prepared | None = None
 
     def _allowed_layouts(self) -> frozenset[Layout]:
-        found = self._engine.layouts
+        layouts = self._engine.layouts
         packing = self._settings.packing
         if packing == "padded":
             return frozenset({"padded"})
         if packing == "auto":
-            return found
-        if found == {"padded"}:
+            return layouts
+        if layouts == {"padded"}:
             raise ConfigError(
                 "packing: shared_prompt does not give this model's log-probs.",
                 where=f"roles.{self._context.role}.config.packing",
@@ -224,7 +224,7 @@ class LanguageTrainer:
                 ),
                 todo="Use packing: auto or padded.",
             )
-        return found - {"padded"}
+        return layouts - {"padded"}
 
     # -- preparation -------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class LanguageTrainer:
                 where=f"roles.{self._context.role}.use",
                 why=f"This trainer computes {', '.join(_SCALARS)}.",
             )
-        if scalars and not self._has_reference and "ref_logp" not in self._given:
+        if scalars and not self._has_reference and "ref_logp" not in self._supplied:
             raise ConfigError(
                 f"{', '.join(sorted(scalars))} need a reference model.",
                 where=f"roles.{self._context.role}.config.reference",
@@ -251,9 +251,9 @@ class LanguageTrainer:
             )
         self._prepared = prepared = self._packed(records)
         needed = scalars or "ref_logp" in self._objective.requires
-        if needed and "ref_logp" not in self._given:
+        if needed and "ref_logp" not in self._supplied:
             self._fill(prepared.all(), "ref_logp", "reference")
-        found: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in records]
+        scalar_rows: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in records]
         if scalars:
             self._fill(prepared.all(), "old_logp", "policy")
             prepared.has_old_logp = True
@@ -262,8 +262,8 @@ class LanguageTrainer:
                     for place, value in zip(
                         batch.index.tolist(), _sum_terms(batch, name), strict=True
                     ):
-                        found[place][name] = value
-        return found
+                        scalar_rows[place][name] = value
+        return scalar_rows
 
     def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Batch]]:
         """Returns the micro-batches of each minibatch; an empty minibatch has none.
@@ -306,7 +306,7 @@ class LanguageTrainer:
         ranks = self._engine.ranks
         batches: list[list[Batch | None]] = [list(packed) for packed in self.pack(parts)]
         for batch in filter(None, (batch for part in batches for batch in part)):
-            self._attach_given(batch, records)
+            self._attach_supplied(batch, records)
         minibatches = int(ranks.max([len(batches)])[0])
         batches += [[] for _ in range(minibatches - len(batches))]
         counts = ranks.max([len(minibatch) for minibatch in batches])
@@ -314,12 +314,12 @@ class LanguageTrainer:
             minibatch += [None] * (int(count) - len(minibatch))
         return _Prepared(records=records, minibatches=batches)
 
-    def _attach_given(self, batch: Batch, records: Sequence[TrainRecord]) -> None:
+    def _attach_supplied(self, batch: Batch, records: Sequence[TrainRecord]) -> None:
         """Adds the columns that other roles computed for the batch's records.
 
         Raises ConfigError when such a column does not have one value for each action.
         """
-        for name in sorted(self._given):
+        for name in sorted(self._supplied):
             parts = [records[place].columns[name] for place in batch.index.tolist()]
             column = torch.from_numpy(np.concatenate(parts).astype(np.float32))
             if len(column) != len(batch.columns["record"]):
@@ -410,7 +410,7 @@ class LanguageTrainer:
         pass_ = _Pass(weight=weight, progress=progress, first=first)
         if part:
             entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
-            self._engine.accumulate(part, lambda *given: self._loss(pass_, *given), entropy)
+            self._engine.accumulate(part, lambda *arguments: self._loss(pass_, *arguments), entropy)
         loss = self._engine.ranks.sum([pass_.loss])[0]
         if not math.isfinite(loss):
             self._engine.discard()
