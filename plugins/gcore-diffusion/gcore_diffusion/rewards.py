@@ -74,8 +74,16 @@ class Compressibility(ImageReward):
         return 1 - len(zlib.compress(coarse, 9)) / len(coarse)
 
 
+#: Most pixels that go through a classifier at once. At its default width its activations take some
+#: 300 bytes a pixel, so that a batch of any size needs some 80 MiB.
+_PASS_PIXELS = 2**18
+
+
 class Classifier:
-    """Scores an image by what a small classifier says of the class that a row's field names."""
+    """Scores an image by what a small classifier says of the class that a row's field names.
+
+    A record fails alone whose image or class the classifier does not know.
+    """
 
     def __init__(self, config: ClassifierConfig, context: WorkerContext) -> None:
         import torch
@@ -115,7 +123,8 @@ class Classifier:
         scorable: list[int] = []
         for place, record in enumerate(records):
             try:
-                image_of(record), self._label(record)
+                self._check_image(image_of(record))
+                self._label(record)
                 scorable.append(place)
             except ValueError as error:
                 scores[place] = Score(value=None, status=REWARD_FAILED, reason=str(error))
@@ -125,9 +134,19 @@ class Classifier:
                 scores[place] = Score(value=value)
         return scores
 
+    def _check_image(self, image: np.ndarray) -> None:
+        """Raises ValueError for an image of another size than the classifier's."""
+        side = self._net.side
+        if image.shape != (side, side, 1):
+            raise ValueError(
+                f"the image is uint8{list(image.shape)}, and the classifier takes "
+                f"uint8[{side}, {side}, 1]"
+            )
+
     def _label(self, record: ScoredRecord) -> int:
+        """Returns the class that the row names; raises ValueError when it is none."""
         label: Any = record.prompt.fields.get(self._config.label)
-        if not str(label).isdecimal():
+        if not str(label).isdecimal() or int(label) >= self._net.out.out_features:
             raise ValueError(
                 f"the row's field {self._config.label!r} is {label!r}, which is no class"
             )
@@ -136,8 +155,16 @@ class Classifier:
     def _values(self, records: Sequence[ScoredRecord]) -> list[float]:
         """Returns the score of each image.
 
-        The other images of a batch must not change an image's score.
+        Images go through the network in parts, so that memory does not grow with the batch. The
+        other images of a part must not change an image's score.
         """
+        size = max(1, _PASS_PIXELS // self._net.side**2)
+        values: list[float] = []
+        for start in range(0, len(records), size):
+            values += self._values_at_once(records[start : start + size])
+        return values
+
+    def _values_at_once(self, records: Sequence[ScoredRecord]) -> list[float]:
         import torch
 
         from gcore_diffusion.tiny import floats

@@ -116,6 +116,50 @@ def test_a_record_without_a_class_fails_alone(taught_dir: Path) -> None:
     assert none.reason == "the record has no image"
 
 
+@pytest.mark.parametrize(
+    ("image", "label", "reason"),
+    [
+        (
+            np.zeros((8, 8, 3), np.uint8),
+            3,
+            "the image is uint8[8, 8, 3], and the classifier takes uint8[8, 8, 1]",
+        ),
+        (
+            np.zeros((16, 16, 1), np.uint8),
+            3,
+            "the image is uint8[16, 16, 1], and the classifier takes uint8[8, 8, 1]",
+        ),
+        (picture(9), 10, "the row's field 'label' is 10, which is no class"),
+    ],
+)
+def test_what_the_classifier_does_not_know_fails_alone(
+    taught_dir: Path, image: np.ndarray, label: int, reason: str
+) -> None:
+    """An image of another size must not shift the scores of the others, nor end the batch."""
+    scorer = Classifier(ClassifierConfig(path=str(taught_dir)), CONTEXT)
+    (alone,) = scorer.score([record(picture(9), label=3)])
+    bad, good = scorer.score([record(image, label=label), record(picture(9), label=3)])
+    assert (bad.value, bad.status, bad.reason) == (None, "failed", reason)
+    assert good.value == pytest.approx(alone.value, rel=1e-6)
+
+
+def test_a_batch_of_any_size_goes_through_the_classifier_in_parts_of_bounded_size(
+    taught_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    records = [
+        record(draw.integers(0, 256, (8, 8, 1)).astype(np.uint8), label=i % 10) for i in range(10)
+    ]
+    scorer = Classifier(ClassifierConfig(path=str(taught_dir)), CONTEXT)
+    at_once = [score.value for score in scorer.score(records)]
+    sizes: list[int] = []
+    scorer._net.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    monkeypatch.setattr("gcore_diffusion.rewards._PASS_PIXELS", 4 * 64)
+    in_parts = [score.value for score in scorer.score(records)]
+    assert sizes == [4, 4, 2]
+    assert in_parts == pytest.approx(at_once, rel=1e-6)
+
+
 def test_a_missing_classifier_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the classifier cannot be read"):
         Classifier(ClassifierConfig(path=str(tmp_path)), CONTEXT)
