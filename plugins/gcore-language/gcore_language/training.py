@@ -1,5 +1,6 @@
-"""The training program of language policies, the same for every backend: an engine does forward,
-backward and update.
+"""Trains language policies, with one program for every backend.
+
+An engine does forward, backward and update.
 
 The gradient of an update is that of sum(loss) / sum(weight) over all its micro-batches and ranks,
 whatever their number. Weights do not depend on the parameters, so their sum is computed before the
