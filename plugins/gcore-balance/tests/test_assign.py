@@ -39,10 +39,10 @@ def responses() -> np.ndarray:
 @settings(max_examples=50, deadline=None)
 @given(costs=COSTS, bins=st.integers(1, 9))
 def test_every_item_has_one_bin(way, costs, bins):
-    placed = way(np.asarray(costs, np.float64), bins)
-    assert placed.shape == (len(costs),) and placed.dtype == np.int64
-    found = assign.lists(placed, bins)
-    assert len(found) == bins and sorted(i for part in found for i in part) == list(
+    bin_of = way(np.asarray(costs, np.float64), bins)
+    assert bin_of.shape == (len(costs),) and bin_of.dtype == np.int64
+    items_of = assign.lists(bin_of, bins)
+    assert len(items_of) == bins and sorted(i for part in items_of for i in part) == list(
         range(len(costs))
     )
 
@@ -91,14 +91,14 @@ def test_differencing_solves_the_textbook_example():
 
 
 def test_default_is_even_within_half_a_percent_and_methods_keep_their_ranking(responses):
-    found = {way.__name__: most_over_mean(responses, way(responses, 512), 512) for way in WAYS}
-    assert found["evened_out"] < 1.005
+    imbalances = {way.__name__: most_over_mean(responses, way(responses, 512), 512) for way in WAYS}
+    assert imbalances["evened_out"] < 1.005
     assert (
-        found["evened_out"]
-        < found["longest_first"]
-        < found["differencing"]
-        < found["to_and_fro"]
-        < found["in_turn"]
+        imbalances["evened_out"]
+        < imbalances["longest_first"]
+        < imbalances["differencing"]
+        < imbalances["to_and_fro"]
+        < imbalances["in_turn"]
     )
 
 
@@ -109,8 +109,8 @@ def test_two_level_split_is_nearly_as_even_as_one_level(responses):
     # what a controller decides alone depends on nothing but its own items
     controller = assign.evened_out(responses, 64)
     assert (placed // 4 == controller).all()
-    mine = np.flatnonzero(controller == 17)
-    assert (placed[mine] - 17 * 4 == assign.evened_out(responses[mine], 4)).all()
+    members = np.flatnonzero(controller == 17)
+    assert (placed[members] - 17 * 4 == assign.evened_out(responses[members], 4)).all()
 
 
 def test_two_level_split_accepts_fewer_items_than_ranks():
@@ -124,17 +124,21 @@ def test_two_level_split_accepts_fewer_items_than_ranks():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 300), max_size=40).map(lambda found: np.array(found, np.int64)),
+    lengths=st.lists(st.integers(1, 300), max_size=40).map(
+        lambda packed: np.array(packed, np.int64)
+    ),
     ranks=st.integers(1, 5),
     budget=st.integers(1, 400),
 )
 def test_all_ranks_get_equally_many_micro_batches_within_the_budget(lengths, ranks, budget):
     parts = assign.lists(assign.longest_first(lengths.astype(np.float64), ranks), ranks)
-    found = micro_batches(lengths, lengths**2.0, parts, budget)
-    assert len({len(slots) for slots in found}) == 1
-    assert [sorted(i for slot in slots for i in slot) for slots in found] == parts
-    assert all(len(slot) <= 1 or lengths[slot].sum() <= budget for slots in found for slot in slots)
-    for slots in found:
+    packed = micro_batches(lengths, lengths**2.0, parts, budget)
+    assert len({len(slots) for slots in packed}) == 1
+    assert [sorted(i for slot in slots for i in slot) for slots in packed] == parts
+    assert all(
+        len(slot) <= 1 or lengths[slot].sum() <= budget for slots in packed for slot in slots
+    )
+    for slots in packed:
         costs = [(lengths[slot] ** 2.0).sum() for slot in slots]
         assert costs == sorted(costs, reverse=True)
 
@@ -155,17 +159,21 @@ def lost(costs, ranks):
     """
     slots = max(map(len, ranks))
     table = np.array(
-        [[costs[slot].sum() for slot in found] + [0.0] * (slots - len(found)) for found in ranks]
+        [
+            [costs[slot].sum() for slot in slots_of_rank] + [0.0] * (slots - len(slots_of_rank))
+            for slots_of_rank in ranks
+        ]
     )
     return table.max(0).sum() / table.sum(1).mean()
 
 
 def first_come(lengths, items, budget):
-    found, tokens = [[]], 0
+    batches = [[]]
+    tokens = 0
     for item in items:
-        if found[-1] and tokens + lengths[item] > budget:
-            found.append([])
+        if batches[-1] and tokens + lengths[item] > budget:
+            batches.append([])
             tokens = 0
-        found[-1].append(item)
+        batches[-1].append(item)
         tokens += lengths[item]
-    return found
+    return batches

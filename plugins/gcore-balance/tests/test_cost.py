@@ -76,8 +76,8 @@ def test_cost_terms_are_recovered_from_noisy_times_of_ranks(shared):
         r2 = balancer.observe(loads, seconds * draw.normal(1, 0.03, 8))
     work = records(draw, 64)
     true = features(work, shared) @ truth
-    told = balancer.costs(work)
-    assert np.abs(told / told.sum() - true / true.sum()).sum() < 0.05
+    predicted_costs = balancer.costs(work)
+    assert np.abs(predicted_costs / predicted_costs.sum() - true / true.sum()).sum() < 0.05
     assert r2 is not None and 0.95 < r2 < 1
 
 
@@ -85,7 +85,8 @@ def test_learned_costs_are_restored_from_a_checkpoint():
     """Costs and R2 of the one that was restored are those of the one that was saved, bit for bit,
     from there on.
     """
-    draw, config = np.random.default_rng(5), CostConfig(hidden_size=64)
+    draw = np.random.default_rng(5)
+    config = CostConfig(hidden_size=64)
 
     def teach(balancers: list[Cost]) -> list[float | None]:
         loads = [records(draw, 6) for _ in range(4)]
@@ -96,7 +97,9 @@ def test_learned_costs_are_restored_from_a_checkpoint():
     for _ in range(20):
         teach([before])
     saved = json.loads(json.dumps(learned_costs(before)))
-    after, snake, fresh = Cost(config), Snake(config), Cost(config)
+    after = Cost(config)
+    snake = Snake(config)
+    fresh = Cost(config)
     for balancer in (after, snake):
         restore_costs(balancer, saved)
     work = records(draw, 16)
@@ -104,13 +107,14 @@ def test_learned_costs_are_restored_from_a_checkpoint():
     assert (after.costs(work) != fresh.costs(work)).all()
     assert (snake.costs(work) == fresh.costs(work)).all(), "what another balancer learned"
     for _ in range(5):
-        told = teach([before, after])
-        assert told[0] == told[1] is not None
+        scores = teach([before, after])
+        assert scores[0] == scores[1] is not None
     assert (after.costs(work) == before.costs(work)).all()
 
 
 def test_costs_without_measurements_equal_the_prior():
-    work, fresh = records(np.random.default_rng(0), 4), Cost(CostConfig())
+    work = records(np.random.default_rng(0), 4)
+    fresh = Cost(CostConfig())
     for config in (CostConfig(), CostConfig(learn=False)):
         again = Cost(config)
         restore_costs(again, learned_costs(Cost(config)))
@@ -129,7 +133,8 @@ def test_equally_loaded_ranks_leave_the_prior_unchanged():
 
 
 def test_r2_is_computed_on_steps_before_they_are_fitted():
-    model, draw = CostModel(HIDDEN, shared=False), np.random.default_rng(0)
+    model = CostModel(HIDDEN, shared=False)
+    draw = np.random.default_rng(0)
     work = [records(draw, n) for n in (1, 2, 3, 4)]
     assert model.observe(work, np.array([1.0, 2.0, 3.0, 4.0])) is None, (
         "nothing was predicted before the first step"
@@ -138,7 +143,8 @@ def test_r2_is_computed_on_steps_before_they_are_fitted():
 
 
 def test_without_learning_costs_stay_the_prior():
-    balancer, work = Cost(CostConfig(learn=False)), records(np.random.default_rng(0), 8)
+    balancer = Cost(CostConfig(learn=False))
+    work = records(np.random.default_rng(0), 8)
     before = balancer.costs(work)
     assert balancer.observe([work, work], np.array([1.0, 5.0])) is None
     assert (balancer.costs(work) == before).all()
@@ -152,9 +158,10 @@ def test_the_fit_is_the_best_one_with_nonnegative_terms(seed, terms):
     """
     draw = np.random.default_rng(seed)
     rows = draw.normal(size=(8, terms))
-    gram, moment = rows.T @ rows + 1e-3 * np.eye(terms), draw.normal(size=terms)
-    found = nonnegative(gram, moment)
-    slope = gram @ found - moment
-    assert (found >= 0).all()
-    assert np.abs(slope[found > 0]).max(initial=0.0) < 1e-8
-    assert (slope[found == 0] > -1e-8).all()
+    gram = rows.T @ rows + 1e-3 * np.eye(terms)
+    moment = draw.normal(size=terms)
+    fitted = nonnegative(gram, moment)
+    slope = gram @ fitted - moment
+    assert (fitted >= 0).all()
+    assert np.abs(slope[fitted > 0]).max(initial=0.0) < 1e-8
+    assert (slope[fitted == 0] > -1e-8).all()

@@ -27,16 +27,19 @@ def metrics(outcome: Outcome, name: str) -> list[float | None]:
 
 
 def test_every_step_reports_planned_and_achieved_imbalance(tmp_path):
-    found = run(tmp_path, balance=COST)
+    steps_metrics = run(tmp_path, balance=COST)
     for name in ("balance_planned", "balance_achieved"):
-        assert all(value is not None and 1 <= value <= 2 for value in metrics(found, name)), name
+        assert all(
+            value is not None and 1 <= value <= 2 for value in metrics(steps_metrics, name)
+        ), name
     # the first step has no prediction to compare with
-    first, *later = metrics(found, "balance_r2")
+    first, *later = metrics(steps_metrics, "balance_r2")
     assert first is None and all(value is not None and value <= 1 for value in later)
 
 
 def test_records_are_dealt_evenly_and_every_balancer_has_the_same_minibatches(tmp_path):
-    in_order, cost = run(tmp_path / "1"), run(tmp_path / "2", balance=COST)
+    in_order = run(tmp_path / "1")
+    cost = run(tmp_path / "2", balance=COST)
     assert max(metrics(cost, "balance_planned")) < min(
         1.1, max(metrics(in_order, "balance_planned"))
     )

@@ -36,8 +36,8 @@ def parquet_file(path: Path, rows: int, start: int = 0) -> Path:
 
 
 def arrow_file(path: Path, rows: int, start: int = 0) -> None:
-    with pa.ipc.new_stream(str(path), (made := table(rows, start)).schema) as out:
-        out.write_table(made, max_chunksize=7)
+    with pa.ipc.new_stream(str(path), (content := table(rows, start)).schema) as out:
+        out.write_table(content, max_chunksize=7)
 
 
 def saved_to_disk(folder: Path) -> Path:
@@ -149,9 +149,9 @@ def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
 
 
 def test_needs_checked_before_a_run_are_declared_dependencies() -> None:
-    told = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
+    requirements = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     for provider in gcore_data.gcore_datasets():
-        assert set(provider.needs) <= set(told)
+        assert set(provider.needs) <= set(requirements)
 
 
 def test_image_paths_in_a_row_are_relative_to_the_file(tmp_path: Path) -> None:

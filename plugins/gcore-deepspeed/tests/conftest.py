@@ -10,8 +10,8 @@ from gcore_language.tiny import CONFIGS, save_model
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {}
+    directories = {}
     for family in CONFIGS:
-        found[family] = tmp_path_factory.mktemp(family)
-        save_model(found[family], family)
-    return found
+        directories[family] = tmp_path_factory.mktemp(family)
+        save_model(directories[family], family)
+    return directories

@@ -72,7 +72,8 @@ def in_all(
 
 @pytest.mark.parametrize("source", [name for name in SOURCES if name not in UNIVERSAL])
 def test_torch_continues_from_a_deepspeed_state(source: str, works: Path, in_torch: Path) -> None:
-    expected, resumed = elastic.outcome(works / source), elastic.outcome(in_torch, source)
+    expected = elastic.outcome(works / source)
+    resumed = elastic.outcome(in_torch, source)
     elastic.assert_goes_on(resumed, expected, exact=source == "torch")
 
 
@@ -83,5 +84,6 @@ def test_torch_continues_from_a_deepspeed_state(source: str, works: Path, in_tor
 def test_deepspeed_continues_from_a_state_of_any_layout(
     source: str, target: str, works: Path, in_all: dict[str, Path]
 ) -> None:
-    expected, resumed = elastic.outcome(works / source), elastic.outcome(in_all[target], source)
+    expected = elastic.outcome(works / source)
+    resumed = elastic.outcome(in_all[target], source)
     elastic.assert_goes_on(resumed, expected, exact=source.removesuffix(", universal") == target)

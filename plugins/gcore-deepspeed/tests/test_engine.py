@@ -24,7 +24,7 @@ def open_trainer(model_dirs: dict[str, Path], tmp_path: Path) -> Iterator[Callab
     from gcore_deepspeed.config import DeepSpeedTrainerConfig
     from gcore_deepspeed.trainer import DeepSpeedTrainer
 
-    made = []
+    trainers = []
 
     def make(
         family: str = "llama", objective: Any = None, engine: Any = None, **config: Any
@@ -35,11 +35,11 @@ def open_trainer(model_dirs: dict[str, Path], tmp_path: Path) -> Iterator[Callab
         context = tiny.make_context(
             model_dirs[family], objective, engine=passed, directory=str(tmp_path)
         )
-        made.append(DeepSpeedTrainer(settings, context))
-        return made[-1]
+        trainers.append(DeepSpeedTrainer(settings, context))
+        return trainers[-1]
 
     yield make
-    for trainer in reversed(made):
+    for trainer in reversed(trainers):
         trainer.close()
 
 
@@ -87,7 +87,7 @@ def test_objectives_match_value_and_gradient_of_plain_torch(
         "packing": "auto" if packing == "split" else packing,
         "budget_tokens": 1 if packing == "split" else 16384,
     }
-    metrics, found = gradients(
+    metrics, grads = gradients(
         open_trainer("qwen2", objective, stage=stage, clip_grad_norm=0.0, **how),
         records,
         advantages,
@@ -98,7 +98,7 @@ def test_objectives_match_value_and_gradient_of_plain_torch(
     assert 0.05 < metrics["clip_share"] < 0.95
     expected = plain.gradients()
     assert max(float(np.abs(g).max()) for g in expected.values()) > 0.01
-    assert tools.largest_difference(found, expected) < 1e-5
+    assert tools.largest_difference(grads, expected) < 1e-5
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -107,12 +107,12 @@ def test_activation_checkpointing_and_vocabulary_chunks_keep_the_gradient(
 ) -> None:
     records = tools.make_records()
     advantages = tiny.make_advantages(records)
-    told, expected = gradients(open_trainer("qwen2", stage=stage), records, advantages)
+    plain_metrics, expected = gradients(open_trainer("qwen2", stage=stage), records, advantages)
     monkeypatch.setattr("gcore_language.policy._CHUNK_LOGITS", 7 * tools.VOCABULARY)
     trainer = open_trainer("qwen2", stage=stage, gradient_checkpointing=True)
-    metrics, found = gradients(trainer, records, advantages)
-    assert metrics == pytest.approx(told, abs=1e-5, rel=1e-5)
-    assert tools.largest_difference(found, expected) < 1e-6
+    metrics, grads = gradients(trainer, records, advantages)
+    assert metrics == pytest.approx(plain_metrics, abs=1e-5, rel=1e-5)
+    assert tools.largest_difference(grads, expected) < 1e-6
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -123,7 +123,8 @@ def test_bfloat16_with_float32_weights_learns_like_float32(stage: int, open_trai
     trainer = open_trainer(stage=stage, dtype="bfloat16")
     _, rough = gradients(trainer, records, advantages)
     for name in exact:
-        one, other = exact[name].ravel(), rough[name].ravel()
+        one = exact[name].ravel()
+        other = rough[name].ravel()
         cosine = float(one @ other / np.sqrt((one @ one) * (other @ other)))
         assert cosine > 0.98, name  # 8 bits of mantissa through two layers
         assert np.abs(one - other).max() > 0
@@ -141,11 +142,11 @@ def test_the_reference_keeps_the_initial_policy_weights(
     trainer.train(0, tiny.make_advantages(records), 1, 1)
     second = trainer.prepare(records, frozenset({"kl_k1"}))
     initial = tools.Plain(model_dirs["qwen2"], tools.SETTINGS)
-    for record, logp, found in zip(
+    for record, logp, ref_logp in zip(
         records, tools.logprobs_of(trainer, len(records)), second, strict=True
     ):
         gap = (logp - initial.logp(record).detach().numpy()) * record.columns["action_mask"]
-        assert found["kl_k1"] == pytest.approx(float(gap.sum()), abs=1e-5)
+        assert ref_logp["kl_k1"] == pytest.approx(float(gap.sum()), abs=1e-5)
     assert max(abs(row["kl_k1"]) for row in second) > 1e-2
 
 

@@ -90,20 +90,23 @@ def together(
 @pytest.fixture(scope="module")
 def plain(model_dirs: dict[str, Path]) -> Callable[[str], dict[str, Any]]:
     """What plain torch makes of the same two updates, by family."""
-    made: dict[str, dict[str, Any]] = {}
+    outcomes: dict[str, dict[str, Any]] = {}
 
     def of(family: str) -> dict[str, Any]:
-        if family not in made:
+        if family not in outcomes:
             model = tools.Plain(model_dirs[family], tools.SETTINGS)
             records = tools.make_records(seed=0)
-            found: dict[str, Any] = {"start": model.weights()}
-            found["logprobs"] = [model.logp(record).detach().numpy() for record in records]
+            outcome: dict[str, Any] = {"start": model.weights()}
+            outcome["logprobs"] = [model.logp(record).detach().numpy() for record in records]
             for name, seed in (("first", 0), ("second", 1)):
                 batch = tools.make_records(seed=seed)
-                told = model.update(batch, tiny.make_advantages(batch, seed=seed), tiny.Reinforce())
-                found[name], found[f"{name}-told"] = model.weights(), told
-            made[family] = found
-        return made[family]
+                metrics = model.update(
+                    batch, tiny.make_advantages(batch, seed=seed), tiny.Reinforce()
+                )
+                outcome[name] = model.weights()
+                outcome[f"{name}-told"] = metrics
+            outcomes[family] = outcome
+        return outcomes[family]
 
     return of
 
@@ -126,7 +129,8 @@ def test_log_probs_match_plain_torch(name: str, together: Any, plain: Any) -> No
 @pytest.mark.parametrize("name", RUNS)
 def test_updates_match_plain_torch(name: str, together: Any, plain: Any) -> None:
     """Loss, gradient norm before clipping and weights, with unequal shares of the records."""
-    work, expected = together["updates", name], plain(RUNS[name][0])
+    work = together["updates", name]
+    expected = plain(RUNS[name][0])
     metrics = left(work, "updates")["metrics"]
     for told, when in zip(metrics, ("first", "second"), strict=True):
         assert (told["loss"], told["grad_norm"]) == pytest.approx(
@@ -149,10 +153,8 @@ def test_an_exported_model_directory_holds_the_weights(together: Any) -> None:
 
     for (what, _), work in together.items():
         if what == "updates":
-            stored, expected = (
-                load_file(work / "pretrained" / "model.safetensors"),
-                left(work, "second.npz"),
-            )
+            stored = load_file(work / "pretrained" / "model.safetensors")
+            expected = left(work, "second.npz")
             assert stored.keys() == expected.keys()
             assert all(stored[name].tobytes() == expected[name].tobytes() for name in stored)
             assert (work / "pretrained" / "tokenizer.json").is_file()
@@ -172,7 +174,8 @@ def test_export_gathers_at_most_one_bucket_at_a_time(together: Any) -> None:
 @pytest.mark.parametrize("name", [name for name in RUNS if "universal" not in name])
 def test_non_finite_numbers_change_no_weights(name: str, together: Any, plain: Any) -> None:
     """Nor does an update in which nothing is trained; none of them has a part in the next one."""
-    work, expected = together["spoiled", name], plain(RUNS[name][0])
+    work = together["spoiled", name]
+    expected = plain(RUNS[name][0])
     gradient, masked, loss, after = left(work, "spoiled")["told"]
     assert "gradient norm inf in update 0 of step 0" in gradient
     assert masked == 0

@@ -20,14 +20,14 @@ from gcore_core.run.directory import create, write_samples
 
 def row(level: int, mode: str = "greedy", **changes: Any) -> dict[str, Any]:
     image = np.full((8, 8, 1), level, np.uint8)
-    told = {
+    values = {
         "prompt": f"digit {level}",
         "text": "",
         "rewards": {"digit": 0.5},
         "mode": mode,
         "status": "finished",
     }
-    return {**told, "arrays": {"image": image}, **changes}
+    return {**values, "arrays": {"image": image}, **changes}
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_images_of_an_evaluation_become_files_and_a_grid(run: RunFacts) -> None:
     directory = Path(run.directory)
     rows = [row(level, mode) for level in (0, 100, 200) for mode in ("greedy", "sampled")]
     write_samples(directory, 20, rows)
-    held = read_samples(directory, 20)
-    assert held[2]["arrays"] == {"image": "step_000020/2-image.npy"}
+    samples = read_samples(directory, 20)
+    assert samples[2]["arrays"] == {"image": "step_000020/2-image.npy"}
     np.testing.assert_array_equal(
         np.load(directory / "samples/step_000020/2-image.npy"), rows[2]["arrays"]["image"]
     )

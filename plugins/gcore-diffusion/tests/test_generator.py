@@ -37,7 +37,7 @@ def test_the_image_is_the_clean_latent(tiny_dir: Path) -> None:
 def test_a_group_shares_one_condition(tiny_dir: Path) -> None:
     """The very same bytes, which the store keeps once."""
     records = kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(2, 4))
-    held = {
+    conditions = {
         r.request.ordinal: {
             x.media["condition"].tobytes()
             for x in records
@@ -45,8 +45,8 @@ def test_a_group_shares_one_condition(tiny_dir: Path) -> None:
         }
         for r in records
     }
-    assert [len(found) for found in held.values()] == [1, 1]
-    assert held[0] != held[1]
+    assert [len(addresses) for addresses in conditions.values()] == [1, 1]
+    assert conditions[0] != conditions[1]
 
 
 def test_a_sample_depends_on_its_seed_and_not_on_its_batch(tiny_dir: Path) -> None:

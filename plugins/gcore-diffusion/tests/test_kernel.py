@@ -12,7 +12,8 @@ from gcore_diffusion.way import window_of
 
 from gcore_core.contract.errors import ConfigError
 
-ROWS, DIMS = 512, 64
+ROWS = 512
+DIMS = 64
 
 
 def levels(here: float, after: float, second: float = 0.9) -> Levels:
@@ -26,14 +27,16 @@ def full(value: float) -> torch.Tensor:
 def noisy(sigma: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(clean, noise, x) of a flow at sigma."""
     draw = torch.Generator().manual_seed(0)
-    clean, noise = torch.randn(ROWS, DIMS, generator=draw), torch.randn(ROWS, DIMS, generator=draw)
+    clean = torch.randn(ROWS, DIMS, generator=draw)
+    noise = torch.randn(ROWS, DIMS, generator=draw)
     return clean, noise, (1 - sigma) * clean + sigma * noise
 
 
 def test_log_prob_and_divergence_match_normal_distributions() -> None:
     mean, other, x = torch.randn(3, ROWS, DIMS)
     std = torch.rand(ROWS, 1) + 0.1
-    ours, theirs = torch.distributions.Normal(mean, std), torch.distributions.Normal(other, std)
+    ours = torch.distributions.Normal(mean, std)
+    theirs = torch.distributions.Normal(other, std)
     torch.testing.assert_close(log_prob(x, mean, std), ours.log_prob(x).mean(1))
     expected = torch.distributions.kl_divergence(ours, theirs).mean(1)
     torch.testing.assert_close(divergence(mean, other, std), expected, atol=1e-6, rtol=1e-4)
@@ -94,8 +97,10 @@ def test_ddim_steps_to_the_next_level_along_its_prediction(prediction: str) -> N
     sampling).
     """
     draw = torch.Generator().manual_seed(0)
-    clean, eps = torch.randn(ROWS, DIMS, generator=draw), torch.randn(ROWS, DIMS, generator=draw)
-    here, after = 0.3, 0.5
+    clean = torch.randn(ROWS, DIMS, generator=draw)
+    eps = torch.randn(ROWS, DIMS, generator=draw)
+    here = 0.3
+    after = 0.5
     x = here**0.5 * clean + (1 - here) ** 0.5 * eps
     said = eps if prediction == "epsilon" else here**0.5 * eps - (1 - here) ** 0.5 * clean
     mean, _ = Kernel(noise="ddim", scale=0.0, prediction=prediction).moments(
@@ -113,8 +118,8 @@ def test_ddim_steps_to_the_next_level_along_its_prediction(prediction: str) -> N
 
 def test_windows_lie_before_the_end_and_follow_the_version() -> None:
     config = DiffusionGeneratorConfig(steps=10, window=2, window_end=6)
-    seen = {window_of(config, version, seed=3) for version in range(50)}
-    assert seen == {range(k, k + 2) for k in range(5)}
+    windows = {window_of(config, version, seed=3) for version in range(50)}
+    assert windows == {range(k, k + 2) for k in range(5)}
     assert [window_of(config, v, 3) for v in range(9)] == [
         window_of(config, v, 3) for v in range(9)
     ]

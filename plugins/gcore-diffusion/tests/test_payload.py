@@ -68,10 +68,10 @@ def run(directory: Path, side: int, *, prompts: int) -> dict[str, float]:
     (directory / "job.yaml").write_text(json.dumps(job))
     command = [sys.executable, "-m", "gcore_core", "run", "job.yaml"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     metrics: dict[str, float] = read_metrics(directory / "runs/images/001")[-1]["metrics"]
     return metrics
 

@@ -29,13 +29,13 @@ SIZE = {"height": 32, "width": 32, "steps": 4, "max_sequence_length": 16}
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Name -> directory; each pipeline is made when it is first asked for."""
-    made: dict[str, Path] = {}
+    directories: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            diffusion_pipelines.save(name, made[name])
-        return made[name]
+        if name not in directories:
+            directories[name] = tmp_path_factory.mktemp(name)
+            diffusion_pipelines.save(name, directories[name])
+        return directories[name]
 
     return folder
 
@@ -85,14 +85,14 @@ def test_adapters_are_trained_pushed_and_switched_off_for_the_reference(
     generator = kit.make_generator(folders(name), **{**SIZE, **same})
     trainer = kit.make_trainer(folders(name), **same, learning_rate=1e-2, kl_coefficient=0.1)
     assert {spec.name.split(".lora_")[-1][:2] for spec in trainer.weight_specs()} == {"A.", "B."}
-    told = []
+    step_metrics = []
     for step in range(2):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(2, 3, step=step)))
-        told.append(kit.train(trainer, records, step=step))
+        step_metrics.append(kit.train(trainer, records, step=step))
         push(generator, exported(trainer), step + 1)
-    assert told[0]["kl_to_reference"] == 0
-    assert told[1]["kl_to_reference"] > 0
-    assert told[1]["logprob_gap_max"] <= 1e-6
+    assert step_metrics[0]["kl_to_reference"] == 0
+    assert step_metrics[1]["kl_to_reference"] > 0
+    assert step_metrics[1]["logprob_gap_max"] <= 1e-6
 
 
 def test_a_saved_pipeline_is_one_that_diffusers_loads(folders: Any, tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def test_the_committed_files_are_what_the_script_writes(digits: ModuleType, tmp_
 
 def test_no_held_out_picture_is_learned_from(digits: ModuleType) -> None:
     pytest.importorskip("sklearn")
-    (kept, _), (held, labels) = digits.data()
-    assert (len(kept), len(held)) == (1257, 540)
-    distances = np.abs(kept.numpy()[:, None] - held.numpy()[None]).max(2)
+    (learned, _), (held_out, labels) = digits.data()
+    assert (len(learned), len(held_out)) == (1257, 540)
+    distances = np.abs(learned.numpy()[:, None] - held_out.numpy()[None]).max(2)
     assert (distances == 0).sum() == 0
     assert min(np.bincount(labels.numpy())) > 40
 
@@ -54,8 +54,8 @@ def test_a_short_run_learns_and_leaves_pictures(tmp_path: Path) -> None:
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "G_CORE_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
     first, *_, last = read_metrics(tmp_path / "run")
     assert last["evaluation"]["greedy/digit"] > first["evaluation"]["greedy/digit"] + 0.1
     assert last["metrics"]["replay_gap"] <= 1e-6 and last["metrics"]["path_kl"] < 20

@@ -131,20 +131,21 @@ def test_an_update_does_not_depend_on_how_it_is_split(tiny_dir: Path, objective:
     micro-batches.
     """
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(3, 4)))
-    found = []
+    outcomes = []
     for settings in ({}, {"budget_rows": 7}, {"batch_records": 5}):
         trainer = kit.make_trainer(
             tiny_dir, OBJECTIVES[objective](), kl_coefficient=0.1, eps=1e-2, **settings
         )
-        found.append((kit.train(trainer, records), exported(trainer)))
-    for metrics, weights in found[1:]:
-        assert metrics["loss"] == pytest.approx(found[0][0]["loss"], abs=1e-5)
-        assert metrics["grad_norm"] == pytest.approx(found[0][0]["grad_norm"], rel=1e-4)
-        assert largest_change(found[0][1], weights) <= 1e-5
+        outcomes.append((kit.train(trainer, records), exported(trainer)))
+    for metrics, weights in outcomes[1:]:
+        assert metrics["loss"] == pytest.approx(outcomes[0][0]["loss"], abs=1e-5)
+        assert metrics["grad_norm"] == pytest.approx(outcomes[0][0]["grad_norm"], rel=1e-4)
+        assert largest_change(outcomes[0][1], weights) <= 1e-5
 
 
 def test_after_a_push_sampler_and_trainer_agree_again(tiny_dir: Path) -> None:
-    generator, trainer = kit.make_generator(tiny_dir), kit.make_trainer(tiny_dir)
+    generator = kit.make_generator(tiny_dir)
+    trainer = kit.make_trainer(tiny_dir)
     for step in range(3):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))
         assert kit.train(trainer, records, step=step)["logprob_gap_max"] <= 1e-6
@@ -153,7 +154,8 @@ def test_after_a_push_sampler_and_trainer_agree_again(tiny_dir: Path) -> None:
 
 
 def test_a_missing_push_is_detected(tiny_dir: Path) -> None:
-    generator, trainer = kit.make_generator(tiny_dir), kit.make_trainer(tiny_dir)
+    generator = kit.make_generator(tiny_dir)
+    trainer = kit.make_trainer(tiny_dir)
     for step in range(2):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))
         metrics = kit.train(trainer, records, step=step)
@@ -183,10 +185,8 @@ def test_error_for_different_guidance_names_both_numbers(tiny_dir: Path) -> None
 
 
 def test_kl_to_the_initial_weights_starts_at_zero_and_grows(tiny_dir: Path) -> None:
-    generator, trainer = (
-        kit.make_generator(tiny_dir),
-        kit.make_trainer(tiny_dir, learning_rate=1e-2),
-    )
+    generator = kit.make_generator(tiny_dir)
+    trainer = kit.make_trainer(tiny_dir, learning_rate=1e-2)
     told = []
     for step in range(3):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))

@@ -46,12 +46,13 @@ def steps(**series: list[float]) -> list[dict[str, float]]:
 
 
 def test_the_alarm_needs_a_reward_that_rises_while_images_become_alike() -> None:
-    rising, falling = [0.1, 0.2, 0.3, 0.4, 0.5], [0.5, 0.4, 0.3, 0.2, 0.1]
+    rising = [0.1, 0.2, 0.3, 0.4, 0.5]
+    falling = [0.5, 0.4, 0.3, 0.2, 0.1]
     flat_ = [0.3] * 5
     assert alarm_in(steps(reward=rising, diversity=flat_)) == ""
     assert alarm_in(steps(reward=falling, diversity=falling)) == ""
-    told = alarm_in(steps(reward=rising, diversity=falling))
-    assert told == "reward rose from 0.100 to 0.450 while diversity fell from 0.500 to 0.150"
+    alarm = alarm_in(steps(reward=rising, diversity=falling))
+    assert alarm == "reward rose from 0.100 to 0.450 while diversity fell from 0.500 to 0.150"
     assert "coverage fell" in alarm_in(steps(reward=rising, diversity=flat_, coverage=falling))
     away = steps(
         reward=rising,
@@ -84,10 +85,8 @@ def test_an_alarm_is_written_once_for_each_stretch(
 
 
 def test_only_the_first_and_last_steps_of_a_long_run_are_read(tmp_path: Path) -> None:
-    run, file = (
-        RunFacts(name="r", directory=str(tmp_path), steps=9, config={}),
-        MetricsFile(tmp_path),
-    )
+    run = RunFacts(name="r", directory=str(tmp_path), steps=9, config={})
+    file = MetricsFile(tmp_path)
     padding = {f"padding/{i}": 0.123456 for i in range(100)}
     for step in range(200):
         value = 0.5 if step < 199 else 0.1
@@ -109,7 +108,8 @@ def test_only_the_first_and_last_steps_of_a_long_run_are_read(tmp_path: Path) ->
 
 def test_the_alarm_fires_before_brightness_alone_has_cost_coverage(taught_dir: Path) -> None:
     """KL off: the pictures turn white, and the reward alone would call that a success."""
-    reward, seen = Brightness(None, WorkerContext(role="scorer")), []
+    reward = Brightness(None, WorkerContext(role="scorer"))
+    seen = []
     for metrics, covered in kit.run_digits(taught_dir, reward):
         seen.append(metrics)
         if alarm_in(seen):

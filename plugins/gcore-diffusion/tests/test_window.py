@@ -27,8 +27,8 @@ def test_a_moving_window_of_two_steps_learns_the_digits(
     run = kit.run_digits(
         taught_dir, reward, {"window": 2, "window_moves": moves}, kl_coefficient=0.1
     )
-    seen = [metrics for metrics, _ in islice(run, steps)]
-    assert len({metrics["begins"] for metrics in seen}) > 4, "the window moves"
-    assert max(metrics["logprob_gap_max"] for metrics in seen) <= 1e-6
-    assert seen[-1]["greedy"] > seen[0]["greedy"] + gain
-    assert seen[-1]["reward"] > seen[0]["reward"] + gain
+    metrics_of_steps = [metrics for metrics, _ in islice(run, steps)]
+    assert len({metrics["begins"] for metrics in metrics_of_steps}) > 4, "the window moves"
+    assert max(metrics["logprob_gap_max"] for metrics in metrics_of_steps) <= 1e-6
+    assert metrics_of_steps[-1]["greedy"] > metrics_of_steps[0]["greedy"] + gain
+    assert metrics_of_steps[-1]["reward"] > metrics_of_steps[0]["reward"] + gain

@@ -191,10 +191,8 @@ async def test_every_byte_arrives_and_pushes_succeed_after_any_process_fails(
     async with asyncio.timeout(PATIENCE_S):
         for pipe in ("halted", "never"):
             os.mkfifo(site.directory / pipe)
-        told, halted = (
-            os.open(site.directory / "halted", os.O_RDWR | os.O_NONBLOCK),
-            asyncio.Event(),
-        )
+        told = os.open(site.directory / "halted", os.O_RDWR | os.O_NONBLOCK)
+        halted = asyncio.Event()
         asyncio.get_running_loop().add_reader(told, halted.set)
         os.rename(site.directory / "halted", site.directory / "later")
         _, _, dying = await asyncio.gather(
@@ -331,9 +329,9 @@ CUDA = {"ipc": ["box", "1", "gpu0", "gpu1"], "nccl": ["box nccl 2.29", "1", "gpu
 
 def other(process: int, device: int, **changes: list[str] | None) -> dict[str, list[str]]:
     """A generator on that device, which sees the other one."""
-    told = {"ipc": ["box", str(process), f"gpu{device}", f"gpu{1 - device}"]}
-    told["nccl"] = [CUDA["nccl"][0], str(process), f"gpu{device}"]
-    return {name: words for name, words in {**told, **changes}.items() if words is not None}
+    offers = {"ipc": ["box", str(process), f"gpu{device}", f"gpu{1 - device}"]}
+    offers["nccl"] = [CUDA["nccl"][0], str(process), f"gpu{device}"]
+    return {name: words for name, words in {**offers, **changes}.items() if words is not None}
 
 
 @pytest.mark.parametrize(
@@ -395,8 +393,8 @@ def test_a_handle_is_plain_fields_and_the_memory_behind_it_is_what_was_written(
     tmp_path: Path,
 ) -> None:
     writer = IpcWriter(CPU, tmp_path / "push", 32)
-    told = msgspec.msgpack.decode(writer.handle)
-    assert told[0] == 32 and Path(told[1]).parent == tmp_path and told[2:] == [None, 0]
+    fields = msgspec.msgpack.decode(writer.handle)
+    assert fields[0] == 32 and Path(fields[1]).parent == tmp_path and fields[2:] == [None, 0]
     digest = writer.fill(0, torch.arange(16, dtype=torch.uint8))
     receiver = Nobody()
     reader = DeviceReader(receiver, "ipc", 0, CPU)  # type: ignore[arg-type]
@@ -440,14 +438,14 @@ def test_memory_of_a_device_goes_to_another_process_and_comes_back_free(tmp_path
     writer = IpcWriter(torch.device("cuda", 0), tmp_path / "push", 64 << 20)
     content = noise(1 << 20).cuda()
     digest = writer.fill(4096, content)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", OPENS, writer.handle.hex()],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.stdout.split() == [str(digest)], done.stderr
+    assert process.stdout.split() == [str(digest)], process.stderr
     writer.close()
     torch.cuda.empty_cache()
     assert used_on_device() < before + (64 << 20)

@@ -9,7 +9,8 @@ from gcore_language.inbox import WeightInbox
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.records import TensorSpec, WeightPlan
 
-A, B = TensorSpec("a", "F32", (2,), 8), TensorSpec("b", "F32", (1,), 4)
+A = TensorSpec("a", "F32", (2,), 8)
+B = TensorSpec("b", "F32", (1,), 4)
 SHAPES = {"a": (2,), "b": (1,)}
 
 

@@ -82,15 +82,15 @@ class CoinTrainer(LanguageTrainer):
         return [[throws(part[at : at + 2]) for at in range(0, len(part), 2)] for part in kept]
 
 
-def throws(chosen: Sequence[Placed]) -> Throws:
-    counts = [len(record.columns["heads"]) for _, record in chosen]
-    heads = torch.from_numpy(np.concatenate([record.columns["heads"] for _, record in chosen]))
+def throws(placed: Sequence[Placed]) -> Throws:
+    counts = [len(record.columns["heads"]) for _, record in placed]
+    heads = torch.from_numpy(np.concatenate([record.columns["heads"] for _, record in placed]))
     columns = {
-        "record": torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor(counts)),
+        "record": torch.repeat_interleave(torch.arange(len(placed)), torch.tensor(counts)),
         "mask": torch.ones(len(heads), dtype=torch.bool),
         "rollout_logp": torch.full((len(heads),), float(np.log(0.5))),
     }
-    return Throws(np.array([place for place, _ in chosen]), columns, heads)
+    return Throws(np.array([place for place, _ in placed]), columns, heads)
 
 
 class Reinforce:
@@ -197,11 +197,14 @@ def test_a_column_of_another_role_reaches_the_objective_action_by_action() -> No
     engine = Coin(context)
     trainer = CoinTrainer(TrainerSettings(learning_rate=0.5), context, engine)  # type: ignore[arg-type]
     draw = np.random.default_rng(0)
-    records, values = [], []
+    records = []
+    values = []
     for sample, heads in enumerate(([1, 1], [0], [], [0, 0, 1])):
         teacher = draw.uniform(-2, 0, len(heads)).astype(np.float32)
-        made = record(sample, heads, 0)
-        records.append(replace(made, columns={**made.columns, "teacher_logp": teacher}))
+        made_record = record(sample, heads, 0)
+        records.append(
+            replace(made_record, columns={**made_record.columns, "teacher_logp": teacher})
+        )
         values += list(zip(heads, teacher.astype(np.float64), strict=True))
     trainer.prepare(records, frozenset())
     metrics = trainer.train(0, np.zeros(len(records)), 1, 1)

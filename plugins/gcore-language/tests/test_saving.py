@@ -80,12 +80,12 @@ def test_whole_tensors_in_several_files_load_too(
     whole = {f"weight/{name}": torch.full((5, 4), float(i)) for i, name in enumerate("abc")}
     save_state(tmp_path, whole.items(), {"version": 1}, writes=True)
     assert len(list(tmp_path.glob("state-*.safetensors"))) == 2
-    found = {
+    loaded = {
         f"{part}/{name}": tensor
         for part, name, tensor in load_parts(tmp_path, dict.fromkeys("abc", (5, 4)))
     }
-    assert found.keys() == whole.keys() and all(
-        torch.equal(found[key], whole[key]) for key in whole
+    assert loaded.keys() == whole.keys() and all(
+        torch.equal(loaded[key], whole[key]) for key in whole
     )
 
 
@@ -96,13 +96,13 @@ def test_a_state_in_another_format_is_an_error_that_says_which_key_to_change(
     assert read_numbers(tmp_path) == ("sharded", {"version": 2})
     with pytest.raises(
         DataError, match="this state is in the format sharded, which this trainer cannot load"
-    ) as told:
+    ) as caught:
         load_numbers(tmp_path)
     assert (
-        told.value.why
+        caught.value.why
         == "It was saved with config.checkpoint: sharded; every trainer loads what whole saves."
     )
-    assert "config.checkpoint: whole" in told.value.todo
+    assert "config.checkpoint: whole" in caught.value.todo
     write_numbers(tmp_path, {"version": 2})
     assert load_numbers(tmp_path) == {"version": 2}
 
@@ -148,24 +148,28 @@ def test_missing_rows_of_a_rank_are_detected(tmp_path: Path) -> None:
 
 
 def test_copies_reuse_their_memory_until_shapes_change() -> None:
-    staging, live = Staging(), {"a": torch.ones(4), "b": torch.zeros(2, 2)}
-    seen: list[Mapping[str, torch.Tensor]] = []
+    staging = Staging()
+    live = {"a": torch.ones(4), "b": torch.zeros(2, 2)}
+    written: list[Mapping[str, torch.Tensor]] = []
 
     def save(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        staging.save(tensors, lambda copies, wrote: seen.append(dict(copies)), lambda: None).wait()
-        return {name: tensor.data_ptr() for name, tensor in seen[-1].items()}
+        staging.save(
+            tensors, lambda copies, wrote: written.append(dict(copies)), lambda: None
+        ).wait()
+        return {name: tensor.data_ptr() for name, tensor in written[-1].items()}
 
     first = save(live)
     live["a"].add_(1)
-    assert torch.equal(seen[0]["a"], torch.ones(4))
+    assert torch.equal(written[0]["a"], torch.ones(4))
     assert save(live) == first
-    assert torch.equal(seen[1]["a"], torch.full((4,), 2.0))
+    assert torch.equal(written[1]["a"], torch.full((4,), 2.0))
     assert save({"a": torch.ones(5)}).keys() == {"a"}
 
 
 def test_tensors_may_change_as_soon_as_they_are_copied_and_not_before() -> None:
     """Whatever is added after ``wait`` is not in the copy, though writing has not begun."""
-    staging, go = Staging(), threading.Event()
+    staging = Staging()
+    go = threading.Event()
     live = {str(i): torch.zeros(500_000) for i in range(20)}
     sums: list[float] = []
 
@@ -210,8 +214,10 @@ class Engine:
 
 def make_trainer(engine: Any) -> SavingTrainer:
     trainer = SavingTrainer.__new__(SavingTrainer)  # without an engine that could train
-    trainer._saving_engine, trainer._pending = engine, None
-    trainer.version, trainer._updates = 3, 5
+    trainer._saving_engine = engine
+    trainer._pending = None
+    trainer.version = 3
+    trainer._updates = 5
     return trainer
 
 
@@ -247,7 +253,8 @@ def test_a_file_that_cannot_be_written_is_an_error_with_its_name() -> None:
 
 
 def test_progress_is_reported_while_a_file_is_written() -> None:
-    told, go = [], threading.Event()
+    told = []
+    go = threading.Event()
 
     def write(wrote: Callable[[], None]) -> None:
         wrote()

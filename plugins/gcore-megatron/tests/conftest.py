@@ -11,9 +11,9 @@ from gcore_language.tiny import save_model
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """Family -> directories of a policy and of a reference with other weights."""
-    found = {}
+    directories = {}
     for family in ("llama", "qwen2", "qwen3"):
-        found[family] = tuple(tmp_path_factory.mktemp(f"{family}-{seed}") for seed in (0, 1))
-        for seed, directory in enumerate(found[family]):
+        directories[family] = tuple(tmp_path_factory.mktemp(f"{family}-{seed}") for seed in (0, 1))
+        for seed, directory in enumerate(directories[family]):
             save_model(directory, family, seed)
-    return found
+    return directories

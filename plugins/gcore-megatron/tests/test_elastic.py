@@ -82,7 +82,8 @@ def in_all(
 
 @pytest.mark.parametrize("source", ["torch", *WHOLE])
 def test_torch_continues_from_a_megatron_state(source: str, works: Path, in_torch: Path) -> None:
-    expected, resumed = elastic.outcome(works / source), elastic.outcome(in_torch, source)
+    expected = elastic.outcome(works / source)
+    resumed = elastic.outcome(in_torch, source)
     elastic.assert_goes_on(resumed, expected, exact=source == "torch")
 
 
@@ -93,5 +94,6 @@ def test_torch_continues_from_a_megatron_state(source: str, works: Path, in_torc
 def test_megatron_continues_from_a_state_of_any_split(
     source: str, target: str, works: Path, in_all: dict[str, Path]
 ) -> None:
-    expected, resumed = elastic.outcome(works / source), elastic.outcome(in_all[target], source)
+    expected = elastic.outcome(works / source)
+    resumed = elastic.outcome(in_all[target], source)
     elastic.assert_goes_on(resumed, expected, exact=source.partition(":")[0] == target)

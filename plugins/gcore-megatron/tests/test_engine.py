@@ -32,13 +32,13 @@ def engine(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]])
 
     model, reference = models[request.param]
     objective = tools.make_objective(*OBJECTIVES[0])
-    made = MegatronEngine(
+    opened = MegatronEngine(
         MegatronTrainerConfig(**tools.SETTINGS, reference_path=str(reference)),
         tiny.make_context(model, objective),
     )
-    made.plain = tools.Plain(model, reference, tools.SETTINGS, objective)
-    yield made
-    made.close()
+    opened.plain = tools.Plain(model, reference, tools.SETTINGS, objective)
+    yield opened
+    opened.close()
 
 
 def batches_of(records: list[Any], layout: Any, budget: int) -> list[Any]:
@@ -177,12 +177,12 @@ def test_weights_are_written_in_files_of_bounded_size(engine: Any, tmp_path: Pat
     )
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     assert len(set(index.values())) > 2
-    found = {
+    stored = {
         spec.name: bytes(array)
         for file in sorted(tmp_path.glob("*.safetensors"))
         for spec, array in read_safetensors(file)
     }
-    assert found == {spec.name: array.tobytes() for spec, array in engine.export_weights()}
+    assert stored == {spec.name: array.tobytes() for spec, array in engine.export_weights()}
 
 
 def test_bfloat16_trains_on_float32_weights(models: dict[str, tuple[Path, Path]]) -> None:

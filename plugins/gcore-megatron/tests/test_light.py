@@ -109,7 +109,8 @@ def test_log_probs_and_entropies_match_a_softmax(alone: Any) -> None:
     """Values and gradients, with filled-up rows; float32 rounding."""
     torch.manual_seed(0)
     logits = (3 * torch.randn(5, 16)).requires_grad_()
-    targets, temperature = torch.tensor([0, 9, 3, 11, 7]), torch.tensor([1.0, 0.5, 1.0, 2.0, 1.0])
+    targets = torch.tensor([0, 9, 3, 11, 7])
+    temperature = torch.tensor([1.0, 0.5, 1.0, 2.0, 1.0])
     found = action_logp(logits, targets, temperature, 12, alone)
     logp = (logits[:, :12] / temperature[:, None]).log_softmax(-1)
     expected = logp.gather(1, targets[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
@@ -123,7 +124,8 @@ def test_log_probs_and_entropies_match_a_softmax(alone: Any) -> None:
 
 def test_the_size_of_chunks_does_not_change_results(alone: Any) -> None:
     torch.manual_seed(0)
-    head, targets = torch.nn.Linear(4, 8), torch.arange(5)
+    head = torch.nn.Linear(4, 8)
+    targets = torch.arange(5)
     hidden = torch.randn(5, 4)
     found = []
     for actions in (5, 2):

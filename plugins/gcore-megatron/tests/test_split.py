@@ -95,10 +95,10 @@ def trained(
     Returns the directory that it wrote. So a test needs no other test to have run before it.
     """
     works = tmp_path_factory.mktemp("works")
-    done: set[str] = set()
+    finished: set[str] = set()
 
     def work_of(split: str) -> Path:
-        if split in done:
+        if split in finished:
             return works / split
         family, ranks, settings, objective, resumed = SPLITS[split]
         model, reference = models[family]
@@ -109,7 +109,7 @@ def trained(
             "resume": str(work_of(resumed) / "state") if resumed else "",
         }
         run(works / split, ranks, spec)
-        done.add(split)
+        finished.add(split)
         return works / split
 
     return work_of
