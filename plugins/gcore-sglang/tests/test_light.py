@@ -163,6 +163,7 @@ def test_sleep_is_refused_where_there_is_no_cuda() -> None:
     from gcore_sglang.sleeping import SleepingSglangGenerator
 
     with pytest.raises(
-        ConfigError, match=r"(?s)roles\.rollout\.use: sleep of this engine needs CUDA.*Use sglang\."
+        ConfigError,
+        match=r"(?s)roles\.rollout\.use: this engine can sleep only with CUDA.*Use sglang\.",
     ):
         SleepingSglangGenerator(SglangGeneratorConfig(), WorkerContext(role="rollout"))

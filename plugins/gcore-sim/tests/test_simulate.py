@@ -197,7 +197,7 @@ def test_the_command_draws_the_steps(tmp_path: Path) -> None:
             "--policies: plugin 'placement' has no placement 'replya' (did you mean 'replay'?)",
         ),
         (["--policies", "split:half"], "--policies: 'half' is not valid for share of split"),
-        (["--policies", "colocated:2"], "--policies: colocated has no settings, so not '2' either"),
+        (["--policies", "colocated:2"], "--policies: colocated has no settings, but '2' is given"),
         (
             ["--policies", "split:0.5", "--devices", "4"],
             "--devices: 4 devices make 1 replicas of 4, two are needed",

@@ -131,6 +131,7 @@ def test_sleep_is_refused_where_there_is_no_cuda() -> None:
     from gcore_vllm.sleeping import SleepingVllmGenerator
 
     with pytest.raises(
-        ConfigError, match=r"(?s)roles\.rollout\.use: sleep of this engine needs CUDA.*Use vllm\."
+        ConfigError,
+        match=r"(?s)roles\.rollout\.use: this engine can sleep only with CUDA.*Use vllm\.",
     ):
         SleepingVllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout"))
