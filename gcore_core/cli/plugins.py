@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from gcore_core.config.plugins import Provided
 
 TIMEOUT_S = 120.0
-#: What a plugin's root must not import: describing itself has to stay cheap.
-HEAVY = (
-    "torch",
-    "transformers",
-    "vllm",
-    "sglang",
-    "deepspeed",
-    "megatron",
-    "ray",
-    "tensorflow",
-    "jax",
-    "diffusers",
-)
 KINDS = (
     "generator, trainer, annotator, reward, placement, balancer, advantage, objective, launcher, "
     "observer, controller, dataset, filter, command"
@@ -271,7 +258,7 @@ def inspect_plugin(name: str) -> Report:
         plugins.load(plugin)
     except GcoreError as error:
         return Report([str(error)])
-    heavy = sorted(set(HEAVY) & (set(sys.modules) - modules_before))
+    heavy = sorted({*catalog.HEAVY, "diffusers"} & (set(sys.modules) - modules_before))
     if heavy:
         report.problems.append(
             f"plugin {name!r}: importing {plugin.module} imports {', '.join(heavy)}, which every "

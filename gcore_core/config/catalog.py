@@ -31,6 +31,20 @@ from gcore_core.contract.errors import (
 
 GROUP = "gcore"
 CORE = "core"
+#: What a plugin's root must not import: each run looks at every root, so describing itself has to
+#: stay cheap.
+HEAVY = (
+    "deepspeed",
+    "jax",
+    "matplotlib",
+    "megatron",
+    "ray",
+    "sglang",
+    "tensorflow",
+    "torch",
+    "transformers",
+    "vllm",
+)
 _CORE_DISTRIBUTION = "gcore-core"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core.config import catalog
+
 ROOT = Path(__file__).parents[2]
 
 #: What each folder of the core may import of the project, besides itself.
@@ -27,17 +29,7 @@ MAY_IMPORT = {
     "testing": {"contract", "config", "runtime", "controllers", "run", "builtin"},
 }
 
-HEAVY = {
-    "torch",
-    "transformers",
-    "vllm",
-    "sglang",
-    "deepspeed",
-    "megatron",
-    "ray",
-    "tokenizers",
-}
-HEAVY |= {"pyarrow"}
+HEAVY = {*catalog.HEAVY, "pyarrow", "tokenizers"}
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core.config import catalog
+
 ROOT = Path(__file__).parents[2]
-ENGINES = [
-    "torch",
-    "transformers",
-    "vllm",
-    "sglang",
-    "deepspeed",
-    "megatron",
-    "ray",
-    "diffusers",
-    "matplotlib",
-]
-ENGINES += ["pyarrow"]
+ENGINES = [*catalog.HEAVY, "diffusers", "pyarrow"]
 
 DESCRIBE = f"""
 import importlib, sys

@@ -26,17 +26,6 @@ from gcore_core.contract.errors import PluginBroken
 from gcore_core.contract.factories import import_attribute, reference_to
 from gcore_core.testing.contracts.base import Contract
 
-HEAVY = [
-    "torch",
-    "transformers",
-    "vllm",
-    "sglang",
-    "deepspeed",
-    "megatron",
-    "ray",
-    "jax",
-    "matplotlib",
-]
 #: What a hook may take: descriptions are data, nothing is computed or opened for them.
 HOOKS_LIMIT_S = 0.5
 #: capability -> methods that the factory's class must have
@@ -76,7 +65,7 @@ class PluginContract(Contract):
         words = [
             installed.module,
             json.dumps([path for path in sys.path if path]),
-            json.dumps(HEAVY),
+            json.dumps(catalog.HEAVY),
         ]
         done = subprocess.run(
             [sys.executable, "-c", _LOOK, *words],
