@@ -5,7 +5,7 @@ After a push, both give the same log-probs for the same actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.contracts.base import Contract, closing, described, make
@@ -112,6 +112,11 @@ def sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]:
     ended: list[Any] = []
     while len(ended) < len(requests):
         ended += generator.step()
+    return train_records(ended)
+
+
+def train_records(finished: Iterable[Finished]) -> list[TrainRecord]:
+    """Returns a generator's records, sorted, as a trainer gets them."""
     records = [
         TrainRecord(
             ordinal=r.request.ordinal,
@@ -120,6 +125,6 @@ def sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]:
             columns=r.columns,
             media=r.media,
         )
-        for r in ended
+        for r in finished
     ]
     return sorted(records, key=lambda record: (record.ordinal, record.sample))

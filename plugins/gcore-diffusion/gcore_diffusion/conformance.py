@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import FINISHED, Prompt
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
@@ -25,6 +24,7 @@ from gcore_core.testing import (
     TrainerContract,
     TrainerWithGeneratorContract,
 )
+from gcore_core.testing.contracts.agreement import sampled
 from gcore_core.testing.contracts.base import make
 from gcore_core.testing.contracts.generator import requests_of
 
@@ -79,7 +79,7 @@ class TestTrainer(_OnTiny, TrainerContract):
         generator = make(
             self.description("generator"), {"steps": 4}, replace(context, role="rollout")
         )
-        return _sampled(generator, requests_of(_PROMPTS, 3))
+        return sampled(generator, requests_of(_PROMPTS, 3))
 
 
 class TestTrainerWithGenerator(_OnTiny, TrainerWithGeneratorContract):
@@ -140,24 +140,6 @@ def _random_model(directory: Path) -> Path:
         torch.nn.init.normal_(parameter, std=0.1)
     save_tiny(net, directory)
     return directory
-
-
-def _sampled(generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]:
-    generator.submit(requests)
-    ended: list[Any] = []
-    while len(ended) < len(requests):
-        ended += generator.step()
-    records = [
-        TrainRecord(
-            ordinal=r.request.ordinal,
-            sample=r.request.sample,
-            minibatch=0,
-            columns=r.columns,
-            media=r.media,
-        )
-        for r in ended
-    ]
-    return sorted(records, key=lambda record: (record.ordinal, record.sample))
 
 
 def _scored(row: int, image: np.ndarray | None) -> ScoredRecord:

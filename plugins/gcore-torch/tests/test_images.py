@@ -22,7 +22,7 @@ from transformers import AutoModelForImageTextToText
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import Prompt, WeightPlan
-from gcore_core.contract.trainer import TrainRecord
+from gcore_core.testing.contracts.agreement import train_records
 from gcore_core.testing.runs import run_together
 from tests.support import language_models as tiny
 
@@ -101,20 +101,6 @@ def answers(generator: TorchGenerator, prompts: Sequence[Prompt]) -> list[Finish
     return list(tiny.drain(generator))
 
 
-def to_train(records: Sequence[Finished]) -> list[TrainRecord]:
-    return [
-        TrainRecord(
-            ordinal=r.request.ordinal,
-            sample=r.request.sample,
-            minibatch=0,
-            columns=r.columns,
-            media=r.media,
-        )
-        for r in records
-    ]
-
-
-@torch.no_grad()
 def expected(model: Any, record: Finished) -> np.ndarray:
     """Log-probs by transformers' own forward pass: the prompt with its images, then token by token
     with its cache.
@@ -207,7 +193,7 @@ def test_generator_and_trainer_agree_and_a_step_changes_every_part(
     open_trainer: Open,
     prompts: list[Prompt],
 ) -> None:
-    records = to_train(answers(open_generator(family, temperature=0.8), prompts))
+    records = train_records(answers(open_generator(family, temperature=0.8), prompts))
     trainer = open_trainer(family, budget_tokens=budget)
     before = weights_of(trainer)
     trainer.prepare(records, frozenset())
@@ -225,7 +211,7 @@ def test_generator_and_trainer_agree_again_after_a_push(
 ) -> None:
     generator, trainer = open_generator(), open_trainer(learning_rate=1e-2)
     for version in (1, 2):
-        records = to_train(answers(generator, prompts))
+        records = train_records(answers(generator, prompts))
         trainer.prepare(records, frozenset())
         assert (
             trainer.train(version - 1, tiny.make_advantages(records), 1, 1)["logprob_gap_max"]
@@ -276,7 +262,7 @@ def test_a_group_encodes_its_image_once_a_micro_batch(
         "get_image_features",
         lambda p, g, **k: (encoded.append(len(g)), encode(p, g, **k))[1],
     )
-    records = to_train(answers(open_generator(), prompts))
+    records = train_records(answers(open_generator(), prompts))
     trainer.prepare(records, frozenset())
     trainer.train(0, tiny.make_advantages(records), 1, 1)
     assert encoded == [5]
@@ -316,7 +302,7 @@ def test_training_works_with_checkpointed_layers_and_bfloat16(
     open_trainer: Open,
     prompts: list[Prompt],
 ) -> None:
-    records = to_train(answers(open_generator(), prompts))
+    records = train_records(answers(open_generator(), prompts))
     plain, other = open_trainer(), open_trainer(**settings)
     norms = []
     for trainer in (plain, other):
@@ -343,7 +329,7 @@ def test_an_image_for_a_text_model_is_refused(
 def test_a_text_trainer_refuses_records_with_images(
     open_generator: Open, model_dirs: dict[str, Path], prompts: list[Prompt]
 ) -> None:
-    records = to_train(answers(open_generator(), prompts))
+    records = train_records(answers(open_generator(), prompts))
     trainer = TorchTrainer(
         TorchTrainerConfig(), tiny.make_context(model_dirs["llama"], tiny.Reinforce())
     )
