@@ -123,6 +123,20 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
 
 
+class _StepLines:
+    """Makes the lines of steps. Where it ``repeats``, each has the latest evaluation."""
+
+    def __init__(self, steps: int, *, repeats: bool) -> None:
+        self._steps = steps
+        self._repeats = repeats
+        self._evaluation: dict[str, float] = {}
+
+    def parts(self, report: StepReport) -> list[Part]:
+        earlier = self._evaluation if self._repeats else {}
+        self._evaluation = report.evaluation or earlier
+        return step_parts(report, self._steps, self._evaluation)
+
+
 class _Pace:
     """Estimates the seconds left from the mean time of the steps since the first report.
 
@@ -156,11 +170,9 @@ class PlainDisplay:
         *,
         repeats: bool = True,
     ) -> None:
-        self._steps = steps
         self._stream = stream
         self._pace = _Pace(steps, clock)
-        self._repeats = repeats
-        self._evaluation: dict[str, float] = {}
+        self._lines = _StepLines(steps, repeats=repeats)
         self._shown = ("", -1)
 
     def phase(self, text: str, share: float | None = None) -> None:
@@ -171,9 +183,7 @@ class PlainDisplay:
             self.note(text if share is None else f"{text} {share:.0%}")
 
     def step(self, report: StepReport) -> None:
-        earlier = self._evaluation if self._repeats else {}
-        self._evaluation = report.evaluation or earlier
-        parts = step_parts(report, self._steps, self._evaluation)
+        parts = self._lines.parts(report)
         left_s = self._pace.left_s(report.step)
         if len(parts) == 1:  # step 0 without an evaluation has nothing but its number to show
             return
@@ -212,8 +222,7 @@ class LiveDisplay:
 
         self._steps = steps
         self._pace = _Pace(steps, clock)
-        self._repeats = repeats
-        self._evaluation: dict[str, float] = {}
+        self._lines = _StepLines(steps, repeats=repeats)
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -229,9 +238,7 @@ class LiveDisplay:
         self._show_bar(text, share, "" if share is None else f"{share:.0%}")
 
     def step(self, report: StepReport) -> None:
-        earlier = self._evaluation if self._repeats else {}
-        self._evaluation = report.evaluation or earlier
-        parts = step_parts(report, self._steps, self._evaluation)
+        parts = self._lines.parts(report)
         if len(parts) > 1:
             self._print(_wrapped(parts, self._console.width))
         left_s = self._pace.left_s(report.step)
