@@ -42,7 +42,7 @@ class Confinement:
         here = Path(__file__).parent
         self._confine = here / "confine.py"
         self._time_s = config.time_s
-        self._told = {
+        self._settings = {
             "confined": confined,
             "python": sys.executable,
             "driver": str(here / "driver.py"),
@@ -62,13 +62,13 @@ class Confinement:
         # The driver prints this word, which the code is not given, when the tests have ended: a
         # program that exits early has not passed, whatever its exit code says.
         word = secrets.token_hex(16)
-        told = json.dumps({"code": code, "tests": list(tests), "word": word})
+        task = json.dumps({"code": code, "tests": list(tests), "word": word})
         with tempfile.TemporaryDirectory(dir=self._place.name) as base:
             command = [
                 sys.executable,
                 "-I",
                 str(self._confine),
-                json.dumps({**self._told, "base": base}),
+                json.dumps({**self._settings, "base": base}),
             ]
             process = subprocess.Popen(
                 command,
@@ -80,8 +80,8 @@ class Confinement:
                 start_new_session=True,
             )
             try:
-                found, why = process.communicate(
-                    told.encode("utf-8", "replace"), timeout=self._time_s + _PATIENCE_S
+                output, why = process.communicate(
+                    task.encode("utf-8", "replace"), timeout=self._time_s + _PATIENCE_S
                 )
             except subprocess.TimeoutExpired as error:
                 raise NotConfined("it did not end in time") from error
@@ -91,7 +91,7 @@ class Confinement:
             raise NotConfined(
                 why.decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
             )
-        return process.returncode == 0 and found == word.encode()
+        return process.returncode == 0 and output == word.encode()
 
     def close(self) -> None:
         self._place.cleanup()
@@ -143,12 +143,12 @@ class CodeReward:
                 f"has: {has}"
             )
             return failure(what[:REASON_CHARACTERS])
-        found = list(self._pattern.finditer(record.text))
-        if not found:
+        matches = list(self._pattern.finditer(record.text))
+        if not matches:
             return Score(value=0.0)
         try:
             passed = self._confinement.passes(
-                found[-1].group(1 if self._pattern.groups else 0), tests
+                matches[-1].group(1 if self._pattern.groups else 0), tests
             )
         except (NotConfined, OSError) as error:
             return failure(f"the code could not be run: {error}"[:REASON_CHARACTERS])
@@ -157,13 +157,13 @@ class CodeReward:
 
 def _tests(field: Any) -> list[str] | None:
     """Returns the tests in a row's field; None where it is no text and no list of texts."""
-    found = [field] if isinstance(field, str) else field
+    tests = [field] if isinstance(field, str) else field
     if (
-        isinstance(found, list)
-        and found
-        and all(isinstance(test, str) and test.strip() for test in found)
+        isinstance(tests, list)
+        and tests
+        and all(isinstance(test, str) and test.strip() for test in tests)
     ):
-        return found
+        return tests
     return None
 
 

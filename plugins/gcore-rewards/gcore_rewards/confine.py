@@ -58,7 +58,7 @@ _NO_NEW_PRIVILEGES = 38
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def _sure(result: int, what: str) -> None:
+def _check(result: int, what: str) -> None:
     """Raises OSError, with the C library's error, unless a call returned 0."""
     if result != 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
@@ -66,7 +66,7 @@ def _sure(result: int, what: str) -> None:
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
     words = [None if word is None else word.encode() for word in (source, target, kind)]
-    _sure(_LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
+    _check(_LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
 
 
 def _name_spaces() -> None:
@@ -77,7 +77,7 @@ def _name_spaces() -> None:
     uid = os.geteuid()
     gid = os.getegid()
     flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (0 if uid == 0 else _NEWUSER)
-    _sure(_LIBC.unshare(flags), "unshare")
+    _check(_LIBC.unshare(flags), "unshare")
     if uid != 0:
         for name, text in (
             ("setgroups", "deny"),
@@ -112,8 +112,8 @@ def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) ->
         _mount(path, place, None, _BIND | _REC)
         # A bind mount becomes read only by a second mount, which must repeat the flags that a user
         # name space may not clear. Bit 4096 of statvfs is ST_RELATIME.
-        found = os.statvfs(place).f_flag
-        kept = (found & _KEPT) | (_RELATIME if found & 4096 else 0)
+        flags = os.statvfs(place).f_flag
+        kept = (flags & _KEPT) | (_RELATIME if flags & 4096 else 0)
         extra = 0 if path in DEVICES else _NODEV
         _mount("none", place, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | extra | kept)
     for name in (WORK, "/.old"):
@@ -123,41 +123,41 @@ def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) ->
     with open(base + "/.driver.py", "w") as file:
         file.write(driver)
     # The new root takes the place of the old one, which is then detached from under /.old.
-    _sure(_LIBC.pivot_root(base.encode(), (base + "/.old").encode()), "pivot_root")
+    _check(_LIBC.pivot_root(base.encode(), (base + "/.old").encode()), "pivot_root")
     os.chdir("/")
-    _sure(_LIBC.umount2(b"/.old", _DETACH), "umount")
+    _check(_LIBC.umount2(b"/.old", _DETACH), "umount")
 
 
-def _limit(told: dict[str, Any]) -> None:
+def _limit(settings: dict[str, Any]) -> None:
     limits = {
-        resource.RLIMIT_CPU: told["cpu_s"],
-        resource.RLIMIT_AS: told["memory_mib"] << 20,
-        resource.RLIMIT_FSIZE: told["files_mib"] << 20,
-        resource.RLIMIT_NPROC: told["processes"],
+        resource.RLIMIT_CPU: settings["cpu_s"],
+        resource.RLIMIT_AS: settings["memory_mib"] << 20,
+        resource.RLIMIT_FSIZE: settings["files_mib"] << 20,
+        resource.RLIMIT_NPROC: settings["processes"],
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 0,
     }
-    if not told["confined"]:
+    if not settings["confined"]:
         del limits[resource.RLIMIT_NPROC]  # it would count all processes of this user
     for which, limit in limits.items():
         resource.setrlimit(which, (limit, limit))
 
 
-def _program(told: dict[str, Any]) -> None:
+def _program(settings: dict[str, Any]) -> None:
     """Turns this process into the program, with its limits and as an unprivileged user.
 
     What the program prints is dropped; only the driver knows where standard output was.
     """
-    if told["confined"]:
+    if settings["confined"]:
         if os.geteuid() == 0:
             os.setgroups([])
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
             # The kernel counts, and limits, processes by user name space.
-            _sure(_LIBC.unshare(_NEWUSER), "unshare")
+            _check(_LIBC.unshare(_NEWUSER), "unshare")
         os.chdir(WORK)
-    _sure(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
-    _limit(told)
+    _check(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
+    _limit(settings)
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": os.getcwd(),
@@ -165,25 +165,25 @@ def _program(told: dict[str, Any]) -> None:
         "OMP_NUM_THREADS": "1",
     }
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
-    driver = "/.driver.py" if told["confined"] else told["driver"]
-    os.execve(told["python"], [told["python"], "-I", "-B", driver], environment)
+    driver = "/.driver.py" if settings["confined"] else settings["driver"]
+    os.execve(settings["python"], [settings["python"], "-I", "-B", driver], environment)
 
 
-def _start(told: dict[str, Any]) -> None:
+def _start(settings: dict[str, Any]) -> None:
     """Is the first process of the name spaces: prepares them, starts the program, ends with it.
 
     When the first process of a process name space ends, the kernel ends all others in it.
     """
     _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if told["confined"]:
-        with open(told["driver"]) as file:
+    if settings["confined"]:
+        with open(settings["driver"]) as file:
             driver = file.read()
-        _file_system(told["base"], told["readable"], told["files_mib"], driver)
+        _file_system(settings["base"], settings["readable"], settings["files_mib"], driver)
     ready, failed = os.pipe()
     program = os.fork()
     if program == 0:
         try:
-            _program(told)
+            _program(settings)
         except BaseException as error:
             os.write(failed, str(error).encode()[:1000])
         os._exit(NOT_CONFINED)
@@ -201,10 +201,10 @@ def _start(told: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    told = json.loads(sys.argv[1])
+    settings = json.loads(sys.argv[1])
     _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     try:
-        if told["confined"]:
+        if settings["confined"]:
             _name_spaces()
         first = os.fork()
     except OSError as error:
@@ -212,7 +212,7 @@ def main() -> int:
         return NOT_CONFINED
     if first == 0:
         try:
-            _start(told)
+            _start(settings)
         except BaseException as error:
             print(error, file=sys.stderr, flush=True)
             os._exit(NOT_CONFINED)
@@ -220,7 +220,7 @@ def main() -> int:
     os.close(1)
     waiting = select.poll()
     waiting.register(os.pidfd_open(first), select.POLLIN)
-    if not waiting.poll(1000 * told["time_s"]):
+    if not waiting.poll(1000 * settings["time_s"]):
         os.kill(first, signal.SIGKILL)  # the kernel ends all others of its name space
         os.waitpid(first, 0)
         return TIMED_OUT

@@ -14,18 +14,18 @@ from pathlib import Path
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
+    task = json.load(sys.stdin)
     # Standard output is kept under another number, and the code gets /dev/null in its place.
     out = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     names: dict[str, object] = {}
-    for number, source in enumerate([told["code"], *told["tests"]]):
+    for number, source in enumerate([task["code"], *task["tests"]]):
         file = Path(f"part{number}.py")
         file.write_text(source, encoding="utf-8", errors="replace")
         names = runpy.run_path(str(file), init_globals=names, run_name="solution")
-    os.write(out, told["word"].encode())
+    os.write(out, task["word"].encode())
 
 
 main()

@@ -58,8 +58,8 @@ class HttpReward:
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         size = self._config.batch
         batches = [records[start : start + size] for start in range(0, len(records), size)]
-        found = await asyncio.gather(*map(self._score_batch, batches))
-        return [score for scores in found for score in scores]
+        by_batch = await asyncio.gather(*map(self._score_batch, batches))
+        return [score for scores in by_batch for score in scores]
 
     async def close(self) -> None:
         if self._client is not None:
@@ -69,17 +69,17 @@ class HttpReward:
     async def _score_batch(self, records: Sequence[ScoredRecord]) -> list[Score]:
         try:
             content = json.dumps(
-                {"records": [self._told(record) for record in records]}, allow_nan=False
+                {"records": [self._described(record) for record in records]}, allow_nan=False
             ).encode()
         except (TypeError, ValueError) as error:
             return [failure(f"the row is not JSON: {error}"[:REASON_CHARACTERS])] * len(records)
         try:
-            answer = await self._insist(content)
+            answer = await self._post_until_answered(content)
         except (_Refused, _Unavailable, CircuitOpen) as error:
             return [failure(f"the service {error}"[:REASON_CHARACTERS])] * len(records)
         return [_score(answer.get(_id(record))) for record in records]
 
-    def _told(self, record: ScoredRecord) -> dict[str, Any]:
+    def _described(self, record: ScoredRecord) -> dict[str, Any]:
         prompt = record.prompt
         wanted = self._config.fields
         return {
@@ -90,7 +90,7 @@ class HttpReward:
             "fields": {k: v for k, v in prompt.fields.items() if wanted is None or k in wanted},
         }
 
-    async def _insist(self, content: bytes) -> Mapping[str, Any]:
+    async def _post_until_answered(self, content: bytes) -> Mapping[str, Any]:
         """Posts until the service answers, and returns id -> the answer's item.
 
         Raises _Refused, and _Unavailable or CircuitOpen when that is what ended the last attempt.
@@ -186,17 +186,16 @@ def _items(content: bytes) -> Mapping[str, Any]:
     Raises _Refused when the answer has another form or scores a record twice.
     """
     try:
-        told = json.loads(content)
-        items = told["scores"]
-        found = {item["id"]: item for item in items}
+        items = json.loads(content)["scores"]
+        by_id = {item["id"]: item for item in items}
     except (ValueError, KeyError, TypeError, RecursionError):
         shown = content[:60].decode("utf-8", "replace")
         raise _Refused(
             f'answered something else than {{"scores": [{{"id", "score"}}]}}: {shown}'
         ) from None
-    if len(found) != len(items):
+    if len(by_id) != len(items):
         raise _Refused("scored a record twice in one answer")
-    return found
+    return by_id
 
 
 def _score(item: Any) -> Score:
@@ -224,10 +223,10 @@ def _seconds(retry_after: str) -> float:
     The header holds a number of seconds or a date.
     """
     try:
-        told = float(retry_after)
+        seconds = float(retry_after)
     except ValueError:
         try:
-            told = parsedate_to_datetime(retry_after).timestamp() - time.time()
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
         except (ValueError, TypeError):
             return 0.0
-    return max(0.0, told) if math.isfinite(told) else 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0

@@ -1,5 +1,5 @@
-"""Code that a model wrote: right is 1, wrong is 0, harm stays within the limits, nothing runs
-unconfined unasked.
+"""``rewards/code``: right code is 1 and wrong code 0; harm stays within the limits; nothing runs
+unconfined unless that was asked for.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ LIMITS: dict[str, Any] = {"time_s": 4.0, "memory_mib": 256, "files_mib": 4, "pro
 
 
 def why_not_confined() -> str:
+    """Why this machine cannot confine programs; empty where it can."""
     confinement = Confinement(CodeConfig(**LIMITS))
     try:
         confinement.passes("", ["pass"])
@@ -55,11 +56,13 @@ def confinement() -> Iterator[Confinement]:
 
 
 def record(code: str, tests: Any = None) -> ScoredRecord:
+    """A record whose completion has the code in a block; its row has TESTS or other tests."""
     text = f"Here it is.\n```python\n{code}\n```\n"
     return replace(scored_record(1, "", {"tests": TESTS if tests is None else tests}), text=text)
 
 
 def scores(records: list[ScoredRecord], **config: Any) -> list[float | None]:
+    """The values that a reward with LIMITS, or others, gives to records."""
     reward = CodeReward(CodeConfig(**{**LIMITS, **config}), CONTEXT)
     try:
         return [score.value for score in reward.score(records)]
@@ -69,10 +72,8 @@ def scores(records: list[ScoredRecord], **config: Any) -> list[float | None]:
 
 @confined
 def test_right_code_is_1_wrong_code_and_no_code_are_0() -> None:
-    right, wrong = (
-        record("def double(x):\n    return 2 * x"),
-        record("def double(x):\n    return x"),
-    )
+    right = record("def double(x):\n    return 2 * x")
+    wrong = record("def double(x):\n    return x")
     none = replace(right, text="I do not know.")
     assert scores([right, wrong, none]) == [1, 0, 0]
 
@@ -222,11 +223,11 @@ def test_output_without_end_is_dropped(confinement: Confinement) -> None:
         "bytes(1 << 20))"
     )
     assert confinement.passes(code, ["pass"])
-    found = (
+    writes_everywhere = (
         "import os\nfor number in range(3, 64):\n    try: os.write(number, b'x' * 9)\n    "
         "except OSError: pass"
     )
-    assert not confinement.passes(found, ["pass"])  # it wrote where the verdict is told
+    assert not confinement.passes(writes_everywhere, ["pass"])  # also where the verdict goes
 
 
 @confined
@@ -270,7 +271,9 @@ def test_a_user_who_is_not_root_is_confined_in_the_same_way() -> None:
 
 
 def _as_nobody(place: Path) -> None:
-    base, driver, program = place / "base", place / "driver.py", place / "confine.py"
+    base = place / "base"
+    driver = place / "driver.py"
+    program = place / "confine.py"
     base.mkdir()
     os.chown(base, 65534, 65534)
     program.write_text(Path(confine.__file__).read_text())
@@ -282,16 +285,16 @@ def _as_nobody(place: Path) -> None:
         "facts += [os.getuid(), [name for _, name in socket.if_nameindex()]]\n"
         "import json; os.write(1, json.dumps(facts).encode())\n"
     )
-    told = {
+    settings = {
         "confined": True,
         "python": str(PLAIN_PYTHON),
         "driver": str(driver),
         "readable": [],
         "base": str(base),
     }
-    told |= {**LIMITS, "cpu_s": 4}
+    settings |= {**LIMITS, "cpu_s": 4}
     done = subprocess.run(
-        [PLAIN_PYTHON, "-I", program, json.dumps(told)],
+        [PLAIN_PYTHON, "-I", program, json.dumps(settings)],
         capture_output=True,
         user=65534,
         group=65534,

@@ -46,7 +46,13 @@ class Reply:
 
 
 class Service:
-    """A server whose first requests get the replies of a list, and later ones the right answer."""
+    """A server whose first requests get the replies of a list, and later ones the right answer.
+
+    requests, headers: what came, in order.
+    connections: how many there were.
+    at_a_time: requests "now", and the "most" that there ever were.
+    arrived: released with each request.
+    """
 
     def __init__(self) -> None:
         self.replies: list[Reply] = []
@@ -67,9 +73,9 @@ class Service:
                     service.connections += 1
 
             def do_POST(self) -> None:
-                told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with service.lock:
-                    service.requests.append(told)
+                    service.requests.append(request)
                     service.headers.append(dict(self.headers))
                     service.at_a_time["now"] += 1
                     service.at_a_time["most"] = max(service.at_a_time.values())
@@ -82,7 +88,7 @@ class Service:
                 if reply.cut:
                     self.close_connection = True
                     return
-                content = right(told) if reply.content is None else reply.content
+                content = right(request) if reply.content is None else reply.content
                 self.send_response(reply.status)
                 for name, value in {**reply.headers, "Content-Length": str(len(content))}.items():
                     self.send_header(name, value)
@@ -111,9 +117,10 @@ class Service:
         await reward.close()
 
 
-def right(told: dict[str, Any]) -> bytes:
+def right(request: dict[str, Any]) -> bytes:
+    """The answer that scores each completion by the number that it is."""
     return json.dumps(
-        {"scores": [{"id": r["id"], "score": int(r["completion"])} for r in told["records"]]}
+        {"scores": [{"id": r["id"], "score": int(r["completion"])} for r in request["records"]]}
     ).encode()
 
 
@@ -145,7 +152,7 @@ async def values(reward: HttpReward, count: int = 2) -> list[float | None]:
 
 
 async def reasons(reward: HttpReward, count: int = 1) -> list[str]:
-    """Of records that all failed."""
+    """The reasons of records that must all fail."""
     scores = await reward.score(records(count))
     assert all(score.value is None and score.status == "failed" for score in scores)
     return [score.reason for score in scores]
@@ -154,7 +161,7 @@ async def reasons(reward: HttpReward, count: int = 1) -> list[str]:
 # -- what is sent ----------------------------------------------------------------------------------
 
 
-async def test_the_service_is_told_prompt_completion_and_fields(server: Service) -> None:
+async def test_the_service_gets_prompt_completion_and_fields(server: Service) -> None:
     async with server.reward() as reward:
         await reward.score(records(1, answer="7", source={"page": 3}))
         sent = {"id": "0.1", "prompt": "question 0", "completion": "0", "status": "finished"}
@@ -350,13 +357,13 @@ async def test_a_row_that_is_not_json_is_a_failure(server: Service) -> None:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The waits between attempts, which are not waited for."""
-    found: list[float] = []
+    seconds_waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        found.append(seconds)
+        seconds_waited.append(seconds)
 
     monkeypatch.setattr(service.asyncio, "sleep", sleep)
-    return found
+    return seconds_waited
 
 
 async def test_waits_are_drawn_below_a_bound_that_doubles(
