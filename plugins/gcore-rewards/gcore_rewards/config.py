@@ -28,12 +28,37 @@ class VerifierConfig:
     def __post_init__(self) -> None:
         if self.tolerance < 0:
             raise ConfigError(f"must not be negative, is {self.tolerance}", where="tolerance")
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise ConfigError(
-                f"{self.pattern!r} is not a regular expression: {error}", where="pattern"
-            ) from error
+        if not math.isfinite(self.tolerance):
+            raise ConfigError(f"must be finite, is {self.tolerance}", where="tolerance")
+        _require_pattern(self.pattern or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathConfig:
+    """A comparison of expressions by the library math-verify, in processes of their own."""
+
+    answer: str = "answer"
+    """Field of the row that holds the right answer, in LaTeX or as plain text."""
+    pattern: str | None = None
+    """Regular expression: the answer is looked for in its last match (its first group, where it has
+    one), not in the whole completion.
+    """
+    digits: int = 6
+    """Decimal places that are compared where two numbers are not exactly equal."""
+    time_s: float = 5.0
+    """Seconds of CPU time that one comparison may take; a completion that takes longer is 0."""
+    memory_mib: int = 2048
+    """Address space of each process, in MiB."""
+    parallel: int = 1
+    """How many completions are compared at a time, each in a process of its own."""
+
+    def __post_init__(self) -> None:
+        _require_pattern(self.pattern or "")
+        if not 0 < self.time_s < math.inf:
+            raise ConfigError(f"must be positive, is {self.time_s}", where="time_s")
+        for name in ("digits", "memory_mib", "parallel"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"must be at least 1, is {getattr(self, name)}", where=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +162,7 @@ class CodeConfig:
     """Where code cannot be confined, run it all the same, with limits of time and memory only."""
 
     def __post_init__(self) -> None:
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise ConfigError(
-                f"{self.pattern!r} is not a regular expression: {error}", where="pattern"
-            ) from error
+        _require_pattern(self.pattern)
         if not 0 < self.time_s < math.inf:
             raise ConfigError(f"must be positive, is {self.time_s}", where="time_s")
         for name in ("memory_mib", "files_mib", "processes", "parallel"):
@@ -153,3 +173,13 @@ class CodeConfig:
                 raise ConfigError(
                     f"must be absolute and not the root, is {path!r}", where="readable"
                 )
+
+
+def _require_pattern(pattern: str) -> None:
+    """Raises ConfigError for what is not a regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"{pattern!r} is not a regular expression: {error}", where="pattern"
+        ) from error

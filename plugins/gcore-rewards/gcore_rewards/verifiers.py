@@ -1,23 +1,24 @@
 """Verifies completions: 1 where a completion has its row's answer, else 0.
 
-A row without an answer is a failure, not a 0.
+A record whose row has no answer is a failure, not a 0. A row whose answer cannot be compared ends
+the run.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from fractions import Fraction
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import DataError
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards.config import VerifierConfig
+from gcore_rewards.plain_numbers import PlainNumber, last_number, number_of
 
-#: a number as people write it: 1,234.5 or -.5 or 2e3; a minus after a digit, a letter or a bracket
-#: is an operator
-_NUMBER = re.compile(
-    r"(?:(?<![\w)\]])-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?"
-)
+#: Of an answer that an error shows.
+_SHOWN_CHARACTERS = 60
 
 
 class ExactMatch:
@@ -33,8 +34,8 @@ class ExactMatch:
     def _score(self, record: ScoredRecord) -> Score:
         answer = record.prompt.fields.get(self._config.answer)
         if answer is None:
-            return _no_answer(record, self._config.answer)
-        text = _extracted(record.text, self._pattern)
+            return no_answer(record, self._config.answer)
+        text = extracted(record.text, self._pattern)
         return Score(
             value=float(text is not None and self._normal(text) == self._normal(str(answer)))
         )
@@ -44,47 +45,50 @@ class ExactMatch:
 
 
 class Numeric:
-    """Scores 1 when the last numbers of completion and answer differ at most by the tolerance.
+    """Scores 1 when the number that a completion ends with is the row's answer, else 0.
 
-    Otherwise it scores 0. An answer without a number is a failure.
+    Two numbers are the same when they differ at most by the tolerance. A completion that ends with
+    anything but one plain number scores 0; see ``plain_numbers`` for what is one.
     """
 
     def __init__(self, config: VerifierConfig, context: WorkerContext) -> None:
         self._answer = config.answer
-        self._tolerance = Decimal(str(config.tolerance))
+        self._tolerance = Fraction(Decimal(str(config.tolerance)))
         self._pattern = re.compile(config.pattern) if config.pattern else None
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        """Raises DataError for a row whose answer is not one plain number."""
         return [self._score(record) for record in records]
 
     def _score(self, record: ScoredRecord) -> Score:
         answer = record.prompt.fields.get(self._answer)
         if answer is None:
-            return _no_answer(record, self._answer)
-        expected = _last_number(str(answer))
+            return no_answer(record, self._answer)
+        expected = number_of(str(answer))
         if expected is None:
-            return failure(
-                f"field {self._answer!r} of row {record.prompt.row} holds no number: "
-                f"{str(answer)[:40]}"
+            raise DataError(
+                f"field {self._answer!r} is not one plain number: {shortened(answer)}",
+                where=f"row {record.prompt.row} of the dataset",
+                why="rewards/numeric compares numbers such as 42, -1.5, 7/2, 30% or 1,234",
+                todo="correct or drop the row, or compare with rewards/math (expressions) or "
+                "rewards/exact-match (text)",
             )
-        found = _last_number(_extracted(record.text, self._pattern) or "")
-        return Score(value=float(found is not None and self._equal(found, expected)))
+        return Score(value=float(self._is_right(record.text, expected)))
 
-    def _equal(self, a: Decimal, b: Decimal) -> bool:
-        try:
-            return abs(a - b) <= self._tolerance
-        except ArithmeticError:  # too far apart for decimal
-            return False
+    def _is_right(self, completion: str, expected: PlainNumber) -> bool:
+        number = last_number(extracted(completion, self._pattern) or "")
+        return number is not None and number.is_near(expected, self._tolerance)
 
 
-def _no_answer(record: ScoredRecord, field: str) -> Score:
+def no_answer(record: ScoredRecord, field: str) -> Score:
+    """The failure of a record whose row lacks the field with the answer."""
     has = ", ".join(record.prompt.fields) or "none"
     return failure(
         f"row {record.prompt.row} has no field {field!r}; it has: {has}"[:REASON_CHARACTERS]
     )
 
 
-def _extracted(text: str, pattern: re.Pattern[str] | None) -> str | None:
+def extracted(text: str, pattern: re.Pattern[str] | None) -> str | None:
     """Returns the text, or what the pattern's last match holds; None where nothing matches.
 
     The match's first group counts where the pattern has groups.
@@ -97,10 +101,7 @@ def _extracted(text: str, pattern: re.Pattern[str] | None) -> str | None:
     return matches[-1].group(1 if pattern.groups else 0)
 
 
-def _last_number(text: str) -> Decimal | None:
-    """Returns the last number in a text; None where it has none that Decimal can hold."""
-    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
-    try:
-        return Decimal(found[-1].replace(",", "")) if found else None
-    except InvalidOperation:  # an exponent beyond what decimal can hold
-        return None
+def shortened(answer: object) -> str:
+    """A row's answer, as errors show it."""
+    text = str(answer).strip()
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

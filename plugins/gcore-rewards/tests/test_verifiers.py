@@ -1,5 +1,10 @@
+"""``rewards/exact-match`` and ``rewards/numeric``: a right answer is 1 and a wrong one 0, and a row
+that cannot be compared is never a 0.
+"""
+
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -9,7 +14,7 @@ from gcore_rewards.verifiers import ExactMatch, Numeric
 from omegaconf import OmegaConf
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
 
@@ -24,7 +29,7 @@ def record(text: str, **fields: Any) -> ScoredRecord:
 
 
 def reason(score: Score) -> str:
-    """Of a score that failed; it may not carry a number."""
+    """The reason of a score that must have failed; it may not carry a number."""
     assert score.value is None and score.status == "failed"
     return score.reason
 
@@ -93,6 +98,139 @@ def test_other_numbers_are_wrong(text: str, answer: Any) -> None:
     assert numeric(text, answer) == 0
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        "1234",
+        "1,234",
+        "1 234",
+        "1\u2009234",
+        "1\u00a0234",
+        "1\u202f234",
+        "1{,}234",
+        r"1\,234",
+        r"1,\!234",
+        r"$1{,}234$",
+        r"\boxed{1,234}",
+        "1234.0",
+        "$1,234.00",
+        "2468/2",
+        r"\frac{2468}{2}",
+        r"$\dfrac{2,468}{2}$",
+        "123,400%",
+        r"123400\%",
+        "1.234e3",
+    ],
+)
+def test_one_number_is_the_same_in_every_way_to_write_it(number: str) -> None:
+    """As the row's answer, as the whole completion, and at its end."""
+    assert numeric("1234", number) == 1
+    assert numeric("1235", number) == 0
+    assert numeric(number, 1234) == 1
+    assert numeric(number, 1235) == 0
+    assert numeric(f"so the answer is {number}.", "1234") == 1
+
+
+@pytest.mark.parametrize("minus", ["-", "\u2212", "\u2013", "\uff0d", "- ", "\u2212 ", "\u2013 "])
+def test_a_minus_is_read_however_it_is_written(minus: str) -> None:
+    assert numeric(f"{minus}5", "-5") == 1
+    assert numeric("-5", f"{minus}5") == 1
+    assert numeric("5", f"{minus}5") == 0
+    assert numeric(f"x = {minus}5", "5") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("1/2", True),
+        ("0.5", True),
+        (".5", True),
+        (r"\frac{1}{2}", True),
+        (r"\frac12", True),
+        ("50%", True),
+        ("7/2", False),
+        (r"\frac{7}{2}", False),
+        ("2", False),
+        ("1/0", False),
+    ],
+)
+def test_a_fraction_is_compared_by_its_value(text: str, right: bool) -> None:
+    assert numeric(text, "1/2") == right
+    assert numeric(text, r"\dfrac{1}{2}") == right
+    assert numeric(text, 0.5) == right
+
+
+def test_the_sign_of_a_percentage_may_be_left_out() -> None:
+    assert numeric("28 percent", "28%") == 1
+    assert numeric("28", "28%") == 1
+    assert numeric("0.28", "28%") == 1
+    assert numeric("28%", 28) == 1
+    assert numeric("2.8", "28%") == 0
+    assert numeric("28", 0.28) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("4:30", 30),
+        ("(1,2)", 2),
+        ("(1, 2)", 2),
+        ("x=5, y=2", 2),
+        ("so AB=4,CD=5", 5),
+        (r"\sqrt{4}", 4),
+        (r"the answer is $\sqrt{4}$.", 4),
+        (r"\boxed{4\sqrt{2}}", 2),
+        ("2^3", 3),
+        (r"\log_2 8", 8),
+        ("$5!$", 5),
+        ("3x", 3),
+        ("x_2", 2),
+        ("H2O", 2),
+        ("12/25/2020", 2020),
+        ("1.2.3", 3),
+        ("1,00,000", 100000),
+        ("0,111", 111),
+        ("±5", 5),
+        ("x > 5", 5),
+        ("1, 2", 2),
+        ("$[0,1)$", 1),
+        ("3*5", 5),
+        ("2 1/2", 0.5),
+    ],
+)
+def test_a_completion_that_ends_with_more_than_one_plain_number_is_wrong(
+    text: str, answer: Any
+) -> None:
+    assert numeric(text, answer) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("2 + 3 = 5, 5 * 2 = 10", 10),
+        ("With a = 3, b = 4 we get 5", 5),
+        ("We get (2 + 3 = 5).", 5),
+        ("The answer is **5**", 5),
+        ("<answer>5</answer>", 5),
+        ("\\[ \n 9 \n \\]", 9),
+        (r"$x = \boxed{\frac{7}{2}}$.", 3.5),
+        (r"$5 \text{ cm}$", 5),
+        ("it takes 5 s", 5),
+        ("step-5", 5),
+        ("That is $28$ %.", "28%"),
+    ],
+)
+def test_words_and_working_around_the_last_number_do_no_harm(text: str, answer: Any) -> None:
+    assert numeric(text, answer) == 1
+
+
+def test_a_long_completion_is_read_in_no_time() -> None:
+    for text in ("(" * 100_000, "9" * 100_000, "a_" * 50_000 + "=1", "- " * 50_000, "9 " * 50_000):
+        began_s = time.perf_counter()
+        assert numeric(f"{text}5", 5) in (0, 1)
+        assert time.perf_counter() - began_s < 1
+
+
 def test_tolerance_is_a_difference() -> None:
     assert numeric("0.333", 1 / 3) == 0
     assert numeric("0.333", 1 / 3, tolerance=1e-3) == 1
@@ -105,14 +243,42 @@ def test_a_row_without_an_answer_is_a_failure(verifier: type) -> None:
     assert reason(score) == "row 5 has no field 'answer'; it has: solution"
 
 
-def test_an_answer_that_is_no_number_is_a_failure() -> None:
-    (score,) = Numeric(VerifierConfig(), CONTEXT).score([record("1", answer="many")])
-    assert reason(score) == "field 'answer' of row 5 holds no number: many"
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "many",
+        "4:30",
+        "(1,2)",
+        "x=1, y=2",
+        r"\sqrt{4}",
+        "1, 2",
+        "1,00,000",
+        "5 apples",
+        "2^3",
+        "1/0",
+        "inf",
+        True,
+        [5],
+        "",
+    ],
+)
+def test_a_row_whose_answer_is_not_one_plain_number_is_refused(answer: Any) -> None:
+    numeric_reward = Numeric(VerifierConfig(), CONTEXT)
+    with pytest.raises(DataError) as caught:
+        numeric_reward.score([record("1", answer=1), record("1", answer=answer)])
+    assert str(caught.value).splitlines() == [
+        f"row 5 of the dataset: field 'answer' is not one plain number: {answer}",
+        "  rewards/numeric compares numbers such as 42, -1.5, 7/2, 30% or 1,234",
+        "  correct or drop the row, or compare with rewards/math (expressions) or "
+        "rewards/exact-match (text)",
+    ]
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="tolerance: must not be negative"):
         VerifierConfig(tolerance=-1)
+    with pytest.raises(ConfigError, match="tolerance: must be finite"):
+        VerifierConfig(tolerance=float("inf"))
     with pytest.raises(ConfigError, match=r"pattern: '\(' is not a regular expression"):
         VerifierConfig(pattern="(")
 
