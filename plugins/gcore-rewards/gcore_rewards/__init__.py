@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_rewards.config import CodeConfig, HttpConfig, VerifierConfig
+from gcore_rewards.config import CodeConfig, HttpConfig, MathConfig, VerifierConfig
 
 
 @hookimpl
@@ -24,6 +24,13 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         summary="1 where the answer is the same number as the row's, else 0",
         factory="gcore_rewards.verifiers:Numeric",
         config=VerifierConfig,
+    )
+    yield p.RewardProvider(
+        name="math",
+        summary="1 where the answer equals the row's as an expression, by math-verify, else 0",
+        factory="gcore_rewards.expressions:MathReward",
+        config=MathConfig,
+        needs=("math-verify>=0.9",),
     )
     yield p.RewardProvider(
         name="code",

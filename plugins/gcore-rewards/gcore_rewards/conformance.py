@@ -35,6 +35,17 @@ class TestNumeric(_Verifier):
     provider = "rewards/numeric"
 
 
+class TestMath(_Verifier):
+    provider = "rewards/math"
+
+    @pytest.fixture
+    def scorer(self, context: WorkerContext) -> Iterator[Any]:
+        pytest.importorskip("math_verify", reason="needs gcore-rewards[math]")
+        scorer = self.build(context)
+        yield scorer
+        scorer.close()
+
+
 class TestCode(_Verifier):
     provider = "rewards/code"
 
@@ -54,9 +65,9 @@ class _LengthService(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         scores = []
-        for record in told["records"]:
+        for record in request["records"]:
             text = record["completion"]
             scores.append(
                 {"id": record["id"], **({"error": "no"} if "???" in text else {"score": len(text)})}
@@ -76,10 +87,8 @@ class TestHttp(ScorerContract):
 
     @pytest.fixture
     def scorer(self, context: WorkerContext) -> Iterator[Any]:
-        server, loop = (
-            ThreadingHTTPServer(("127.0.0.1", 0), _LengthService),
-            asyncio.new_event_loop(),
-        )
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _LengthService)
+        loop = asyncio.new_event_loop()
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         scorer = self.build(context, url=f"http://127.0.0.1:{server.server_port}", batch=3)
